@@ -50,24 +50,25 @@ class Coordinator:
         campaign = f"campaign-{number}"
         self.queue.ask([BoardsAsked(campaign, f"trials of {campaign}", BOARD_TYPE, frozenset(names))])
         self.held: dict[str, tuple[Lease, float, float]] = {}
-        self.seconds: dict[str, list[float]] = collections.defaultdict(list)
+        # Of each call wall time, and what of it was this process's own computing.
+        self.seconds: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
         self.trials = self.failures = 0
         self.kept_at = 0.0
 
     def timed(self, what: str, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         try:
             return work()
         finally:
-            self.seconds[what].append(time.perf_counter() - began)
+            self.seconds[what].append((time.perf_counter() - began, time.process_time() - cpu))
 
     def turn(self) -> None:
         now = time.monotonic()
         if now - self.kept_at >= _KEEPER_S:
             self.kept_at = now
             self.timed("ways", lambda: self.ways.look(dict.fromkeys(self.names, "")))
-            for name, to in self.ways.list_asked().items():
-                self.timed("hand a way", lambda name=name, to=to: self.ways.hand(name, to, ""))
+            if asked := {name: (to, "") for name, to in self.ways.list_asked().items()}:
+                self.timed("hand ways", lambda: self.ways.hand(asked))
         rows = self.timed("boards", self.store.fetch_boards)
         self.timed("decision", lambda: self.queue.look(rows, ()))
         for name in self.queue.asked_back(self.held):
@@ -182,7 +183,7 @@ def measure(url: str, options: Any) -> dict[str, Any]:
     found = [results.get(timeout=240) for _ in processes]
     for process in processes:
         process.join(60)
-    calls: dict[str, list[float]] = collections.defaultdict(list)
+    calls: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
     for each in found:
         for what, seconds in each["seconds"].items():
             calls[what] += seconds
@@ -191,9 +192,10 @@ def measure(url: str, options: Any) -> dict[str, Any]:
         "calls": {
             what: {
                 "per_second": round(len(seconds) / options.seconds, 1),
-                "ms": _machine.spread(seconds, 1e3),
-                "p99_ms": round(sorted(seconds)[int(len(seconds) * 0.99)] * 1e3, 1),
-                "longest_ms": round(max(seconds) * 1e3, 1),
+                "ms": _machine.spread([wall for wall, _ in seconds], 1e3),
+                "p99_ms": round(sorted(seconds)[int(len(seconds) * 0.99)][0] * 1e3, 1),
+                "longest_ms": round(max(seconds)[0] * 1e3, 1),
+                "own_cpu_ms": round(statistics.median(cpu for _, cpu in seconds) * 1e3, 2),
             }
             for what, seconds in sorted(calls.items())
         },

@@ -300,6 +300,7 @@ class Keeper:
         names = [row["name"] for row in self._rows if self._is_wanted(row)]
         sessions = {name: self._boards[name].way.session if name in self._boards else "" for name in names}
         self.leases.look(sessions)
+        handed = {}
         for name, to in self.leases.list_asked().items():
             board = self._boards.get(name)
             session = ""
@@ -307,7 +308,8 @@ class Keeper:
                 session = board.way.session
                 board.way.close()
                 del self._boards[name]
-            self.leases.hand(name, to, session)
+            handed[name] = (to, session)
+        self.leases.hand(handed)
 
     def _is_wanted(self, row: Mapping[str, Any]) -> bool:
         """Whether a board is to be kept in reach here, or elsewhere. On-demand ones are whoever's that uses them: their

@@ -77,11 +77,11 @@ class WayLeases:
         """The boards of ours that others are to have now, and who."""
         return {name: way.asked_by for name, way in self._ways.items() if way.asked_by and self.is_mine(name)}
 
-    def hand(self, name: str, to: str, session: str) -> None:
-        """Give a way, whose connection is closed, to who asks for it."""
-        if self._store.hand_way(self._me, name, to, session):
-            self._ways[name] = BoardWay(to)
-            _log.info("the way to %s goes to %s", name, to, extra={"board": name})
+    def hand(self, boards: Mapping[str, tuple[str, str]]) -> None:
+        """Give ways, whose connections are closed, to who asks for them: `boards` has who, and what ours was there."""
+        for name in self._store.hand_ways(self._me, boards) if boards else ():
+            self._ways[name] = BoardWay(boards[name][0])
+            _log.info("the way to %s goes to %s", name, boards[name][0], extra={"board": name})
 
     def give_up(self, name: str, reason: str) -> bool:
         """Leave to others a board that was handed to us and stays out of reach; False where it is for us to keep."""

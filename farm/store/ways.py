@@ -7,7 +7,7 @@ who works on the board is the lease's to say (`leases`). Opening and closing con
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -56,7 +56,7 @@ class _Facts:
 
     keeps: Mapping[str, Any] | None = None
     lapsed: bool = False
-    asks: list[str] = dataclasses.field(default_factory=list)
+    asks_until: dict[str, float] = dataclasses.field(default_factory=dict)
     barred: set[str] = dataclasses.field(default_factory=set)
     # Through whom a lease on the board is used: "" for nobody's services, None where there is no lease.
     leased: str | None = None
@@ -66,6 +66,11 @@ class _Facts:
     def keeper(self) -> str:
         """Whose it is; "" where it is nobody's."""
         return "" if self.keeps is None or self.lapsed else str(self.keeps["keeper"])
+
+    @property
+    def asks(self) -> list[str]:
+        """Who asks for it, the first to do so first."""
+        return list(self.asks_until)
 
     def find_next(self) -> str:
         """To whom it is to be handed now; "" where to nobody."""
@@ -93,45 +98,51 @@ class WayQueries(Base):
         known that their keeper is late for `OVERDUE_S`. To be called more often than every `WAY_TTL_S`: who does not
         may have lost its ways. Where nothing is to be written, nothing is.
         """
-        facts, now = self._read_ways(None)
+        facts, now = self._read_ways()
 
-        def find_works() -> dict[str, str]:
+        def find_works(names: Iterable[str]) -> dict[str, str]:
             return {
-                name: _find_work(keeper, name, session, facts.get(name, _Facts()), wanted, overdue, now)
-                for name, session in boards.items()
+                name: _find_work(keeper, name, boards[name], facts.get(name, _Facts()), wanted, overdue, now)
+                for name in names
             }
 
-        if any((works := find_works()).values()):
+        works = find_works(boards)
+        if names := [name for name, work in works.items() if work]:
+            # The lock is everybody's: within it only what may change is looked at again.
             with self._writing() as connection:
-                facts, now = self._read_ways(connection)
-                works = find_works()
-                for name, work in works.items():
-                    self._do(connection, work, keeper, name, boards[name], facts.get(name, _Facts()), now)
+                changing, now = self._read_ways(connection, names)
+                facts |= changing
+                works |= find_works(names)
+                self._do(connection, keeper, works, boards, facts, now)
         return {name: _show(keeper, facts.get(name, _Facts()), work) for name, work in works.items()}
 
-    def hand_way(self, keeper: str, board: str, to: str, session: str) -> bool:
-        """Give a way of ours, whose connection is closed, to who asks for it; False where that is so no more.
+    def hand_ways(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
+        """Give ways of ours, whose connections are closed, to who asks for them; returns those that were given.
 
-        `session` is what may be left of our connection on the board.
+        `boards` has to whom each goes, and what may be left of our connection on the board.
         """
+        table = schema.board_ways
         with self._writing() as connection:
-            facts, now = self._read_ways(connection)
-            fact = facts.get(board, _Facts())
-            if fact.keeper != keeper or to not in fact.asks:
-                return False
-            table = schema.board_ways
-            gone = table.c.keeper.in_([keeper, to]) & (table.c.board == board)
-            connection.execute(table.delete().where(gone))
-            self._insert_way(connection, board, to, _KEEPS, now, WAY_TTL_S, session=session, handed=True)
-            return True
+            facts, now = self._read_ways(connection, list(boards))
+            given = [
+                name
+                for name, (to, _) in boards.items()
+                if name in facts and facts[name].keeper == keeper and to in facts[name].asks
+            ]
+            rows = [
+                _to_row(name, boards[name][0], _KEEPS, now, WAY_TTL_S, session=boards[name][1], handed=True)
+                for name in given
+            ]
+            if rows:
+                connection.execute(table.delete().where(table.c.board.in_(given), table.c.keeper == keeper))
+                self._put(connection, rows)
+        return given
 
     def bar_way(self, keeper: str, board: str, reason: str) -> None:
         """Leave a way that was handed to us and leads nowhere from here to others for `BAR_S`."""
-        table = schema.board_ways
         with self._writing() as connection:
             now = self._clock()
-            connection.execute(table.delete().where(table.c.board == board, table.c.keeper == keeper))
-            self._insert_way(connection, board, keeper, _BARRED, now, BAR_S, reason=reason)
+            self._put(connection, [_to_row(board, keeper, _BARRED, now, BAR_S, reason=reason)])
 
     def leave_ways(self, keeper: str) -> None:
         """Let go of all that is ours: we end."""
@@ -141,12 +152,14 @@ class WayQueries(Base):
 
     def fetch_ways(self) -> dict[str, str]:
         """Who keeps the way to each board, for people; boards whose way nobody keeps are left out."""
-        facts, _ = self._read_ways(None)
+        facts, _ = self._read_ways()
         return {name: fact.keeper for name, fact in facts.items() if fact.keeper}
 
     # Inside a transaction, or a read
 
-    def _read_ways(self, connection: sa.Connection | None) -> tuple[dict[str, _Facts], Instant]:
+    def _read_ways(
+        self, connection: sa.Connection | None = None, names: Sequence[str] | None = None
+    ) -> tuple[dict[str, _Facts], Instant]:
         ways, boards, leases = schema.board_ways, schema.boards, schema.leases
         standing = sa.select(
             boards.c.name,
@@ -156,7 +169,9 @@ class WayQueries(Base):
             leases.c.clock,
             leases.c.expires_s,
         ).select_from(boards.outerjoin(leases, leases.c.board == boards.c.name))
-        queries = (ways.select().order_by(ways.c.since_s), standing)
+        queries: tuple[sa.Select[Any], ...] = (ways.select().order_by(ways.c.since_s), standing)
+        if names is not None:
+            queries = (queries[0].where(ways.c.board.in_(names)), queries[1].where(boards.c.name.in_(names)))
         if connection is None:
             rows, standings = (self._rows(query) for query in queries)
         else:
@@ -169,7 +184,7 @@ class WayQueries(Base):
             if row["part"] == _KEEPS:
                 fact.keeps, fact.lapsed = row, not alive
             elif alive and row["part"] == _ASKS:
-                fact.asks.append(row["keeper"])
+                fact.asks_until[row["keeper"]] = row["expires_s"]
             elif alive:
                 fact.barred.add(row["keeper"])
         for row in standings:
@@ -182,55 +197,54 @@ class WayQueries(Base):
     def _do(
         self,
         connection: sa.Connection,
-        work: str,
         keeper: str,
-        board: str,
-        session: str,
-        fact: _Facts,
+        works: Mapping[str, str],
+        sessions: Mapping[str, str],
+        facts: Mapping[str, _Facts],
         now: Instant,
     ) -> None:
         table = schema.board_ways
-        mine = (table.c.board == board) & (table.c.keeper == keeper)
-        match work:
-            case "take":
-                old = "" if fact.keeps is None else str(fact.keeps["keeper"])
-                connection.execute(
-                    table.delete().where(table.c.board == board, table.c.keeper.in_(sorted({old, keeper})))
-                )
-                self._insert_way(connection, board, keeper, _KEEPS, now, WAY_TTL_S, session=session)
-            case "renew":
-                values = {"expires_s": now.seconds + WAY_TTL_S, "session": session, "handed": False}
-                connection.execute(table.update().where(mine).values(clock=now.clock, **values))
-            case "ask":
-                connection.execute(table.delete().where(mine))
-                self._insert_way(connection, board, keeper, _ASKS, now, _ASK_TTL_S)
+        renewed = [name for name, work in works.items() if work == "renew"]
+        if renewed:
+            mine = table.c.board.in_(renewed) & (table.c.keeper == keeper)
+            values = {"clock": now.clock, "expires_s": now.seconds + WAY_TTL_S, "handed": False}
+            connection.execute(table.update().where(mine).values(**values))
+            for name in renewed:
+                if sessions[name] and sessions[name] != (facts[name].keeps or {}).get("session"):
+                    one = (table.c.board == name) & (table.c.keeper == keeper)
+                    connection.execute(table.update().where(one).values(session=sessions[name]))
+        taken = [name for name, work in works.items() if work == "take"]
+        if taken:  # nobody else keeps it any more
+            connection.execute(table.delete().where(table.c.board.in_(taken), table.c.part == _KEEPS))
+        rows = [_to_row(name, keeper, _KEEPS, now, WAY_TTL_S, session=sessions[name]) for name in taken]
+        asked = [name for name, work in works.items() if work == "ask"]
+        self._put(connection, rows + [_to_row(name, keeper, _ASKS, now, _ASK_TTL_S) for name in asked])
 
-    def _insert_way(
-        self,
-        connection: sa.Connection,
-        board: str,
-        keeper: str,
-        part: str,
-        now: Instant,
-        ttl_s: float,
-        *,
-        session: str = "",
-        handed: bool = False,
-        reason: str = "",
-    ) -> None:
-        connection.execute(
-            schema.board_ways.insert().values(
-                board=board,
-                keeper=keeper,
-                part=part,
-                session=session,
-                handed=handed,
-                reason=reason,
-                clock=now.clock,
-                since_s=now.seconds,
-                expires_s=now.seconds + ttl_s,
+    def _put(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows in the place of those of the same board and coordinator."""
+        if rows:
+            insert = self._database.insert(schema.board_ways)
+            changed = {name: insert.excluded[name] for name in rows[0] if name not in ("board", "keeper")}
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=["board", "keeper"], set_=changed),
+                [dict(row) for row in rows],
             )
-        )
+
+
+def _to_row(
+    board: str,
+    keeper: str,
+    part: str,
+    now: Instant,
+    ttl_s: float,
+    *,
+    session: str = "",
+    handed: bool = False,
+    reason: str = "",
+) -> dict[str, Any]:
+    """A row that is believed for `ttl_s`."""
+    row = {"board": board, "keeper": keeper, "part": part, "session": session, "handed": handed, "reason": reason}
+    return row | {"clock": now.clock, "since_s": now.seconds, "expires_s": now.seconds + ttl_s}
 
 
 def find_bar(connection: sa.Connection, board: str, keeper: str, now: Instant) -> str | None:
@@ -280,4 +294,5 @@ def _find_work(
     if fact.keeper == keeper:
         due = keeps["expires_s"] - now.seconds < WAY_TTL_S * (1 - 1 / _RENEWALS_PER_TTL)
         return "renew" if due or keeps["handed"] or (session and keeps["session"] != session) else ""
-    return "ask" if fact.may_ask(keeper, board in wanted) else ""
+    asked = fact.asks_until.get(keeper, 0.0) - now.seconds > _ASK_TTL_S / 2
+    return "ask" if fact.may_ask(keeper, board in wanted) and not asked else ""
