@@ -75,6 +75,12 @@ class Settings:
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
     )
+    shared: str = _setting(
+        "",
+        "FARM_SHARED",
+        "folder that all hosts of a shared store see, for compiled candidates and campaigns' models, by content; "
+        "default: what was compiled is kept in FARM_HOME, models are where they were",
+    )
     build_timeout_s: float = _setting(20.0, "FARM_BUILD_TIMEOUT_S", "deadline of one build")
     build_recycle_count: int = _setting(
         200, "FARM_BUILD_RECYCLE_COUNT", "builds after which a compiler process is replaced"
@@ -100,6 +106,16 @@ class Settings:
             return Path(self.home).expanduser().absolute()
         data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return Path(data).expanduser().absolute() / "tvm-farm"
+
+    @property
+    def builds_path(self) -> Path:
+        """Where compiled candidates are kept; not created here."""
+        return (Path(self.shared).expanduser().absolute() if self.shared else self.home_path / "cache") / "builds"
+
+    @property
+    def models_path(self) -> Path | None:
+        """Where models of campaigns are kept by content, for all hosts; None where they are not."""
+        return Path(self.shared).expanduser().absolute() / "models" if self.shared else None
 
     def share_linker_cache(self) -> None:
         """Have the linker, in this process and those it starts, keep what it makes on first use in the home."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from farm import settings as farm_settings
 from farm.artifacts.manifest import Manifest, ModelFacts
 from farm.errors import UsageError
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.kept import find_model
 from farm.models.source import ModelSource, resolve_model
 
-_HINT = "Give its file with --model, or compile the model again."
+_HINT = (
+    "Give its file with --model, or compile the model again. On several hosts: set FARM_SHARED to a folder that all of "
+    "them see, and models of campaigns submitted from then on are found there."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,8 @@ def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
 
     What it tells of may be a stranger's choice: nothing is read that could run code.
     """
+    if given is None and (kept := _bring_kept(about)) is not None:
+        return kept
     try:
         found = bring(given or about.typed, about.shapes, about.batch)
     except UsageError as error:
@@ -54,3 +61,14 @@ def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
             _HINT,
         )
     return found
+
+
+def _bring_kept(about: ModelFacts) -> Brought | None:
+    """The model as it was kept for all hosts, by its content; None where it was not."""
+    folder = farm_settings.load().models_path
+    path = None if folder is None else find_model(folder, about.sha256)
+    if path is None:
+        return None
+    found = bring(str(path), about.shapes, about.batch)
+    source = dataclasses.replace(found.source, name=about.name, origin=about.origin)
+    return Brought(source, found.inputs, about)

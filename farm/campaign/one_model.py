@@ -25,6 +25,7 @@ from farm.campaign.submit import to_measure, to_row, to_workloads
 from farm.crew.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
+from farm.models.kept import keep_model
 from farm.search import gpus
 from farm.search.workloads import Workload
 from farm.settings import Settings
@@ -166,6 +167,7 @@ def submit(
         boards=() if request.board is None else (request.board,),
         rivals=request.rivals,
     )
+    keep_model(settings.models_path, model.source)
     found = {each.hash: each for each in workloads}
     rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]
     store.submit_campaign(order.to_document(), request.command, rows)

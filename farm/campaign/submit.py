@@ -24,6 +24,7 @@ from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.errors import UsageError
+from farm.models.kept import keep_model
 from farm.search import gpus
 from farm.search.workloads import Workload
 from farm.settings import Settings
@@ -53,6 +54,8 @@ def submit(
     order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
+    for model in gathered.plan.models:
+        keep_model(settings.models_path, model.source)
     if kept is None:
         document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
         plan_kept.keep_plan(settings.home_path, document)

@@ -206,8 +206,10 @@ def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Service
     while time.monotonic() < deadline:
         services = find_services(settings)
         if services is not None:
-            services.stay()
-            return services
+            # Just after those of before were killed, what is found may still be theirs.
+            with contextlib.suppress(UnavailableError):
+                services.stay()
+                return services
         if process.poll() is not None and not is_held(settings.home_path):
             raise _ended(settings, process)
         time.sleep(_LOOK_S)

@@ -75,8 +75,7 @@ def engine_up(
         services = stack.enter_context(KeptServices(settings, note, boards_kept))
         stack.enter_context(farm_ray(settings, cores))
         crew = stack.enter_context(boards.BoardCrew(services, store, settings, "campaign", note, host=host))
-        folder = settings.home_path / "cache" / "builds"
-        compilers = stack.enter_context(builds.BuildFarm(settings, folder, cores))
+        compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, cores))
         engine = CampaignEngine(settings, store, crew, compilers, note, services.need)
         stack.callback(engine.close)
         yield engine

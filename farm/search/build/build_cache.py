@@ -66,7 +66,7 @@ class BuildCache:
     def keep(self, key: str, library: bytes) -> None:
         """Write a library, whole or not at all. A disk that is full costs nothing but the file."""
         path = self._path(key)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")  # the folder may be several hosts'
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(hashlib.sha256(library).digest() + library)
