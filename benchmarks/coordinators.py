@@ -157,7 +157,7 @@ def time_take_over(url: str, gone: str, names: list[str]) -> float:
     """Seconds until the ways that a dead coordinator kept are others'."""
     began = time.monotonic()
     with Store(url) as store:
-        while (left := store.fetch_ways()) and (gone in left.values() or len(left) < len(names)):
+        while len(kept := store.fetch_ways()) < len(names) or gone in kept.values():
             if time.monotonic() - began > 60:
                 raise SystemExit("its ways were not taken over within 60 s")
             time.sleep(0.1)

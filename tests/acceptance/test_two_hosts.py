@@ -89,11 +89,11 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
 
 CAMPAIGN = """\
 name: vision
-models: [mlp, tiny-cnn]
+models: [mlp]
 boards: { types: [jetson-nano] }
-budget: { per_workload: 16 }
-search: { tuner: random, ops: [dense, conv2d], warm_start: false, seed: 7 }
-measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 2 }
+budget: { per_workload: 12 }
+search: { tuner: random, ops: [dense], warm_start: false, seed: 7 }
+measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
 """
 
 
@@ -115,7 +115,7 @@ def test_a_campaign_goes_on_at_the_other(hosts: list[BoardHost], pair: list[Coor
             rows = store.fetch_counted(1, traces=False)
             return {(row["workload"], row["operating_point"], row["candidate"]): row["id"] for row in rows}
 
-        wait_until(lambda: len(list_counted()) >= 8, "trials of the first", 180)
+        wait_until(lambda: len(list_counted()) >= 6, "trials of the first", 180)
         left.kill_everything()
         began, before = time.monotonic(), list_counted()
         wait_until(lambda: len(list_counted()) > len(before), "trials of the second", 180)
@@ -126,6 +126,6 @@ def test_a_campaign_goes_on_at_the_other(hosts: list[BoardHost], pair: list[Coor
         assert campaign.state is CampaignState.FINISHED, campaign.reason
         assert before.items() <= after.items()
         tasks = {key[:2] for key in after}
-        assert {sum(key[:2] == task for key in after) for task in tasks} == {16}
+        assert {sum(key[:2] == task for key in after) for task in tasks} == {12}
         assert len(after) == len(store.fetch_counted(1, traces=False))
         assert len(store.fetch_records(simulated=None)) == len(tasks)
