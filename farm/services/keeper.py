@@ -12,7 +12,7 @@ import functools
 import logging
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,8 +208,7 @@ class Keeper:
         self.probing.close()
         self._strangers.close()
         boards = list(self._boards.values())
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda board: board.way.close(), boards))
+        _close_all(boards)
         for board in boards:
             if (board.registered or board.state.up) and self.leases.is_mine(board.name):
                 self._tell(board.name, Kind.LOST, "the farm's services ended")
@@ -300,15 +299,12 @@ class Keeper:
         names = [row["name"] for row in self._rows if self._is_wanted(row)]
         sessions = {name: self._boards[name].way.session if name in self._boards else "" for name in names}
         self.leases.look(sessions)
-        handed = {}
-        for name, to in self.leases.list_asked().items():
-            board = self._boards.get(name)
-            session = ""
-            if board is not None and isinstance(board.transport, Ssh):
-                session = board.way.session
-                board.way.close()
-                del self._boards[name]
-            handed[name] = (to, session)
+        asked = self.leases.list_asked()
+        handed = {
+            name: (to, self._boards[name].way.session if name in self._boards else "") for name, to in asked.items()
+        }
+        left = [name for name in asked if name in self._boards and isinstance(self._boards[name].transport, Ssh)]
+        _close_all([self._boards.pop(name) for name in left])
         self.leases.hand(handed)
 
     def _is_wanted(self, row: Mapping[str, Any]) -> bool:
@@ -378,3 +374,10 @@ class Keeper:
         except FarmError as error:  # removed meanwhile, or the store is busy: said again on the next turn
             _log.warning("%s: %s", name, error, extra={"board": name})
             self._boards_at = 0.0
+
+
+def _close_all(boards: Sequence[KeptBoard]) -> None:
+    """End the ways of several boards at once: each takes some seconds where a board does not answer."""
+    if boards:
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda board: board.way.close(), boards))
