@@ -39,7 +39,7 @@ def pair(cluster: Cluster) -> Iterator[list[Coordinator]]:
 
 
 def take_over_s(store: Store, boards: set[str], to: Coordinator, what: str) -> float:
-    """How long it takes until the ways of all boards are one coordinator's, from now, in s; it lends them soon after."""
+    """How long it takes, from now, until the ways of all boards are one coordinator's (s); it lends them soon after."""
     began = time.monotonic()
     wait_until(lambda: store.fetch_ways() == dict.fromkeys(boards, to.name), "the other to take over", 90)
     seconds = time.monotonic() - began
