@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,10 @@ import pytest
 from tests import postgresql
 
 pytest_plugins = ["tests.together"]
+
+# Containers often forbid it, and then each of the processes that tests start would compile the farm again: two seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Before anybody loads NumPy. What tests compute is small, and something runs beside them: threads that wait for each
 # other would take longer than one. `farm` itself sets it, too.
