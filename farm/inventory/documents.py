@@ -47,13 +47,24 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def read_document(path: pathlib.Path, model: type[Document]) -> Document:
     """Read one YAML file as `model`. Raises UsageError listing everything that is wrong with it at once."""
+    return parse_document(read_text(path), model, path)
+
+
+def read_text(path: pathlib.Path) -> str:
+    """A file's text. Raises UsageError."""
     try:
-        # The loader is a SafeLoader, which the rule cannot see.
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text") from error
+
+
+def parse_document(text: str, model: type[Document], path: pathlib.Path) -> Document:
+    """What `read_document` makes of the text of `path`."""
+    try:
+        # The loader is a SafeLoader, which the rule cannot see.
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{path}{line} is not good YAML: {error.problem}") from error

@@ -5,6 +5,7 @@ What they show is in `plots.py`, `campaign_plots.py`, `campaign_evidence.py` and
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import io
 import pathlib
@@ -81,10 +82,14 @@ def draw_title(figure: Figure, title: str, subtitle: str, note: str = "", *, sim
 def shorten(text: Text, room: float) -> None:
     """Cut what would run out of the picture, with `room` in pixels."""
     whole = text.get_text()
-    for kept in range(len(whole) - 1, 0, -1):
-        if text.get_window_extent().width <= room:
-            return
+    if text.get_window_extent().width <= room:
+        return
+
+    def is_too_long(kept: int) -> bool:
         text.set_text(whole[:kept] + "…")
+        return bool(text.get_window_extent().width > room)
+
+    text.set_text(whole[: max(bisect.bisect_left(range(len(whole)), True, key=is_too_long) - 1, 1)] + "…")
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:

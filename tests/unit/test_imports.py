@@ -100,30 +100,38 @@ def test_the_agents_command_comes_before_numpy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("words", [("status",), ("board", "list"), ("board", "show"), ("board", "add")])
-def test_a_command_loads_what_it_needs_alone(words: tuple[str, ...]) -> None:
+# Several in one process, which is started once: what none of them loads is not there at the end.
+def load(program: str) -> set[str]:
+    """What is loaded after a program of Python's."""
+    program = f"import sys\nfrom farm.cli.main import main, make_app\n{program}\nprint('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_a_command_loads_what_it_needs_alone() -> None:
     """It begins without what reads models, computes or speaks SSH: those take longer than it does."""
-    program = f"import sys; from farm.cli.main import make_app; make_app(*{words}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & set(done.stdout.split())
+    commands = [("status",), ("board", "list"), ("board", "show"), ("board", "add")]
+    loaded = load(f"for words in {commands}: make_app(*words)")
+    assert "farm.cli.board" in loaded
+    assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & loaded
 
 
-@pytest.mark.parametrize("words", [("up",), ("down",), ("web", "url"), ("web", "token")])
-def test_who_serves_no_page_loads_no_server(words: tuple[str, ...]) -> None:
+def test_who_serves_no_page_loads_no_server() -> None:
     """Starting and ending the page's process, its address and its token need nothing of what serves it."""
-    program = f"import sys; from farm.cli.main import make_app; make_app(*{words})\n"
-    program += "from farm.web import access, running; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & set(done.stdout.split())
+    commands = [("up",), ("down",), ("web", "url"), ("web", "token")]
+    loaded = load(f"for words in {commands}: make_app(*words)\nfrom farm.web import access, running")
+    assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & loaded
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["cmpaign"]])
-def test_what_runs_no_command_loads_none(words: list[str]) -> None:
+def test_what_runs_no_command_loads_none() -> None:
     """Help, the version and a word that is none are answered at once."""
-    program = f"import sys; sys.argv = ['farm', *{words}]\nfrom farm.cli.main import main\ntry: main()\n"
-    program += "except SystemExit: print('loaded', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"sqlalchemy", "matplotlib", "numpy", "farm.store", "farm.cli.options"} & set(done.stdout.split())
+    loaded = load(
+        "for words in [], ['--help'], ['--version'], ['cmpaign']:\n"
+        " sys.argv = ['farm', *words]\n"
+        " try: main()\n"
+        " except SystemExit: pass"
+    )
+    assert not {"sqlalchemy", "matplotlib", "numpy", "farm.store", "farm.cli.options"} & loaded
 
 
 def test_commands_are_listed_as_they_are() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import html.parser
 import io
 import json
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,15 +64,26 @@ class Reader(html.parser.HTMLParser):
             self.texts.append(data)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """The files of a document's whole report, written once: pictures take half a second each."""
+
+    @functools.cache
+    def write(name: str) -> dict[str, str]:
+        return sweep_page.write_sweep_report(DOCUMENTS[name](), tmp_path_factory.mktemp("report") / "new" / "folder")
+
+    return write
+
+
 def make_page(document: dict[str, Any]) -> Reader:
     """The page of a document without its pictures, which take half a second each."""
     return Reader(sweep_page.write_page(document, []))
 
 
 @pytest.mark.parametrize("name", ["nano, a third measured", "nano without a sensor", "local"])
-def test_page_needs_nothing_but_itself(tmp_path: pathlib.Path, name: str) -> None:
+def test_page_needs_nothing_but_itself(written: Callable[[str], dict[str, str]], name: str) -> None:
     """Tags close, pictures are inside as data, nothing runs, and links go to the files beside it."""
-    paths = sweep_page.write_sweep_report(DOCUMENTS[name](), tmp_path / "new" / "folder")
+    paths = written(name)
     page = Reader(pathlib.Path(paths["page"]).read_text(encoding="utf-8"))
     assert page.open == []
     assert not page.tags & {"script", "link", "iframe"}
@@ -142,14 +155,14 @@ def test_predictions_are_marked() -> None:
     assert sum(row["predicted"] == "1" for row in read_csv(document)) == predicted
 
 
-def test_no_sensor_is_said_and_not_shown_as_zero(tmp_path: pathlib.Path) -> None:
+def test_no_sensor_is_said_and_not_shown_as_zero(written: Callable[[str], dict[str, str]]) -> None:
     """Without power there is no power column, no energy picture, and empty cells in the CSV."""
     document = sweep_documents.nano(sensor=False)
     page = make_page(document)
     assert "no power sensor" in page.text
     assert "power, W" not in page.text
     assert "energy," not in page.text.partition("Every operating point")[2]
-    assert sweep_plots.draw_pictures(document | {"series": document["series"][:1]}, tmp_path)[0].name == "clock-a57"
+    assert {name for name in written("nano without a sensor") if name not in ("page", "csv", "json")} == {"clock-a57"}
     assert {(row["energy_j"], row["power_w"], row["calls_per_joule"]) for row in read_csv(document)} == {("", "", "")}
 
 
@@ -200,7 +213,7 @@ def test_names_stay_text() -> None:
 
 def test_batches_are_told_apart(tmp_path: pathlib.Path) -> None:
     """Each batch size has its own pictures, and throughput per joule counts inputs, not calls."""
-    document = sweep_documents.nano(variants=("tuned",))
+    document = sweep_documents.nano(every=5, variants=("tuned",))
     single = document["series"][0]
     document["series"] = [single, json.loads(json.dumps(single)) | {"batch": 4}]
     page = make_page(document)
@@ -211,10 +224,9 @@ def test_batches_are_told_apart(tmp_path: pathlib.Path) -> None:
     assert float(rows[1]["inputs_per_joule"]) == pytest.approx(4 * float(rows[0]["inputs_per_joule"]))
 
 
-def test_json_beside_the_page_is_the_document(tmp_path: pathlib.Path) -> None:
+def test_json_beside_the_page_is_the_document(written: Callable[[str], dict[str, str]]) -> None:
     """Nothing is lost or rounded on the way."""
-    document = sweep_documents.nano(sensor=False)
-    paths = sweep_page.write_sweep_report(document, tmp_path)
+    document, paths = sweep_documents.nano(sensor=False), written("nano without a sensor")
     assert json.loads(pathlib.Path(paths["json"]).read_text()) == document
     assert all(pathlib.Path(path).is_file() for path in paths.values())
 
@@ -231,14 +243,15 @@ def test_pictures_are_repeatable(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nano, a third measured", "tx2, three clocks"])
-def test_pictures_are_whole(tmp_path: pathlib.Path, name: str) -> None:
+def test_pictures_are_whole(written: Callable[[str], dict[str, str]], name: str) -> None:
     """Nothing touches a picture's edge, and something is drawn."""
-    for picture in sweep_plots.draw_pictures(DOCUMENTS[name](), tmp_path):
-        path = tmp_path / f"{picture.name}.png"
+    paths = [path for path in written(name).values() if path.endswith(".png")]
+    assert paths
+    for path in paths:
         image = np.asarray(Image.open(path).convert("RGB"))
         assert image.shape[1] == round(canvas.WIDTH_INCHES * canvas.DPI)
         for edge in (image[:3], image[-3:], image[:, :3], image[:, -3:]):
-            assert (edge == 255).all(), picture.name
+            assert (edge == 255).all(), path
         assert (image < 128).mean() > 0.003
 
 

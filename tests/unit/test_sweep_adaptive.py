@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -58,6 +59,13 @@ class World:
         return visits, decision
 
 
+@functools.cache
+def swept() -> tuple[tuple[PointMeasurement, ...], Decision]:
+    """What a sweep with all defaults visits until it stops."""
+    visits, decision = World().sweep(Planner(GRID))
+    return tuple(visits), decision
+
+
 def test_a_few_points_give_the_front_and_the_pick() -> None:
     """A fifth of the grid has nearly all of the front, and the pick is the best to within the noise."""
     world = World()
@@ -82,14 +90,14 @@ def test_a_few_points_give_the_front_and_the_pick() -> None:
 
 def test_the_same_visits_give_the_same_decision() -> None:
     """So a sweep goes on from what is stored, whoever resumes it."""
-    visits, _ = World().sweep(Planner(GRID), most=14)
+    visits = swept()[0][:14]
     assert Planner(GRID).decide_next(visits) == Planner(GRID).decide_next(list(visits))
 
 
 def test_the_anchor_comes_first_in_between_and_last() -> None:
     """Every other visit lies between two of the anchor, none farther than agreed."""
     planner = Planner(GRID)
-    visits, decision = World().sweep(planner)
+    visits, decision = swept()
     anchor = planner.find_anchor(visits)
     places = [index for index, visit in enumerate(visits) if visit.key == anchor]
     assert (places[0], places[-1], decision.step) == (0, len(visits) - 1, Step.STOP)
@@ -246,8 +254,7 @@ def test_two_boards_are_compared_by_the_anchor() -> None:
 
 def test_predictions_are_marked() -> None:
     """Whatever was not measured is of another type and says so."""
-    planner, world = Planner(GRID), World()
-    visits, _ = world.sweep(planner, most=15)
+    planner, visits = Planner(GRID), swept()[0][:15]
     analysis = planner.analyse(visits)
     row = next(row for row, point in enumerate(GRID.points) if point.key not in analysis.measured)
     prediction = analysis.predict(row)

@@ -98,10 +98,10 @@ def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, 
 
 @pytest.mark.parametrize("last", ["", "b"], ids=["all stay", "one leaves"])
 def test_rounds_deal_the_same_points_whoever_is_ready_first(last: str) -> None:
-    """Three boards, ten orders of asking and answering: each board gets the same points, and nothing is left undone."""
+    """Three boards, four orders of asking and answering: each board gets the same points, and nothing is left undone."""
     boards = ("a", "b", "c")
     seen = []
-    for seed in range(10):
+    for seed in range(4):
         goal, settings = Goal(Objective.LATENCY), PlannerSettings(exhaustive=True)
         conductor = RoundConductor(GRID, goal, settings, (UNTUNED, TUNED), None, boards)
         seen.append(share_out(conductor, boards, random.Random(seed), last))
@@ -111,7 +111,7 @@ def test_rounds_deal_the_same_points_whoever_is_ready_first(last: str) -> None:
     assert len({key for key, _, _ in made["a"]}) < len(GRID)
     assert {visit.key for visit in visits[TUNED]} == {point.key for point in GRID.points}
     ready_first = [
-        share_out(begin(UNTUNED, TUNED, exhaustive=True), boards, random.Random(seed), last) for seed in range(10)
+        share_out(begin(UNTUNED, TUNED, exhaustive=True), boards, random.Random(seed), last) for seed in range(4)
     ]
     assert any(each != ready_first[0] for each in ready_first)
 
