@@ -98,7 +98,7 @@ def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, 
 
 @pytest.mark.parametrize("last", ["", "b"], ids=["all stay", "one leaves"])
 def test_rounds_deal_the_same_points_whoever_is_ready_first(last: str) -> None:
-    """Three boards, four orders of asking and answering: each board gets the same points, and nothing is left undone."""
+    """Three boards, four orders of asking: each board gets the same points, and nothing is left undone."""
     boards = ("a", "b", "c")
     seen = []
     for seed in range(4):
