@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 from typing import Any
 
@@ -69,6 +70,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End whatever is left of this run, and say what it was."""
+    if forks := sys.modules.get("tests.acceptance.forks"):  # whoever loaded it, and after the last fixture's end
+        forks.end_server()
     if hasattr(config, "workerinput"):
         return
     for process in psutil.process_iter():

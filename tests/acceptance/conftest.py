@@ -26,7 +26,7 @@ import typer.testing
 
 from farm.cli.main import make_app
 from tests.acceptance.forks import FARM as FARM
-from tests.acceptance.forks import Forked, end_server, start
+from tests.acceptance.forks import Forked, start
 from tests.together import run_folder
 
 # A machine that runs other things as well takes ten times the usual.
@@ -218,11 +218,6 @@ def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def pytest_sessionfinish() -> None:
-    """End what commands were forked from."""
-    end_server()
 
 
 @contextlib.contextmanager

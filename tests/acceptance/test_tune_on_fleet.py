@@ -11,7 +11,7 @@ from tests.acceptance.conftest import Home
 def test_a_virtual_board_is_tuned_for(home: Home) -> None:
     """Registered, it is brought up, probed, leased, tuned on and given back; its records say simulated."""
     assert home.run("board", "add", "nano-01", "--virtual", "jetson-nano").code == 0
-    done = home.run("tune", "tiny-cnn", "--board-type", "jetson-nano", "--ops", "conv2d", "--trials", "2", "--json")
+    done = home.run("tune", "mlp", "--board-type", "jetson-nano", "--trials", "2", "--json")
     assert done.code == 0, done.err
     document = done.json()
     assert document["board"] == {"name": "nano-01", "type": "jetson-nano", "simulated": True}
