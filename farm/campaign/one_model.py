@@ -21,7 +21,7 @@ from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_survey import Form
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
-from farm.campaign.submit import to_measure, to_row, to_workloads
+from farm.campaign.submit import to_measure, to_row
 from farm.crew.choice import TargetPlan, plan_pool, plan_target, require_hope
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
@@ -157,7 +157,7 @@ def submit(
                 threads=1 if place.simulated and place.target.is_for_host else place.target.threads,
                 pipeline=kind.pipeline,
                 points={DEFAULT_POINT: OperatingPoint()},
-                workloads=to_workloads(planned),
+                workloads=planned,
                 is_host=place.is_host,
             ),
         ),

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.campaign.order import WorkloadOrder
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType
 from farm.campaign.plan_estimate import CampaignEstimate, LaneEstimate, estimate
 from farm.campaign.plan_models import ModelVariant
@@ -43,22 +44,6 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedWorkload:
-    """A workload of all models together. `weight`: calls in one inference of each of `models`, taken together;
-    `calls`: of each. `predicted_s`: what a call takes by prediction alone, at the type's full clocks.
-    """
-
-    hash: str
-    name: str
-    kind: str
-    flop: float
-    weight: int
-    models: tuple[str, ...]
-    calls: tuple[int, ...] = ()
-    predicted_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class PlannedPoint:
     """One operating point on boards of one type. `recorded` of its workloads have a record; earlier trials speak of
     `candidates`. `usable` boards need no operator; `eta_s`, None without any, is how long trials keep these busy.
@@ -86,7 +71,7 @@ class PlannedType:
     boards: BoardsOfType
     pipelines: tuple[str, ...]
     extracted: int
-    workloads: tuple[PlannedWorkload, ...]
+    workloads: tuple[WorkloadOrder, ...]
     points: tuple[PlannedPoint, ...]
     costs: TrialCosts
     held_s: float
@@ -128,9 +113,9 @@ class CampaignPlan:
 
 def merge_workloads(
     surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str]
-) -> tuple[PlannedWorkload, ...]:
+) -> tuple[WorkloadOrder, ...]:
     """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first."""
-    found: dict[str, PlannedWorkload] = {}
+    found: dict[str, WorkloadOrder] = {}
     for model, survey in surveys:
         for each in survey.workloads:
             if ops and each.kind not in ops:
@@ -138,7 +123,7 @@ def merge_workloads(
             known = found.get(each.hash)
             if known is None:
                 predicted_s = survey.predicted_s.get(each.hash)
-                known = PlannedWorkload(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
+                known = WorkloadOrder(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
             calls = dict(zip(known.models, known.calls, strict=True))
             calls[model.name] = calls.get(model.name, 0) + each.weight
             found[each.hash] = dataclasses.replace(

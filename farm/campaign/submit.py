@@ -17,9 +17,8 @@ from farm.campaign.order import (
     Order,
     SearchOrder,
     TypeOrder,
-    WorkloadOrder,
 )
-from farm.campaign.plan import PlannedType, PlannedWorkload, to_document
+from farm.campaign.plan import PlannedType, to_document
 from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
@@ -154,14 +153,9 @@ def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
         threads=1 if boards.simulated and boards.target.is_for_host else boards.target.threads,
         pipeline=boards.board_type.pipeline,
         points={each.at.key: each.at.point for each in planned.points},
-        workloads=to_workloads(planned.workloads),
+        workloads=planned.workloads,
         is_host=boards.board_type.host_is_board,
     )
-
-
-def to_workloads(planned: Sequence[PlannedWorkload]) -> tuple[WorkloadOrder, ...]:
-    """Workloads as a campaign orders them."""
-    return tuple(WorkloadOrder(**dataclasses.asdict(each)) for each in planned)
 
 
 def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
@@ -188,7 +182,7 @@ def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
     )
 
 
-def to_row(workload: Workload, weight: int, board_type: str) -> dict[str, Any]:
+def to_row(workload: Workload, weight: float, board_type: str) -> dict[str, Any]:
     """A workload of an order as the store takes it."""
     return {
         "hash": workload.hash,

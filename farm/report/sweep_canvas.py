@@ -33,7 +33,7 @@ class Look:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class PlottedPoint:
     """A point: where, how far its intervals reach below and above it, and how it is drawn."""
 
     place: tuple[float, float]
@@ -44,9 +44,9 @@ class Mark:
     small: bool = False
 
 
-def draw_points(axes: Axes, marks: Iterable[Mark], look: Look) -> None:
+def draw_points(axes: Axes, marks: Iterable[PlottedPoint], look: Look) -> None:
     """Markers, hollow where nothing was measured, and their intervals: those that look alike in one go."""
-    alike: dict[tuple[Any, ...], list[Mark]] = {}
+    alike: dict[tuple[Any, ...], list[PlottedPoint]] = {}
     for mark in marks:
         style = mark.colour, mark.small, bool(mark.row["on_front"]), bool(mark.row["measured"])
         alike.setdefault((*style, mark.x_errors is None), []).append(mark)
@@ -58,7 +58,7 @@ def draw_points(axes: Axes, marks: Iterable[Mark], look: Look) -> None:
             axes.errorbar(
                 x,
                 y,
-                xerr=None if x_errors[0] is None else list(zip(*x_errors, strict=True)),  # type: ignore[arg-type]
+                xerr=None if x_errors[0] is None else list(zip(*x_errors, strict=True)),
                 yerr=list(zip(*y_errors, strict=True)),
                 fmt="none",
                 ecolor=colour,

@@ -121,7 +121,7 @@ def _draw_cloud(axes: Axes, look: Look, rows: Sequence[Row], time: Scale, energy
         axes.step(x, y, where="post", color=look.colour, linewidth=1.4, alpha=0.75, zorder=2)
     crowded = sum(not row["measured"] for row in rows) > _CROWD
     marks = [
-        sweep_canvas.Mark(
+        sweep_canvas.PlottedPoint(
             place(row),
             sweep_canvas.find_errors(row, "latency_s", time),
             sweep_canvas.find_errors(row, "energy_j", energy),
@@ -241,7 +241,7 @@ def _draw_course(axes: Axes, clock: Sequence[str], look: Look, rows: list[Row], 
         axes.plot(x, y, color=look.colour, linewidth=1.0, alpha=0.5, zorder=2)
     pairs = list(zip(places, known, strict=True))
     marks = [
-        sweep_canvas.Mark(place, None, sweep_canvas.find_errors(row, quantity, scale), row, look.colour)
+        sweep_canvas.PlottedPoint(place, None, sweep_canvas.find_errors(row, quantity, scale), row, look.colour)
         for place, row in pairs
     ]
     sweep_canvas.draw_points(axes, marks, look)

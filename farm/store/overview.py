@@ -25,7 +25,7 @@ _CHUNK = 5_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class OverviewMark:
     """How far the store had come: the numbers of the newest event, board event, trial and golden-kernel run."""
 
     event: int = 0
@@ -37,13 +37,13 @@ class Mark:
 class OverviewQueries(CampaignQueries):
     """Queries over several tables, for pages."""
 
-    def fetch_overview_mark(self) -> Mark:
+    def fetch_overview_mark(self) -> OverviewMark:
         """The present mark, in one cheap query."""
         tables = (schema.events, schema.board_events, schema.trials, schema.golden_samples)
         newest = [sa.select(sa.func.coalesce(sa.func.max(each.c.id), 0)).scalar_subquery() for each in tables]
-        names = [field.name for field in dataclasses.fields(Mark)]
+        names = [field.name for field in dataclasses.fields(OverviewMark)]
         [row] = self._rows(sa.select(*(query.label(name) for query, name in zip(newest, names, strict=True))))
-        return Mark(**row)
+        return OverviewMark(**row)
 
     def fetch_newest_events(self, limit: int, subject: str | None = None, offset: int = 0) -> list[dict[str, Any]]:
         """The newest events of boards and all else, newest first: `at`, `kind`, `subject`, `message`, `by`.

@@ -26,7 +26,7 @@ from farm.version import __version__
 from farm.web import api, live, pages, work_pages
 from farm.web.access import COOKIE, HEADERS, SAFE, Access
 from farm.web.live import Hub
-from farm.web.problems import MEDIA_TYPE, Problem, Refused, from_error
+from farm.web.problems import MEDIA_TYPE, ProblemDetails, Refused, from_error
 from farm.web.view import View
 
 # Requests that are worked on at once; others wait. Each has a store of its own.
@@ -176,17 +176,19 @@ async def _tell(request: Request, error: Exception) -> Response:
     elif isinstance(error, FarmError):
         problem = from_error(error)
     elif isinstance(error, RequestValidationError):
-        problem = Problem(422, "; ".join(_say(each) for each in error.errors()[:5]))
+        problem = ProblemDetails(422, "; ".join(_say(each) for each in error.errors()[:5]))
     elif isinstance(error, HTTPException):
-        problem = Problem(error.status_code, str(error.detail))
+        problem = ProblemDetails(error.status_code, str(error.detail))
     else:
-        problem = Problem(500, "the server failed")
+        problem = ProblemDetails(500, "the server failed")
     return _answer(request, problem)
 
 
 async def _tell_bug(request: Request, error: Exception) -> Response:
     _log.exception("a request failed", exc_info=error)
-    return _answer(request, Problem(500, f"{type(error).__name__}: this is a bug of tvm-farm", "The log says more."))
+    return _answer(
+        request, ProblemDetails(500, f"{type(error).__name__}: this is a bug of tvm-farm", "The log says more.")
+    )
 
 
 def _say(error: dict[str, object]) -> str:
@@ -195,7 +197,7 @@ def _say(error: dict[str, object]) -> str:
     return f"{name}: {say_plainly(re.sub(r'^Value error, ', '', str(error.get('msg'))))}"
 
 
-def _answer(request: Request, problem: Problem) -> Response:
+def _answer(request: Request, problem: ProblemDetails) -> Response:
     if request.url.path.startswith(api.PREFIX) or request.url.path == "/live":
         return JSONResponse(problem.to_document(), problem.status, media_type=MEDIA_TYPE)
     if problem.status == 401 and request.method in SAFE:

@@ -15,7 +15,7 @@ _RUNS = 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Drift:
+class GoldenDrift:
     """A board's latest run, and the median of its newest runs over that of its earlier ones; None: too few."""
 
     kernel: str
@@ -50,7 +50,7 @@ class GoldenRuns:
         with self._lock:
             self._runs.pop(board, None)
 
-    def find(self, board: str) -> Drift | None:
+    def find(self, board: str) -> GoldenDrift | None:
         """What is known of a board."""
         with self._lock:
             runs = list(self._runs.get(board, ()))
@@ -60,4 +60,4 @@ class GoldenRuns:
         alike = [each[2] for each in runs if each[:2] == (kernel, point)]
         newest, earlier = alike[-MIN_SAMPLES:], alike[:-MIN_SAMPLES]
         ratio = statistics.median(newest) / statistics.median(earlier) if len(earlier) >= MIN_SAMPLES else None
-        return Drift(kernel, median_s, at, ratio)
+        return GoldenDrift(kernel, median_s, at, ratio)

@@ -40,7 +40,7 @@ _STALE_S = 900.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Filters:
+class BoardFilters:
     """Which boards the page shows; empty: all. `text` is looked for in names, types, labels and holders."""
 
     text: str = ""
@@ -52,7 +52,7 @@ class Filters:
     @property
     def chooses(self) -> bool:
         """Whether any board may be left out."""
-        return self != Filters()
+        return self != BoardFilters()
 
     def matches(self, board: Mapping[str, Any]) -> bool:
         """Whether a board, as the store shows it, is meant."""
@@ -69,7 +69,7 @@ class Filters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class KnownOfBoards:
     """What is known of boards beside the store's own rows. `points` are the operating points that campaigns hold."""
 
     golden: GoldenRuns
@@ -78,7 +78,7 @@ class Known:
     points: Mapping[str, str]
 
 
-def to_board_row(board: Mapping[str, Any], known: Known, now: float) -> dict[str, Any]:
+def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> dict[str, Any]:
     """A board's line: the store's own fields, and what else there is to say of it."""
     name = board["name"]
     reading, drift = known.gauges.find_latest(name), known.golden.find(name)
@@ -127,7 +127,7 @@ def _rank(board: Mapping[str, Any], drifted: bool, margin_c: float | None) -> tu
     return rank, not drifted, order, 1e9 if margin_c is None else margin_c, board["name"]
 
 
-def list_rows(boards: Iterable[Mapping[str, Any]], known: Known, filters: Filters) -> list[dict[str, Any]]:
+def list_rows(boards: Iterable[Mapping[str, Any]], known: KnownOfBoards, filters: BoardFilters) -> list[dict[str, Any]]:
     """The lines of the boards that are meant, worst first."""
     now = time.time()
     rows = [to_board_row(board, known, now) for board in boards if filters.matches(board)]

@@ -78,7 +78,7 @@ def show_now(
     page: PageNumber = 1,
 ) -> HTMLResponse:
     """How it stands with everything."""
-    view, filters = get_view(request), now.Filters(text.strip(), board_type, state, health, made)
+    view, filters = get_view(request), now.BoardFilters(text.strip(), board_type, state, health, made)
     with view.stores.lend() as store:
         view.learn(store)
         boards = store.fetch_boards()

@@ -19,11 +19,11 @@ class Refused(Exception):
 
     def __init__(self, status: int, detail: str, hint: str = "") -> None:
         super().__init__(status, detail, hint)
-        self.problem = Problem(status, detail, hint)
+        self.problem = ProblemDetails(status, detail, hint)
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ProblemDetails:
     """One answer to a request that failed."""
 
     status: int
@@ -47,7 +47,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def from_error(error: FarmError) -> Problem:
+def from_error(error: FarmError) -> ProblemDetails:
     """The problem that an error of the farm's stands for."""
     if isinstance(error, UsageError):
         status = 404 if error.message.startswith(("there is no ", "no workload is called")) else 422
@@ -55,4 +55,4 @@ def from_error(error: FarmError) -> Problem:
         status = 503
     else:
         status = 500
-    return Problem(status, error.message, error.hint)
+    return ProblemDetails(status, error.message, error.hint)

@@ -17,7 +17,7 @@ from farm import foreign, units
 from farm.report import campaign_rows
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.overview import Mark
+from farm.store.overview import OverviewMark
 from farm.values import FleetCampaign
 from farm.web import now
 from farm.web.access import Access
@@ -25,7 +25,7 @@ from farm.web.courses import Courses
 from farm.web.gauges import Gauges
 from farm.web.golden import GoldenRuns
 from farm.web.live import Part
-from farm.web.now import Known
+from farm.web.now import KnownOfBoards
 from farm.web.stores import Stores
 from farm.web.sweeps import SweepDocuments
 
@@ -44,7 +44,7 @@ class View:
         self.stores = Stores(settings.store_location)
         self.golden, self.gauges = GoldenRuns(), Gauges()
         self.courses, self.sweeps = Courses(), SweepDocuments()
-        self._mark: Mark | None = None
+        self._mark: OverviewMark | None = None
         self._campaigns_at = 0.0
         self._campaigns: dict[str, str] = {}
 
@@ -52,7 +52,7 @@ class View:
         """Let go of the stores."""
         self.stores.close()
 
-    def learn(self, store: Store) -> Mark:
+    def learn(self, store: Store) -> OverviewMark:
         """Take in what is kept in memory and new in the store."""
         mark = store.fetch_overview_mark()
         self.golden.update(store)
@@ -67,10 +67,10 @@ class View:
                 with self.courses.read(store, campaign.id):
                     pass
 
-    def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> Known:
+    def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> KnownOfBoards:
         """What is known of boards beside their rows; `campaigns` are those under way."""
         faults = store.fetch_last_faults(now.FAULTS)
-        return Known(self.golden, self.gauges, faults, now.list_points(campaigns))
+        return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns))
 
     # Live updates
 
@@ -91,7 +91,7 @@ class View:
                 parts += self._list_campaign_parts(store)
             return parts
 
-    def _list_board_parts(self, store: Store, before: Mark) -> list[Part]:
+    def _list_board_parts(self, store: Store, before: OverviewMark) -> list[Part]:
         names = store.fetch_changed_boards(before.board_event)
         for event in store.fetch_board_news(before.board_event, _NEW_HISTORY):
             self.golden.forget(event["board"])

@@ -192,6 +192,22 @@ def test_a_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+# The page's documents are called what they show, as their schema has it; the rest is far from each other.
+DOUBLED = 15
+
+
+def test_few_names_are_taken_twice() -> None:
+    """Of the farm's own public classes, and none twice in one package."""
+    places: dict[str, list[pathlib.Path]] = {}
+    for path in (path for path in MODULES if path.is_relative_to(ROOT / "farm")):
+        for name in read_outline(path).classes:
+            if not name.startswith("_"):
+                places.setdefault(name, []).append(path)
+    doubled = {name: found for name, found in places.items() if len(found) > 1}
+    assert len(doubled) <= DOUBLED, sorted(doubled)
+    assert not [name for name, found in doubled.items() if len({path.parent for path in found}) < len(found)]
+
+
 def test_no_module_is_too_long() -> None:
     """A module that one reads in a sitting: 400 lines at most."""
     assert [str(path.relative_to(ROOT)) for path in MODULES if len(read_outline(path).text.splitlines()) > 400] == []

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.campaign.scheduler import priority as scheduler
-from farm.campaign.scheduler.priority import SchedulerSettings, WorkloadState
+from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState
 
-SETTINGS = SchedulerSettings(warmup=4, batch=8)
+SETTINGS = PrioritySettings(warmup=4, batch=8)
 
 
 def state(**fields: object) -> WorkloadState:

@@ -33,7 +33,7 @@ class WorkloadState:
 
 
 @dataclasses.dataclass(frozen=True)
-class SchedulerSettings:
+class PrioritySettings:
     """Every workload gets one trial first. `warmup` are given to each that matters before gains are compared, where
     there are enough of them; at most `batch` at a time after that.
     """
@@ -42,7 +42,7 @@ class SchedulerSettings:
     batch: int = 8
 
 
-def decide_next(states: Sequence[WorkloadState], remaining: int, settings: SchedulerSettings) -> tuple[int, int] | None:
+def decide_next(states: Sequence[WorkloadState], remaining: int, settings: PrioritySettings) -> tuple[int, int] | None:
     """The index of the workload to search next and how many trials to give it, or None where nothing is left to do."""
     open_ = [i for i, state in enumerate(states) if not state.exhausted]
     if remaining <= 0 or not open_:

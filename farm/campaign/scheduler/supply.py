@@ -10,7 +10,7 @@ import math
 from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.edit import BUILDING
 from farm.campaign.scheduler.phases import may_prepare, plan_queue
-from farm.campaign.scheduler.priority import SchedulerSettings, WorkloadState, decide_next
+from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState, decide_next
 from farm.campaign.scheduler.state import CampaignEntry, LaneEntry, RequestEntry, change
 from farm.campaign.scheduler.values import Build, Search, Status
 
@@ -62,7 +62,7 @@ def _ask(draft: Draft, lane: LaneEntry, wanted: int) -> bool:
     ]
     batch = min(settings.max_batch, max(settings.batch, wanted // 8))
     kept = 0 if any(map(_is_fresh, states)) else _count_fresh_elsewhere(draft, campaign, lane, remaining)
-    decided = decide_next(states, remaining - kept, SchedulerSettings(settings.warmup, batch))
+    decided = decide_next(states, remaining - kept, PrioritySettings(settings.warmup, batch))
     if decided is None:
         draft.set_lane(lane.number, dry=remaining - kept > 0 or not kept)
         return False

@@ -22,7 +22,7 @@ _MOST_CUTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class ElementwiseFacts:
     """A function that writes each result from a few elements of its arguments.
 
     `inlined` are the blocks computed where they are read, `last` those that write results. `extents` are the loops of
@@ -46,10 +46,10 @@ class Elementwise:
 
     name = "elementwise"
 
-    def read(self, schedule: Any) -> Stream | None:
+    def read(self, schedule: Any) -> ElementwiseFacts | None:
         return read_stream(schedule)
 
-    def options(self, facts: Stream, core: Core) -> Mapping[str, tuple[int, ...]]:
+    def options(self, facts: ElementwiseFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
         write: tuple[int, ...] = (1,)
         read: tuple[int, ...] = (1,)
         if facts.across is not None:
@@ -63,7 +63,7 @@ class Elementwise:
             "read": read,
         }
 
-    def predict(self, facts: Stream, plan: Plan, core: Core) -> Prediction | None:
+    def predict(self, facts: ElementwiseFacts, plan: Plan, core: Core) -> Prediction | None:
         elements = math.prod(facts.extents)
         lanes = core.lanes(facts.element_bytes)
         if facts.across is not None:
@@ -76,7 +76,7 @@ class Elementwise:
         far = loops.moving_cycles(facts.moved_bytes, core)
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
-    def apply(self, schedule: Any, facts: Stream, plan: Plan) -> None:
+    def apply(self, schedule: Any, facts: ElementwiseFacts, plan: Plan) -> None:
         for name in facts.inlined:
             schedule.compute_inline(schedule.get_sblock(name))
         for name in facts.last[:-1]:
@@ -98,7 +98,7 @@ class Elementwise:
             schedule.loop_partition(inner, [*steps, None])
 
 
-def _order(schedule: Any, own: list[Any], facts: Stream, plan: Plan) -> tuple[list[Any], Any]:
+def _order(schedule: Any, own: list[Any], facts: ElementwiseFacts, plan: Plan) -> tuple[list[Any], Any]:
     """Bring the loops in order; returns those outside, and the innermost where it is not a tile's."""
     if facts.across is None:
         at = len(own) - facts.flat
@@ -112,21 +112,21 @@ def _order(schedule: Any, own: list[Any], facts: Stream, plan: Plan) -> tuple[li
     return [*rest, was_read], wrote
 
 
-def _flat(facts: Stream) -> tuple[int, ...]:
+def _flat(facts: ElementwiseFacts) -> tuple[int, ...]:
     return facts.extents[len(facts.extents) - facts.flat :]
 
 
-def _run(facts: Stream) -> int:
+def _run(facts: ElementwiseFacts) -> int:
     return math.prod(_flat(facts))
 
 
-def _outside(facts: Stream) -> int:
+def _outside(facts: ElementwiseFacts) -> int:
     if facts.across is None:
         return math.prod(facts.extents[: len(facts.extents) - facts.flat])
     return math.prod(facts.extents[:-1])
 
 
-def read_stream(schedule: Any) -> Stream | None:
+def read_stream(schedule: Any) -> ElementwiseFacts | None:
     """The function as a stream; None where a block of it sums up, or is anything else than one store."""
     names = reading.list_blocks(schedule)
     if not names or len(set(names)) < len(names) or not all(reading.is_plain(schedule, name) for name in names):
@@ -148,7 +148,7 @@ def read_stream(schedule: Any) -> Stream | None:
         across = _find_across(loads, variables)
         flat = _count_flat(loads, conditions, variables, axes)
         cuts = _find_cuts(conditions, variables[-1], extents[-1]) if across is None else ()
-    return Stream(
+    return ElementwiseFacts(
         inlined=inlined,
         last=tuple(name for name in names if name not in inlined),
         extents=extents,

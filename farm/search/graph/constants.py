@@ -30,7 +30,7 @@ def fold_shapes() -> Any:
     }
 
     @mutator
-    class Folder(PyExprMutator):
+    class ConstantFolder(PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
             evaluate = operators.get(call.op) if isinstance(call.op, tvm.ir.Op) else None
@@ -45,7 +45,7 @@ def fold_shapes() -> Any:
             return call if result is None else relax.const(np.asarray(result, order="C"), data.ty.dtype)
 
     def fold(module: Any, _: Any) -> Any:
-        folder = Folder(module)
+        folder = ConstantFolder(module)
         for variable, function in module.functions_items():
             if isinstance(function, relax.Function):
                 folder.builder_.update_func(variable, folder.visit_expr(function))
