@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.special
@@ -93,8 +93,8 @@ def estimate_drift(
         some = np.linspace(0, known.size - 1, _TELLING).round().astype(int)
         choices, *_ = _weigh(choices, known[some], values[some], own[some])
     choices, scores, factors, half = _weigh(choices, known, values, own)
-    cross = np.stack([sd**2 * _paths(known, asked, walk) for (sd, _), _, walk, _ in choices])
-    ahead = np.stack([sd**2 * _spread(asked, walk) for (sd, _), _, walk, _ in choices])
+    cross = _scale(choices, lambda walk: _paths(known, asked, walk))
+    ahead = _scale(choices, lambda walk: _spread(asked, walk))
     across = halve_many(factors, cross)
     visits, believed = _find_noise(choices)
     weights = np.exp(scores - scores.max())
@@ -115,7 +115,7 @@ def _weigh(
 
     Besides: their log-likelihoods, priors included; the factors of their covariances; those applied to the values.
     """
-    moves = np.stack([sd**2 * _paths(known, known, walk) for (sd, _), _, walk, _ in choices])
+    moves = _scale(choices, lambda walk: _paths(known, known, walk))
     priors = np.array([first * second * third for (_, first), (_, second), _, (_, third) in choices])
     visits, believed = _find_noise(choices)
     # The anchor's level is unknown, too: a constant with a vague prior.
@@ -126,6 +126,12 @@ def _weigh(
     scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
     left = np.flatnonzero(scores > scores.max() - _RULED_OUT)
     return [choices[int(index)] for index in left], scores[left], factors[left], half[left]
+
+
+def _scale(choices: Sequence[_Choice], of_walk: Callable[[float], Floats]) -> Floats:
+    """What each choice's movement comes to, from what its walk does; of those there are few."""
+    walks = {walk: of_walk(walk) for walk in _WALKS}
+    return np.stack([sd**2 * walks[walk] for (sd, _), _, walk, _ in choices])
 
 
 def _find_noise(choices: Sequence[_Choice]) -> tuple[Floats, Floats]:
