@@ -14,8 +14,8 @@ import pytest
 from farm.models import inputs, onnx_builder, summary, zoo
 
 SMALL = ("tiny-cnn", "mlp", "squeezenet1.1")
-# Some larger ones take a second or two and run in tests/integration/test_zoo_runs.py. The largest take seconds and half a
-# gigabyte each; what is asked of their outlines says as much about them.
+# Some larger ones take a second or two each: tests/integration/test_zoo_runs.py runs them. The largest take seconds and
+# half a gigabyte; what is asked of their outlines says as much about them.
 RUN = [model for model in zoo.ZOO.values() if model.parameters < 10_000_000 and model.flop < 8e9]
 RUN_APART = [model for model in zoo.ZOO.values() if model.parameters < 30_000_000 and model not in RUN]
 
