@@ -127,13 +127,15 @@ class HealthHistory:
     """What of a board's past decides about its health. Times are seconds on the farm's clock (`farm.store.clock`).
 
     `faults_s` are board-side faults, oldest first; `passes` counts probes passed in a row since the last that did not;
-    `cooling_since_s` is when the cool-down began; `held` says that an operator ordered the quarantine.
+    `cooling_since_s` is when the cool-down began; `held` says that an operator ordered the quarantine; `cycles_s` are
+    when the farm cycled its power, or tried to, oldest first, as far as that counts.
     """
 
     faults_s: tuple[float, ...] = ()
     passes: int = 0
     cooling_since_s: float = 0.0
     held: bool = False
+    cycles_s: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

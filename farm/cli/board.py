@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "doctor": ("doctor", "board_doctor"),
     "certify": ("board_certify", "certify"),
     "calibrate-model": ("board_calibrate", "calibrate_model"),
+    "power": ("board_power", "power"),
 }
 
 app = typer.Typer(**_NOUN)

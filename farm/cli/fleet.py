@@ -14,6 +14,7 @@ from farm.cli import options, output
 from farm.errors import TransientError, UsageError
 from farm.inventory.fleet_plan import FleetPlan, RegisteredBoard, plan
 from farm.inventory.fleets import FleetBoard, read_fleet
+from farm.processes.machine import name_user
 from farm.store import Store, parse_transport
 
 app = typer.Typer(help="Fleet files: all boards, and how each is reached, in one YAML file.", no_args_is_help=True)
@@ -68,6 +69,7 @@ def apply(
 
 
 def _fetch_registered(store: Store) -> list[RegisteredBoard]:
+    power = store.fetch_power()
     return [
         RegisteredBoard(
             row["name"],
@@ -75,6 +77,7 @@ def _fetch_registered(store: Store) -> list[RegisteredBoard]:
             parse_transport(row["transport"]),
             row["labels"],
             row["lease"]["owner"] if row["lease"] else None,
+            power.get(row["name"]),
         )
         for row in store.fetch_boards()
     ]
@@ -85,19 +88,25 @@ def _carry_out(todo: FleetPlan, store: Store) -> None:
 
     Raises TransientError where somebody leased, added or removed one of these boards after the plan was made.
     """
+    by = f"{name_user()} ({_BY})"
     try:
         for new in todo.added:
-            store.register_board(new.name, new.board_type, new.transport, new.labels, _BY)
+            store.register_board(new.name, new.board_type, new.transport, new.labels, by, _to_power(new))
         for change in todo.changed:
             new = change.board
-            store.update_board(new.name, board_type=new.board_type, transport=new.transport, labels=new.labels, by=_BY)
+            about = {"board_type": new.board_type, "transport": new.transport, "labels": new.labels}
+            store.update_board(new.name, **about, by=by, power=_to_power(new))
         for name in todo.removed:
-            store.remove_board(name, by=_BY)
+            store.remove_board(name, by=by)
     except UsageError as error:
         # The plan came from this store: a name that is taken or gone now was not when it was made.
         raise TransientError(
             f"another command is changing boards as well: {error.message}", "What was done stays done. Run this again."
         ) from error
+
+
+def _to_power(board: FleetBoard) -> dict[str, Any]:
+    return board.power.to_document() if board.power else {}
 
 
 def _print_plan(todo: FleetPlan) -> None:
@@ -155,6 +164,7 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
         "type": board.board_type,
         "transport": {"kind": board.transport.kind, **dataclasses.asdict(board.transport)},
         "labels": dict(board.labels),
+        "power": _to_power(board) or None,
     }
 
 
@@ -165,7 +175,8 @@ def _print_line(text: str) -> None:
 
 def _describe(board: FleetBoard) -> str:
     labels = (f"{key}={value}" for key, value in sorted(board.labels.items()))
-    return f"{board.name}: " + ", ".join((board.board_type, board.where, *labels))
+    power = ["power switched by commands"] if board.power else []
+    return f"{board.name}: " + ", ".join((board.board_type, board.where, *labels, *power))
 
 
 def _value(value: Any) -> str:

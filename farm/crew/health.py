@@ -6,6 +6,7 @@
     any but retired ── unsafe ──> unsafe            unsafe, quarantined, retired ── clear ──> suspect
     any but unsafe and retired ── hostile ──> quarantined
     good, suspect, quarantined ── drain ──> maintenance ── undrain ──> suspect          any ── retire ──> retired
+    good, suspect, quarantined ── its power was cycled ──> suspect ── in vain, too often ──> quarantined
 
 A board that an operator quarantined, or that attacked us, stays so until an operator clears it.
 """
@@ -42,6 +43,9 @@ class Kind(StrEnum):
     LEASE_ENDED = "lease_ended"
     LOST = "lost"  # the way to the board is cut
     BACK = "back"
+    POWER_CYCLED = "power_cycled"
+    POWER_FAILED = "power_failed"  # the command that was to cycle it
+    NOT_REVIVED = "not_revived"  # it does not do its work, and its power was cycled as often as it may be
 
 
 COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kind.RETIRE})
@@ -86,6 +90,9 @@ _TEXT = {
     Kind.LEASE_ENDED: "its lease ended",
     Kind.LOST: "it cannot be reached",
     Kind.BACK: "it can be reached again",
+    Kind.POWER_CYCLED: "its power was cycled",
+    Kind.POWER_FAILED: "its power could not be cycled",
+    Kind.NOT_REVIVED: "cycling its power does not help",
 }
 
 
@@ -107,7 +114,8 @@ class HealthLimits:
     """How much is forgiven: our choice, until a fleet's own history says better. Times are in seconds.
 
     `faults` board-side faults within `window_s` quarantine a board; it is back after `cooldown_s` without another, and
-    then `passes` probes passed in a row. A suspect board needs `suspect_passes`.
+    then `passes` probes passed in a row. A suspect board needs `suspect_passes`. Its power may be cycled `cycles` times
+    until it does its work again, and once it does so often within `cycle_window_s`.
     """
 
     faults: int = 3
@@ -115,6 +123,8 @@ class HealthLimits:
     cooldown_s: float = 600.0
     passes: int = 3
     suspect_passes: int = 1
+    cycles: int = 3
+    cycle_window_s: float = 3600.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for limits that would let a board out of quarantine unseen."""
@@ -151,8 +161,13 @@ def transition(
         ):
             return Transition(standing, history, "")
         return Transition(_with(standing, Health.QUARANTINED), HealthHistory(cooling_since_s=now_s, held=True), text)
+    if kind in (Kind.POWER_CYCLED, Kind.POWER_FAILED):
+        return _cycle(standing, observation, history, now_s)
     if standing.health not in _IN_SERVICE:
         return Transition(standing, history, "")
+    if kind is Kind.NOT_REVIVED:
+        given_up = dataclasses.replace(_start_over(now_s), held=history.held, cycles_s=history.cycles_s)
+        return Transition(_with(standing, Health.QUARANTINED), given_up, text)
     if kind in _BOARD_FAULTS:
         return _blame(standing, text, history, limits, now_s)
     if kind in _DOUBTS:
@@ -217,9 +232,21 @@ def _blame(standing: Standing, text: str, history: HealthHistory, limits: Health
     recent = (*(at for at in history.faults_s if now_s - at < limits.window_s), now_s)
     if len(recent) >= limits.faults:
         reason = f"{len(recent)} faults within {limits.window_s:g} s, the last: {text}"
-        return Transition(_with(standing, Health.QUARANTINED), _start_over(now_s), reason)
+        over = dataclasses.replace(_start_over(now_s), cycles_s=history.cycles_s)
+        return Transition(_with(standing, Health.QUARANTINED), over, reason)
     reason = f"{text} ({len(recent)} of {limits.faults} within {limits.window_s:g} s)"
     return Transition(_with(standing, Health.SUSPECT), dataclasses.replace(history, faults_s=recent, passes=0), reason)
+
+
+def _cycle(standing: Standing, observation: Observation, history: HealthHistory, now_s: float) -> Transition:
+    tried = dataclasses.replace(history, cycles_s=(*history.cycles_s, now_s))
+    if observation.kind is Kind.POWER_FAILED:
+        return Transition(standing, tried, observation.text)
+    if standing.health not in _IN_SERVICE or history.held:
+        return Transition(standing, history, observation.text)
+    # What it did before it was switched off is not held against it: how often that may be is counted apart.
+    fresh = HealthHistory(cooling_since_s=now_s, cycles_s=tried.cycles_s)
+    return Transition(_with(standing, Health.SUSPECT), fresh, observation.text)
 
 
 def _pass(standing: Standing, history: HealthHistory, limits: HealthLimits, now_s: float) -> Transition:
@@ -237,7 +264,8 @@ def _pass(standing: Standing, history: HealthHistory, limits: HealthLimits, now_
     if passes < needed:
         return Transition(standing, dataclasses.replace(history, passes=passes), "")
     reason = "a probe passed" if needed == 1 else f"{needed} probes passed in a row"
-    return Transition(_with(standing, Health.GOOD), HealthHistory(faults_s=history.faults_s), reason)
+    cycles_s = tuple(at for at in history.cycles_s if now_s - at < limits.cycle_window_s)
+    return Transition(_with(standing, Health.GOOD), HealthHistory(history.faults_s, cycles_s=cycles_s), reason)
 
 
 def _with(standing: Standing, health: Health) -> Standing:

@@ -12,6 +12,7 @@ from farm import foreign
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents, fleet_ranges
 from farm.inventory.hardware import Text
+from farm.inventory.power_commands import PowerCommands
 
 
 def _port_text(value: Any) -> Any:
@@ -77,6 +78,8 @@ class Variables(documents.StrictModel):
     faults: list[Annotated[str, pydantic.Field(pattern=r"^[a-z_]+([:@][!-~]+)?$", max_length=200)]] | None = None
     # Whether a virtual board's time jumps, or passes as this machine's does.
     time: Literal["lapsed", "live"] | None = None
+    # Commands that switch its power, run on the host of the farm's services.
+    power: PowerCommands | None = None
     labels: dict[LabelName, Label] | None = None
 
 

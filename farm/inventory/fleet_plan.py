@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from farm.inventory.fleets import Fleet, FleetBoard
 from farm.values import Ssh, Transport
 
+# Fields that may be changed while somebody holds the board.
+_ANY_TIME = ("labels.", "power.")
+
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredBoard:
-    """What a plan needs to know of a board that the farm knows. `leased_by` is the lease's owner, None where free."""
+    """What a plan needs to know of a board that the farm knows. `leased_by` is the lease's owner, None where free.
+
+    `power` are the commands that switch it, as the store keeps them.
+    """
 
     name: str
     board_type: str
     transport: Transport
     labels: Mapping[str, str]
     leased_by: str | None = None
+    power: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +79,8 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
     """What makes the registered boards agree with the file.
 
     Boards that the file does not name are removed only with `prune`. A leased board is not removed, and neither its
-    type nor how it is reached is changed under its holder; its labels may be. A host key that the file leaves open
-    stays what it is as long as address and port do.
+    type nor how it is reached is changed under its holder; its labels, and what switches its power, may be. A host key
+    that the file leaves open stays what it is as long as address and port do.
     """
     registered = {board.name: board for board in current}
     added, changed, unchanged, held_back = [], [], [], []
@@ -85,7 +93,7 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
         board = _keep_host_key(known, board)
         if not (fields := compare(known, board)):
             unchanged.append(board.name)
-        elif known.leased_by is not None and not all(change.field.startswith("labels.") for change in fields):
+        elif known.leased_by is not None and not all(change.field.startswith(_ANY_TIME) for change in fields):
             held_back.append(HeldBack(board.name, "change", known.leased_by))
         else:
             changed.append(BoardChange(board, fields))
@@ -125,9 +133,16 @@ def _keep_host_key(known: RegisteredBoard, wanted: FleetBoard) -> FleetBoard:
 
 
 def _flatten(board: RegisteredBoard | FleetBoard) -> dict[str, Any]:
+    power = board.power.to_document() if isinstance(board, FleetBoard) and board.power else board.power
     return {
         "type": board.board_type,
         "transport.kind": board.transport.kind,
         **{f"transport.{key}": value for key, value in dataclasses.asdict(board.transport).items()},
         **{f"labels.{key}": value for key, value in board.labels.items()},
+        **{f"power.{key}": _to_text(value) for key, value in dict(power or {}).items()},
     }
+
+
+def _to_text(value: Any) -> str:
+    """A command as people write one, a time as it is."""
+    return shlex.join(value) if isinstance(value, list) else f"{value:g}"

@@ -18,6 +18,7 @@ from farm.inventory import fleet_addresses as addresses
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
 from farm.inventory.document_lines import Place
 from farm.inventory.fleet_document import Group, Variables
+from farm.inventory.power_commands import PowerCommands
 from farm.values import Direct, Ssh, Transport, Virtual
 
 SSH_PORT = 22
@@ -52,6 +53,7 @@ class FleetBoard:
     board_type: str
     transport: Transport
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    power: PowerCommands | None = None
 
     @property
     def where(self) -> str:
@@ -83,7 +85,8 @@ def describe_transport(transport: Transport) -> str:
 def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
     """Read and check a fleet file; `types` are the known board types (default: all).
 
-    Relative paths of key files are taken from the file's own folder. Raises UsageError naming lines and keys.
+    Relative paths of key files and of power commands are taken from the file's own folder. Raises UsageError naming
+    lines and keys.
     """
     types = load_board_types() if types is None else types
     document = fleet_document.read_groups(path)
@@ -151,8 +154,9 @@ class _Reading:
             if variable in _ONLY_FOR and kind not in _ONLY_FOR[variable] and said.place[: len(place)] == place:
                 raise _FaultError(said.place, f"{pattern}: {variable} means nothing for a board that is {kind}")
         labels = dict(given["labels"].value) if "labels" in given else {}
+        power = given["power"].value.place(self._folder) if "power" in given else None
         for name, transport in zip(names, self._read_transports(kind, names, pattern, given, place), strict=True):
-            yield FleetBoard(name, board_type.name, transport, labels)
+            yield FleetBoard(name, board_type.name, transport, labels, power)
 
     def _read_type(self, name: str, kind: str, place: Place) -> BoardType:
         try:

@@ -27,6 +27,7 @@ from farm.inventory.board_types import require_board_type
 from farm.processes import children
 from farm.processes.machine import name_coordinator
 from farm.processes.restarts import Backoff, Restarts
+from farm.services.powering import Powering
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
 from farm.services.way_leases import WayLeases
@@ -109,6 +110,7 @@ class Keeper:
         self._tracker_tries = Restarts(_BACKOFF)
         self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
+        self.powering = Powering(store, self._defer)
         self._strangers = Strangers(store)
         self.leases = WayLeases(store, self._me)
         # Told of every turn; the exporter of metrics, for one.
@@ -167,7 +169,11 @@ class Keeper:
                 self._tidied_at = now
                 self._tidy()
             self._look_at_boards()
-            self.probing.step(self._rows, set(self._list_lent()))
+            reachable, mine = set(self._list_lent()), self._list_own()
+            kept = [row for row in self._rows if row["name"] in mine]
+            refused = {name for name in mine if self._boards[name].state.refused}
+            self.powering.step(kept, reachable, refused, self.probing.past)
+            self.probing.step(self._rows, reachable - self.powering.find_booting(reachable))
         except FarmError as error:  # the store is busy or its disk is full: what is up stays up
             _log.warning("%s", error)
         for watch in self.watchers:
@@ -206,6 +212,7 @@ class Keeper:
     def close(self) -> None:
         """End every way, the worker and the tracker, and say in the store that the boards are out of reach."""
         self.probing.close()
+        self.powering.close()
         self._strangers.close()
         boards = list(self._boards.values())
         _close_all(boards)
@@ -293,6 +300,10 @@ class Keeper:
     def _list_lent(self) -> list[str]:
         """The boards in reach for which we speak."""
         return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
+
+    def _list_own(self) -> set[str]:
+        """Boards whose way is no other coordinator's, in reach or not."""
+        return {name for name, board in self._boards.items() if not isinstance(board.way, OthersWay)}
 
     def _look_at_leases(self) -> None:
         """Renew what is ours, and let go of what others are to have."""

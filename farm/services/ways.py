@@ -39,12 +39,16 @@ _VIRTUAL_START_S = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class WayState:
-    """Whether the way stands, since when (monotonic seconds), why not, and how often it came up."""
+    """Whether the way stands, since when (monotonic seconds), why not, and how often it came up.
+
+    `refused`: the board is there and does not let us in.
+    """
 
     up: bool
     since: float
     error: str = ""
     connects: int = 0
+    refused: bool = False
 
 
 class Way(Protocol):
@@ -140,7 +144,7 @@ class SshWay:
 
     def _show(self, state: LinkState) -> WayState:
         error = "" if state.up else str(state.error) if state.error else "connecting"
-        return WayState(state.up, state.since, error, self._connects + state.connects)
+        return WayState(state.up, state.since, error, self._connects + state.connects, state.final)
 
 
 class VirtualWay:

@@ -41,9 +41,11 @@ class BoardQueries(Base):
         transport: Transport,
         labels: Mapping[str, str] | None = None,
         by: str = "operator",
+        power: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a board that nobody has reached yet: offline, and suspect until a probe has passed.
 
+        `power` are the commands that switch it, as `farm.inventory.power_commands` has them.
         Raises UsageError where the name is taken or cannot be one.
         """
         if not is_name(name):
@@ -64,6 +66,7 @@ class BoardQueries(Base):
                 health=str(Health.SUSPECT),
                 health_reason="not probed yet",
                 seen_at=None,
+                power=dict(power) if power else None,
             )
             self._add_board_event(connection, name, "registered", None, str(Health.SUSPECT), "not probed yet", by)
 
@@ -75,8 +78,10 @@ class BoardQueries(Base):
         transport: Transport | None = None,
         labels: Mapping[str, str] | None = None,
         by: str = "operator",
+        power: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Change what is given, and return whether that was a change. Labels are replaced as a whole.
+        """Change what is given, and return whether that was a change. Labels, and what switches its power, are replaced
+        as a whole; an empty `power` takes it away.
 
         Another type or transport may lead to another machine, so the board is offline and, if it was good, suspect
         again. Raises UsageError for an unknown board, TransientError where type or transport would change under a
@@ -89,6 +94,8 @@ class BoardQueries(Base):
                 wanted["board_type"] = board_type
             if transport is not None:
                 wanted["transport"] = to_document(transport)
+            if power is not None:
+                wanted["power"] = dict(power) or None
             changes = {key: value for key, value in wanted.items() if row[key] != value}
             if not changes:
                 return False
@@ -218,6 +225,11 @@ class BoardQueries(Base):
         for row in self._rows(select_boards().where(schema.boards.c.name == name)):
             return to_shown(row, self._clock())
         raise unknown_board(name)
+
+    def fetch_power(self) -> dict[str, dict[str, Any]]:
+        """The commands that switch boards' power, by board; those that have none are left out."""
+        query = sa.select(schema.boards.c.name, schema.boards.c.power).where(schema.boards.c.power.is_not(None))
+        return {row["name"]: row["power"] for row in self._rows(query)}
 
     def observe_board(self, name: str, kind: str, by: str, decide: Decide) -> Transition:
         """Let `decide` say what an observation of `kind` means, and keep that with an event, in one transaction.

@@ -45,12 +45,14 @@ class LeaseQueries(QueueQueries):
         kind: WorkKind | None = None,
         request: int | None = None,
         through: str = "",
+        within_reach: bool = True,
     ) -> Lease:
         """Take a board that is idle and whose health is `allowed`; a lease on it that has expired is ended.
 
         `owner` says who holds it so that a person can find them; `kind` is the work that its time is counted as, None
         for what is none. With `request`, the place in the queue that this fulfils is given up with it. `through` is the
-        coordinator whose way to the board the holder needs: the way goes there (`ways`).
+        coordinator whose way to the board the holder needs: the way goes there (`ways`). Without `within_reach` a board
+        may also be offline, for who does not want to talk to it.
 
         Raises TransientError where the board is leased, offline, or its health may mend by itself, BoardUnsafeError
         where it is unsafe, UnavailableError where an operator took it out of service, UsageError where there is no such
@@ -64,7 +66,7 @@ class LeaseQueries(QueueQueries):
             row = require_row(connection, board)
             now, wall = self._clock(), self._wall_clock()
             standing = to_standing(row, now)
-            if refusal := _find_refusal(row, standing, allowed):
+            if refusal := _find_refusal(row, standing, allowed, within_reach):
                 raise refusal
             if through and (bar := find_bar(connection, board, through, now)) is not None:
                 raise TransientError(f"board {board!r} cannot be reached through {through}: {bar}")
@@ -200,7 +202,9 @@ def _check_ttl(ttl_s: float) -> None:
         raise UsageError(f"a lease lasts a positive number of seconds, not {ttl_s:g}")
 
 
-def _find_refusal(row: Mapping[str, Any], standing: Standing, allowed: Collection[Health]) -> FarmError | None:
+def _find_refusal(
+    row: Mapping[str, Any], standing: Standing, allowed: Collection[Health], within_reach: bool
+) -> FarmError | None:
     """Why a board cannot be leased now, or None."""
     name = row["name"]
     if standing.leased:
@@ -214,6 +218,6 @@ def _find_refusal(row: Mapping[str, Any], standing: Standing, allowed: Collectio
         if standing.health is Health.RETIRED:
             return UnavailableError(text, f"To take it back: farm board clear {name}")
         return TransientError(text)
-    if not standing.reachable:
+    if within_reach and not standing.reachable:
         return TransientError(f"board {name!r} is offline: {row['state_reason']}")
     return None

@@ -15,6 +15,8 @@ from farm.store.clock import Instant
 from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
 
 _TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: kind for kind in (Direct, Ssh, Virtual)}
+# What commands of the user's may do to a board's power.
+POWER_ACTIONS = ("off", "on", "cycle")
 _LEASE_PREFIX = "lease_"
 _SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at", "kind")
 
@@ -79,17 +81,19 @@ def to_history(row: Mapping[str, Any], now: Instant) -> HealthHistory:
     over, and faults count for a whole window more.
     """
     stored = row["history"]
-    history = HealthHistory(**(stored | {"faults_s": tuple(stored.get("faults_s", ()))}))
+    history = HealthHistory(**(stored | {name: tuple(stored.get(name, ())) for name in ("faults_s", "cycles_s")}))
     if row["history_clock"] == now.clock:
         return history
-    return dataclasses.replace(history, faults_s=(now.seconds,) * len(history.faults_s), cooling_since_s=now.seconds)
+    faults_s, cycles_s = ((now.seconds,) * len(times) for times in (history.faults_s, history.cycles_s))
+    return dataclasses.replace(history, faults_s=faults_s, cycles_s=cycles_s, cooling_since_s=now.seconds)
 
 
 def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
     """What people and programs are shown of a row of `select_boards`: plain JSON, the lease as a mapping or None.
 
     `quarantine` is None unless the board is quarantined: `cooling_s`, for how long it has stayed without a fault, and
-    `held`, whether an operator ordered it.
+    `held`, whether an operator ordered it. `power` names what can be done to its power, and `power_cycled_s` for how
+    long the farm has not cycled it, once for each time that counts.
     """
     standing = to_standing(row, now)
     shown = {
@@ -98,6 +102,9 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
         if column.name not in ("reachable", "history", "history_clock")
     }
     shown["state"] = str(standing.state)
+    # The commands themselves may hold what is not for everybody who may look.
+    shown["power"] = [name for name in POWER_ACTIONS if name in (row["power"] or {})]
+    shown["power_cycled_s"] = [now.seconds - at for at in to_history(row, now).cycles_s]
     shown["quarantine"] = None
     if standing.health is Health.QUARANTINED:
         history = to_history(row, now)

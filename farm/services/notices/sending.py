@@ -6,14 +6,12 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
 import threading
 import urllib.parse
 
 from farm.errors import PermanentError, TransientError
+from farm.processes import user_commands
 from farm.services.notices.document import WayDocument
 
 TIMEOUT_S = 10.0
@@ -43,35 +41,9 @@ def send(way: WayDocument, notice: Notice, timeout_s: float = TIMEOUT_S) -> None
     """Send it. Raises TransientError where it is worth trying again, PermanentError; neither tells what is secret."""
     body = json.dumps(notice.to_document()).encode()
     if way.command:
-        _run(way.command, body, notice, timeout_s)
+        user_commands.run(way.command, timeout_s, stdin=body, environment={"FARM_NOTICE_CLASS": notice.kind})
     else:
         _post(way, body, timeout_s)
-
-
-def _run(command: list[str], body: bytes, notice: Notice, timeout_s: float) -> None:
-    environment = os.environ | {"FARM_NOTICE_CLASS": notice.kind}
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise PermanentError(f"{command[0]} cannot be run: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        process.communicate(body, timeout_s)
-    except subprocess.TimeoutExpired:
-        raise TransientError(f"{command[0]} did not end within {timeout_s:g} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.returncode:
-        raise TransientError(f"{command[0]} ended with exit code {process.returncode}")
 
 
 def _post(way: WayDocument, body: bytes, timeout_s: float) -> None:

@@ -1,0 +1,71 @@
+"""`farm board power`: switches a board off, on, or off and on again, by the commands of its fleet file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from farm.cli import completion, options, output
+from farm.crew import power as switching
+from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.leased_board import name_owner
+from farm.errors import UsageError
+from farm.processes.machine import name_user
+from farm.store import Store
+from farm.values import Health
+
+# What a board that was switched off by us is drained for; switching it on puts no other one back in service.
+_OFF = "its power was switched off"
+
+
+@output.command
+def power(
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    action: Annotated[Literal["on", "off", "cycle"], typer.Argument(metavar="on|off|cycle")],
+    force: Annotated[bool, typer.Option("--force", help="Revoke the lease of whoever holds the board.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")] = "",
+) -> None:
+    """Switch a board's power by the commands of its fleet file, run on this host.
+
+    A board that is switched off gets no work, as with `drain`, until it is switched on again.
+    """
+    with options.open_store() as store:
+        store.require_board(name)
+        commands = switching.parse_power(store.fetch_power().get(name))
+        if commands is None:
+            raise UsageError(
+                f"no command switches the power of {name}",
+                "Give it `power:` in its fleet file; docs/howto/switch-power.md says how.",
+            )
+        if force:
+            store.force_release(name, name_user(), reason or f"power {action}")
+        lease = store.acquire_lease(
+            name,
+            name_owner(),
+            f"power {action}",
+            ttl_s=switching.plan_lease_s(commands),
+            allowed=frozenset(Health),
+            within_reach=False,
+        )
+        try:
+            said = switching.switch(name, commands, action)
+        finally:
+            store.release_lease(lease)
+        _note(store, name, action, reason)
+    output.stdout.print(f"{name}: power {action}{f': {said}' if said else ''}", markup=False, soft_wrap=True)
+
+
+def _note(store: Store, name: str, action: str, reason: str) -> None:
+    board = store.require_board(name)
+    by, tail = name_user(), f": {reason}" if reason else ""
+    store.add_event(f"power_{action}", f"{board['board_type']}/{name}", f"by {by}{tail}")
+    if action == "cycle":
+        kind, detail = Kind.POWER_CYCLED, reason or "by an operator"
+    elif action == "off" and board["health"] in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):
+        kind, detail = Kind.DRAIN, f"{_OFF}{tail}"
+    elif action == "on" and board["health"] == Health.MAINTENANCE and _OFF in board["health_reason"]:
+        kind, detail = Kind.UNDRAIN, "its power was switched on"
+    else:
+        return
+    store.observe_board(name, str(kind), by, decide_by(Observation(kind, detail)))

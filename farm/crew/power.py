@@ -1,0 +1,56 @@
+"""Switching a board's power by the user's commands. Whether it is time to is not decided here."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from farm.errors import FarmError, UsageError
+from farm.inventory.power_commands import BOARD, PowerCommands
+from farm.processes import user_commands
+
+# Whether a board that was switched off is left so because one command failed: no, it is tried once more.
+_TRIES_ON = 2
+# What a lease on the board outlasts the commands by.
+_MARGIN_S = 30.0
+
+
+def parse_power(document: dict[str, Any] | None) -> PowerCommands | None:
+    """The commands in the store's column; None where there are none."""
+    return None if document is None else PowerCommands.model_validate(document)
+
+
+def plan_lease_s(commands: PowerCommands) -> float:
+    """For how long a board is taken to be switched, in s."""
+    return (1 + _TRIES_ON) * commands.timeout_s + commands.pause_s + _MARGIN_S
+
+
+def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Event | None = None) -> str:
+    """Switch a board `off`, `on`, or `cycle` it; returns the last of what was printed. Blocks.
+
+    `hurry` cuts the pause between off and on short. Raises UsageError where there is no command for it, PermanentError
+    or TransientError where one fails: of a board that was switched off and not on again, it says so.
+    """
+    if not commands.can(action):
+        raise UsageError(
+            f"no command switches {board} {action}" if action != "cycle" else f"no command cycles the power of {board}",
+            "Its `power:` in the fleet file says which there are; docs/howto/switch-power.md says how.",
+        )
+    if (words := getattr(commands, action)) is not None:
+        return _run(board, commands, words, action)
+    assert commands.off is not None and commands.on is not None  # noqa: PT018 - what `can` says
+    _run(board, commands, commands.off, "off")
+    (hurry or threading.Event()).wait(commands.pause_s)
+    for left in reversed(range(_TRIES_ON)):
+        try:
+            return _run(board, commands, commands.on, "on")
+        except FarmError as error:
+            if not left:
+                raise type(error)(f"{board} was switched off and not on again: {error.message}") from error
+    raise AssertionError
+
+
+def _run(board: str, commands: PowerCommands, words: list[str], action: str) -> str:
+    command = [words[0], *(word.replace(BOARD, board) for word in words[1:])]
+    environment = {"FARM_BOARD": board, "FARM_POWER": action}
+    return user_commands.run(command, commands.timeout_s, environment=environment)

@@ -1,0 +1,143 @@
+"""Boards that hang have their power cycled by their user's commands: the services' part of it.
+
+When it is time is decided in `power_rules`; the commands are run in `farm.crew.power`, on threads of this one's.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from farm.crew import power
+from farm.crew.health import Kind, Observation, decide_by
+from farm.errors import FarmError
+from farm.inventory.power_commands import PowerCommands
+from farm.services.power_rules import Order, is_network_down, plan_power
+from farm.services.probe_plan import ProbePast
+from farm.store import Store
+from farm.store.leases import PROBE
+from farm.values import Lease
+
+BY = "services"
+PURPOSE = "power cycle"
+_AT_ONCE = 4
+
+_log = logging.getLogger(__name__)
+
+
+class Powering:
+    """Cycles the power of boards. Used by the keeper's main thread alone."""
+
+    def __init__(self, store: Store, defer: Callable[[Callable[[], None]], None]) -> None:
+        """`defer` has the main thread do something soon."""
+        self._store, self._defer = store, defer
+        self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-power")
+        self._ending = threading.Event()
+        self._lost_since: dict[str, float] = {}
+        # Until when a board is left to boot, unless it has been away meanwhile and is back.
+        self._boots_until: dict[str, float] = {}
+        self._away: set[str] = set()
+        self.busy: set[str] = set()
+
+    def step(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        reachable: Collection[str],
+        refused: Collection[str],
+        past: dict[str, ProbePast],
+    ) -> None:
+        """Cycle what hangs. `refused` are boards that are there and do not let us in; of a board that was cycled, what
+        is known of its probes is taken out of `past`.
+        """
+        now = time.monotonic()
+        self._note_reach(rows, reachable, now)
+        if not any("cycle" in row["power"] or {"off", "on"} <= set(row["power"]) for row in rows):
+            return
+        documents = self._store.fetch_power()
+        cut_off = is_network_down(len(self._lost_since), len(rows))
+        for row in rows:
+            name = row["name"]
+            commands = power.parse_power(documents.get(name))
+            if commands is None or not commands.can("cycle") or name in self.busy:
+                continue
+            since = self._lost_since.get(name)
+            if since is not None and (cut_off or name in refused):
+                continue
+            order = plan_power(row, past.get(name), None if since is None else now - since, commands.boot_s)
+            if order is Order.GIVE_UP:
+                self._observe(name, Kind.NOT_REVIVED, f"{len(row['power_cycled_s'])} times")
+            elif order is Order.CYCLE:
+                self._begin(name, commands)
+                past.pop(name, None)
+
+    def find_booting(self, reachable: Collection[str]) -> set[str]:
+        """Boards that are not to be probed yet: they are being cycled, or start."""
+        now = time.monotonic()
+        self._away |= self._boots_until.keys() - set(reachable)
+        for name in list(self._boots_until):
+            if now >= self._boots_until[name] or (name in self._away and name in reachable):
+                del self._boots_until[name]
+                self._away.discard(name)
+        return self.busy | self._boots_until.keys()
+
+    def close(self) -> None:
+        """Let what has begun come to its end: a board is not left switched off. Blocks for a command or two."""
+        self._ending.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _note_reach(self, rows: Sequence[Mapping[str, Any]], reachable: Collection[str], now: float) -> None:
+        lost = {row["name"] for row in rows} - set(reachable)
+        self._lost_since = {name: self._lost_since.get(name, now) for name in lost}
+
+    def _begin(self, name: str, commands: PowerCommands) -> None:
+        owner = f"power@{socket.gethostname()} pid {os.getpid()}"
+        try:
+            lease = self._store.acquire_lease(
+                name, owner, PURPOSE, ttl_s=power.plan_lease_s(commands), allowed=PROBE, within_reach=False
+            )
+        except FarmError as error:  # somebody was faster
+            _log.info("the power of %s is not cycled: %s", name, error, extra={"board": name})
+            return
+        self.busy.add(name)
+        _log.warning("%s hangs: cycling its power", name, extra={"board": name})
+        self._pool.submit(self._cycle, name, commands, lease)
+
+    def _cycle(self, name: str, commands: PowerCommands, lease: Lease) -> None:
+        try:
+            said = power.switch(name, commands, "cycle", self._ending)
+            result = (Kind.POWER_CYCLED, said)
+        except FarmError as error:
+            result = (Kind.POWER_FAILED, error.message)
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: the board must not stay taken
+            _log.exception("cycling the power of %s", name, extra={"board": name})
+            result = (Kind.POWER_FAILED, f"a bug of the farm's: {error!r}")
+        if self._ending.is_set():
+            with Store(self._store.location) as store:  # nobody runs what is deferred any more
+                self._conclude(store, name, commands, lease, *result)
+        else:
+            self._defer(lambda: self._conclude(self._store, name, commands, lease, *result))
+
+    def _conclude(
+        self, store: Store, name: str, commands: PowerCommands, lease: Lease, kind: Kind, detail: str
+    ) -> None:
+        self.busy.discard(name)
+        if kind is Kind.POWER_CYCLED:
+            self._boots_until[name] = time.monotonic() + commands.boot_s
+        self._observe(name, kind, detail, store)
+        try:
+            store.release_lease(lease)
+        except FarmError as error:  # then it expires
+            _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+
+    def _observe(self, name: str, kind: Kind, detail: str, store: Store | None = None) -> None:
+        try:
+            (store or self._store).observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
+            _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
+        except FarmError as error:  # removed meanwhile, or the store is busy
+            _log.warning("%s: %s", name, error, extra={"board": name})

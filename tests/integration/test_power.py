@@ -1,0 +1,132 @@
+"""A board that hangs and that only a power command revives: a process of its own, the services, and the command."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from farm.connectivity import services as services_side
+from farm.crew import power
+from farm.errors import PermanentError, TransientError, UsageError
+from farm.inventory.power_commands import PowerCommands
+from farm.processes import user_commands
+from farm.settings import Settings
+from farm.store import Store
+from farm.values import Direct
+from tests.acceptance.conftest import find_free_port, wait_until
+
+# What a power supply does: whatever had power has none, and then it starts anew. The board's process is nobody's child.
+_PLUG = """#!{python}
+import os, pathlib, signal, subprocess, sys
+folder, port, name, action = pathlib.Path({folder!r}), {port}, sys.argv[1], sys.argv[2]
+pid = folder / f"{{name}}.pid"
+with (folder / "plug.log").open("a") as log:
+    log.write(f"{{name}} {{action}}\\n")
+if action == "off" and pid.exists():
+    os.killpg(int(pid.read_text()), signal.SIGKILL)
+    pid.unlink()
+if action == "on":
+    command = [sys.executable, "-m", "device_agent", "serve", "--virtual", "jetson-nano", "--name", name,
+               "--tracker", f"127.0.0.1:{{port}}"]
+    with (folder / f"{{name}}.log").open("ab") as out:
+        board = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    pid.write_text(str(board.pid))
+"""
+
+
+class Plug:
+    """A power plug of one board, operated by a command."""
+
+    def __init__(self, folder: pathlib.Path, tracker_port: int) -> None:
+        self.folder = folder
+        self.path = folder / "plug"
+        self.path.write_text(_PLUG.format(python=sys.executable, folder=str(folder), port=tracker_port))
+        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+        self.commands = PowerCommands.model_validate(
+            {"off": [str(self.path), "{board}", "off"], "on": [str(self.path), "{board}", "on"], "pause_s": 0.1}
+        )
+
+    @property
+    def log(self) -> list[str]:
+        """What was done with it."""
+        path = self.folder / "plug.log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def find_board(self) -> int:
+        """The board's process."""
+        return int((self.folder / "real-1.pid").read_text())
+
+    def hang(self) -> None:
+        """Have every process of the board stop where it is, as a kernel that is stuck does: its port stays open."""
+        for process in [psutil.Process(self.find_board()), *psutil.Process(self.find_board()).children(recursive=True)]:
+            process.send_signal(signal.SIGSTOP)
+
+
+@pytest.fixture
+def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
+    """A plug whose board is switched off at the end."""
+    plug = Plug(tmp_path, find_free_port())
+    yield plug
+    power.switch("real-1", plug.commands, "off")
+
+
+def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of a frozen board fail, its power is cycled, and it is good again; the events tell so in that order."""
+    monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
+    port = int(plug.path.read_text().split("port, name, action = pathlib.Path(")[1].split("), ")[1].split(",")[0])
+    settings = Settings(home=str(plug.folder / "home"), tracker_port=port)
+    monkeypatch.setenv("FARM_TRACKER_PORT", str(port))
+    with Store(settings.store_location) as store:
+        store.register_board("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
+        services, _ = services_side.start_services(settings)
+        try:
+            power.switch("real-1", plug.commands, "on")
+            wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to pass its first probe")
+            before = plug.find_board()
+            plug.hang()
+            assert services.probe(["real-1"], 120.0)[0]["passed"] is False
+            wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}", 200)
+            wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to be good again")
+            assert plug.find_board() != before
+            kinds = [event["kind"] for event in store.fetch_board_events("real-1")]
+            cycled = kinds.index("power_cycled")
+            assert "probe_failed" in kinds[:cycled]
+            assert "probe_passed" in kinds[cycled:]
+            assert store.require_board("real-1")["lease"] is None
+        finally:
+            services.stop()
+
+
+def test_a_command_that_fails_or_hangs_is_told_of(tmp_path: pathlib.Path) -> None:
+    """Its exit code and last words, or its deadline, are the error; what it started does not outlive it."""
+    with pytest.raises(PermanentError, match="cannot be run"):
+        user_commands.run([str(tmp_path / "nothing")], 5.0)
+    with pytest.raises(TransientError, match=r"exit code 3: no such outlet\?$"):
+        user_commands.run(["/bin/sh", "-c", "printf 'no such outlet\\033' >&2; exit 3"], 5.0)
+    child = tmp_path / "child"
+    began = time.monotonic()
+    with pytest.raises(TransientError, match=r"did not end within 0\.5 s"):
+        user_commands.run(["/bin/sh", "-c", f"sleep 60 & echo $! > {child}; wait"], 0.5)
+    assert time.monotonic() - began < 30
+    wait_until(lambda: not pathlib.Path(f"/proc/{child.read_text().strip()}").exists(), "its child to be gone", 10)
+
+
+def test_a_board_is_not_left_switched_off(tmp_path: pathlib.Path) -> None:
+    """`on` is tried twice after `off`, also when the pause is cut short; where it fails for good, the error says so."""
+    once = tmp_path / "once"
+    commands = PowerCommands.model_validate(
+        {"off": ["true"], "on": ["/bin/sh", "-c", f"test -e {once} || {{ touch {once}; exit 1; }}"], "pause_s": 0}
+    )
+    assert power.switch("nano-01", commands, "cycle") == ""
+    broken = commands.model_copy(update={"on": ["false"]})
+    with pytest.raises(TransientError, match="nano-01 was switched off and not on again"):
+        power.switch("nano-01", broken, "cycle")
+    with pytest.raises(UsageError, match="no command cycles"):
+        power.switch("nano-01", PowerCommands.model_validate({"on": ["true"]}), "cycle")
