@@ -156,6 +156,7 @@ class WorkKind(StrEnum):
     DEPLOY = "deploy"
     SWEEP = "sweep"
     SCRIPT = "script"
+    RESERVED = "reserved"
     TRIALS = "trials"
 
     @classmethod

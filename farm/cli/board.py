@@ -17,6 +17,7 @@ from farm.cli import board_show, options, output, tables
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.reservation import is_reserved_by
 from farm.errors import UsageError
 from farm.inventory import fleet_ranges
 from farm.processes.machine import name_user
@@ -38,6 +39,7 @@ _ELSEWHERE = {
     "certify": ("board_certify", "certify"),
     "calibrate-model": ("board_calibrate", "calibrate_model"),
     "power": ("board_power", "power"),
+    "reserve": ("board_reserve", "reserve"),
 }
 
 app = typer.Typer(**_NOUN)
@@ -284,9 +286,12 @@ def release(
     force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
 ) -> None:
-    """End the lease that a board has, whoever holds it; who did it and why is kept."""
+    """Give back a board that you have reserved, or end another's lease by force; who did it and why is kept."""
     with options.open_store() as store:
-        lease = store.require_board(name)["lease"]
+        board = store.require_board(name)
+        lease = board["lease"]
+        if is_reserved_by(board, name_user()):
+            force, reason = True, reason or "given back before its time"
         if lease is not None and not force:
             raise UsageError(
                 f"{name} is held by {output.holder(lease)}",

@@ -27,7 +27,9 @@ from farm.connectivity.board_logs import MAX_LINES, plan_follow_command, plan_lo
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.ssh import ExecResult, SshConnection
 from farm.connectivity.ssh_handshake import SshAddress
+from farm.crew.reservation import is_reserved_by
 from farm.errors import FarmError, PermanentError, TransientError, UsageError
+from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
@@ -78,7 +80,7 @@ def execute(
     with options.open_store(settings) as store:
         addresses = {name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards}
         for row in store.fetch_boards():
-            if row["name"] in addresses and row["lease"]:
+            if row["name"] in addresses and row["lease"] and not is_reserved_by(row, name_user()):
                 output.stderr.print(
                     f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
                     "what runs beside that disturbs it",

@@ -170,7 +170,10 @@ def _print(text: str) -> None:
 
 def holder(lease: dict[str, Any] | None) -> str:
     """Who holds a board, why and since when."""
-    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}" if lease else "–"
+    if not lease:
+        return "–"
+    until = f" until {moment(lease['expires_at'])}" if lease["kind"] == "reserved" else ""
+    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}{until}"
 
 
 def moment(seconds: float | None) -> str:

@@ -35,9 +35,12 @@ def show(context: typer.Context, json: options.Json = False) -> None:
     if held := [board for board in document["boards"] if board["owner"]]:
         output.stdout.print()
         tables.print_table(
-            ["Board", "Held for", "Who", "Since"],
-            [[b["name"], b["purpose"], b["owner"], output.moment(b["acquired_at"])] for b in held],
-            left=(0, 1, 2, 3),
+            ["Board", "Held for", "Who", "Since", "Reserved until"],
+            [
+                [b["name"], b["purpose"], b["owner"], *map(output.moment, (b["acquired_at"], b["reserved_until"]))]
+                for b in held
+            ],
+            left=(0, 1, 2, 3, 4),
         )
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from farm.errors import FarmError, LeaseOverError, TransientError
 from farm.store import Store
+from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease
 
 # Renewed every third of its time: two renewals may fail before it lapses.
@@ -36,9 +37,16 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, open_store: Callable[[], Store], lease: Lease, on_lost: Callable[[str], None] = lambda reason: None
+        self,
+        open_store: Callable[[], Store],
+        lease: Lease,
+        on_lost: Callable[[str], None] = lambda reason: None,
+        *,
+        ours: bool = True,
     ) -> None:
-        self._open_store = open_store
+        """`ours`: it is renewed and given back; a person's reservation is only watched."""
+        self._open_store, self._ours = open_store, ours
+        self._every_s = (lease.ttl_s if ours else min(lease.ttl_s, LEASE_TTL_S)) / _RENEWALS_PER_TTL
         self._lease = lease
         self._on_lost = on_lost
         self._renewed_at = time.monotonic()
@@ -63,12 +71,18 @@ class LeaseKeeper:
         if self.lost.is_set():
             return self.reason
         try:
-            store.renew_lease(self.lease)
+            self._renew(store)
         except LeaseOverError as error:
             return error.message
         except TransientError:  # the store is busy; the keeper will know
             pass
         return ""
+
+    def _renew(self, store: Store) -> None:
+        if self._ours:
+            self._lease = store.renew_lease(self._lease)
+        else:
+            store.require_lease(self._lease)
 
     def __enter__(self) -> LeaseKeeper:
         return self
@@ -81,13 +95,13 @@ class LeaseKeeper:
     def _keep(self) -> None:
         with contextlib.ExitStack() as stack:
             store: Store | None = None
-            pause_s = self._lease.ttl_s / _RENEWALS_PER_TTL
+            pause_s = self._every_s
             while not self._wanted.wait(pause_s):
-                pause_s = self._lease.ttl_s / _RENEWALS_PER_TTL
+                pause_s = self._every_s
                 began = time.monotonic()
                 try:
                     store = store or stack.enter_context(self._open_store())
-                    self._lease = store.renew_lease(self._lease)
+                    self._renew(store)
                     self._renewed_at = began
                 except FarmError as error:
                     if self._is_over(error):
@@ -95,6 +109,8 @@ class LeaseKeeper:
                         return
                     self._warn("lease %d of %s: %s; trying again", self._lease.token, self._lease.board, error)
                     pause_s = min(_RETRY_S, self._lease.ttl_s / _RETRIES_PER_TTL)
+            if not self._ours:
+                return
             try:
                 store = store or stack.enter_context(self._open_store())
                 store.release_lease(self._lease)

@@ -72,7 +72,9 @@ class LeasedBoard:
         kind: WorkKind | None = None,
         request: int | None = None,
     ) -> None:
-        """Take its lease and keep it. `find_tracker`: where it is asked for; None where that is our own to keep up.
+        """Take its lease and keep it, or work under the reservation of who we are.
+
+        `find_tracker`: where it is asked for; None where that is our own to keep up.
 
         `kind` and `request` are what `Store.acquire_lease` is told of the queue.
 
@@ -82,10 +84,11 @@ class LeasedBoard:
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
-        lease = store.acquire_lease(
-            *(self.name, name_owner(), purpose), ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator()
-        )
-        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease)
+        # What its person does with a reserved board is done under the reservation, which outlasts it.
+        reserved = store.find_reservation(self.name, name_user()) if kind not in (None, WorkKind.TRIALS) else None
+        taken = functools.partial(store.acquire_lease, self.name, name_owner(), purpose)
+        lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
+        self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease, ours=reserved is None)
         with contextlib.ExitStack() as undo:
             undo.callback(self._keeper.close)
             store.add_event("board_taken", key, f"lease {lease.token}, {purpose}")

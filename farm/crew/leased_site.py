@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import BoardChoice, plan_choice, plan_pool, require_hope
+from farm.crew.choice import BoardChoice, find_unfit, plan_choice, plan_pool, require_hope
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
 from farm.crew.queue_place import QueuePlace, explain, read_queue
+from farm.crew.reservation import is_reserved_by
 from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
+from farm.processes.machine import name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, WorkKind
@@ -177,6 +179,8 @@ class FleetSite:
         if trouble := find_trouble(self.tracker):
             self._place.leave()  # others may have what we could not use
             choice = choice.without(dict.fromkeys(choice.free, trouble))
+        elif reserved := self._find_reserved(rows):
+            choice = BoardChoice(reserved, {})
         else:
             choice = self._choose(rows, choice)
         for name in choice.free:
@@ -207,6 +211,11 @@ class FleetSite:
         if choice.text != self._noted:
             self._noted = choice.text
             self._note(f"waiting for a board: {choice.text}")
+
+    def _find_reserved(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Boards that are reserved for who we are: they are ours already, whoever waits."""
+        mine = [row for row in rows if row["name"] in self._pool and is_reserved_by(row, name_user())]
+        return tuple(row["name"] for row in mine if not find_unfit(row))
 
     def _choose(self, rows: Sequence[Mapping[str, Any]], choice: BoardChoice) -> BoardChoice:
         """Of the boards that can be taken, those whose turn it is for us."""

@@ -157,8 +157,10 @@ def to_document(store: Store) -> dict[str, Any]:
         requests.append(document | {"has": has, "why": _explain_in_words(request, rows, queue, plan, has)})
     boards = []
     for row in rows:
-        lease = row["lease"] or dict.fromkeys(("owner", "purpose", "kind", "acquired_at"))
-        about = {name: lease[name] for name in ("owner", "purpose", "kind", "acquired_at")}
+        fields = ("owner", "purpose", "kind", "acquired_at")
+        lease = row["lease"] or dict.fromkeys((*fields, "expires_at"))
+        reserved = lease["kind"] == WorkKind.RESERVED
+        about = {name: lease[name] for name in fields} | {"reserved_until": lease["expires_at"] if reserved else None}
         goes_to = plan.yields.get(row["name"], plan.grants.get(row["name"]))
         boards.append({"name": row["name"], "board_type": row["board_type"], **about, "goes_to": goes_to})
     return {"requests": requests, "boards": boards}

@@ -124,9 +124,38 @@ class LeaseQueries(QueueQueries):
             connection.execute(
                 schema.leases.update()
                 .where(schema.leases.c.token == lease.token)
-                .values(expires_at=expires_at, expires_s=now.seconds + lease.ttl_s)
+                .values(expires_at=expires_at, expires_s=now.seconds + lease.ttl_s, ttl_s=lease.ttl_s)
             )
         return dataclasses.replace(lease, expires_at=expires_at)
+
+    def require_lease(self, lease: Lease) -> None:
+        """Raise LeaseOverError where a lease that somebody else keeps is over."""
+        with self._writing() as connection:
+            row = self._find_held(connection, lease)
+            if row is None or has_lapsed(row, self._clock()):
+                raise LeaseOverError(f"the lease {lease.token} of board {lease.board!r} is over")
+
+    def prolong_lease(self, lease: Lease, ttl_s: float) -> Lease:
+        """Have a lease that nobody renews last for `ttl_s` from now, longer or shorter than before.
+
+        Raises LeaseOverError where it is over, UsageError where that is no time.
+        """
+        _check_ttl(ttl_s)
+        return self.renew_lease(dataclasses.replace(lease, ttl_s=ttl_s))
+
+    def find_reservation(self, board: str, owner: str) -> Lease | None:
+        """The lease by which a board is reserved for somebody; None where it is not."""
+        kind = str(WorkKind.RESERVED)
+        query = select_boards().where(
+            schema.boards.c.name == board, schema.leases.c.kind == kind, schema.leases.c.owner == owner
+        )
+        [store] = self._rows(sa.select(schema.identity.c.id))
+        for row in self._rows(query):
+            if not has_lapsed(row, self._clock()):
+                times = row["lease_ttl_s"], row["lease_acquired_at"], row["lease_expires_at"]
+                about = board, owner, row["lease_purpose"], str(store["id"]), int(row["lease_token"])
+                return Lease(*about, *times, row["lease_nonce"])
+        return None
 
     def release_lease(self, lease: Lease) -> bool:
         """Give a board back. Returns False where the lease was over already; a later one is left alone."""

@@ -56,6 +56,8 @@ class Board(_Model):
     seen_at: float | None
     quarantine: dict[str, Any] | None
     lease: Lease | None
+    power: list[str]
+    power_cycled_s: list[float]
 
 
 class BoardEvent(_Model):

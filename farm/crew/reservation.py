@@ -1,0 +1,102 @@
+"""Boards that a person has for a while: taken in their turn, prolonged, and found again by the person's own commands.
+
+A reservation is a lease of the kind `reserved` that nobody renews: see docs/adr/0042. Who else wants the board waits in
+the queue as for any other lease.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farm.crew.choice import find_reason
+from farm.crew.queue_place import QueuePlace, explain, read_queue
+from farm.errors import TransientError, UnavailableError, UsageError
+from farm.processes.machine import name_user
+from farm.store import Store
+from farm.values import Health, Lease, WorkKind
+
+MOST_S = 7 * 86400.0
+_MOST_WHY = 200
+_LOOK_S = 0.5
+# Also what is out of order may be reserved, to look into it.
+_ALLOWED = frozenset(Health) - {Health.RETIRED}
+
+
+def is_reserved_by(row: Mapping[str, Any] | None, person: str) -> bool:
+    """Whether a board is reserved for a person, by its row as `Store.fetch_boards` shows it."""
+    lease = (row or {}).get("lease") or {}
+    return bool(lease.get("kind") == WorkKind.RESERVED and lease.get("owner") == person)
+
+
+def reserve(
+    store: Store,
+    name: str,
+    for_s: float,
+    why: str,
+    wait_s: float,
+    note: Callable[[str], None],
+    person: str = "",
+) -> tuple[Lease, bool]:
+    """Reserve a board for a person (default: who we are), in its turn; returns the lease, and whether it is a new one.
+
+    One that the person has already lasts `for_s` from now. A campaign gives the board up after the trial under way.
+    Raises UsageError, UnavailableError where it is not to be had within `wait_s`.
+    """
+    person = person or name_user()
+    if not 0 < for_s <= MOST_S:
+        raise UsageError(f"a board is reserved for up to {MOST_S / 86400:g} days, not {for_s / 86400:g}")
+    if len(why) > _MOST_WHY or not why.isprintable():
+        raise UsageError(f"the reason is one line of up to {_MOST_WHY} characters that can be printed")
+    row = store.require_board(name)
+    if (kept := store.find_reservation(name, person)) is not None:
+        return store.prolong_lease(kept, for_s), False
+    purpose = f"reserved: {why}" if why else "reserved"
+    place = QueuePlace(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
+    deadline, said = time.monotonic() + wait_s, ""
+    try:
+        while True:
+            reason = _find_obstacle(store, name, place)
+            if not reason:
+                try:
+                    taken = store.acquire_lease(
+                        name,
+                        person,
+                        purpose,
+                        ttl_s=for_s,
+                        allowed=_ALLOWED,
+                        kind=WorkKind.RESERVED,
+                        request=place.number,
+                        within_reach=False,
+                    )
+                    place.end()
+                    return taken, True
+                except TransientError as error:  # somebody was faster
+                    reason = error.message
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"{name} was not to be had within {wait_s:g} s: {reason}",
+                    "`farm queue` shows who has it and who waits; --wait 10m waits longer.",
+                )
+            if reason != said:
+                note(f"waiting for {name}: {reason}")
+                said = reason
+            time.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+    finally:
+        place.leave()
+
+
+def _find_obstacle(store: Store, name: str, place: QueuePlace) -> str:
+    """Why the board cannot be taken now; "" where it can. What is of no use to others has no queue."""
+    rows = store.fetch_boards()
+    [row] = [each for each in rows if each["name"] == name]
+    reason = find_reason(row)
+    if reason and row["lease"] is None:
+        return ""
+    place.stay()
+    queue, plan = read_queue(store, rows)
+    if reason:
+        return reason
+    mine = next((each for each in queue.requests if each.id == place.number), None)
+    return "the request for it is being renewed" if mine is None else explain(mine, queue, plan, [name]).get(name, "")
