@@ -282,6 +282,7 @@ class Queued(_Model):
     purpose: str | None
     kind: str | None
     acquired_at: float | None
+    reserved_until: float | None
     goes_to: int | None
 
 

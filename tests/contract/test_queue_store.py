@@ -124,12 +124,14 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     execute(place, "DROP TABLE board_usage")
     for column in ("kind", "since_s", "through"):
         execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
+    execute(place, "ALTER TABLE boards DROP COLUMN power")
     execute(place, "UPDATE alembic_version SET version_num = '0007'")
     opened = database.connect(place)
     database.migrate(opened)
     opened.close()
     with Store(place, Clocks().read, Clocks().read_wall) as store:
         assert store.require_board("nano-01")["lease"]["owner"] == "left"
+        assert store.fetch_power() == {}
         assert store.fetch_queue().held_s == {}
         number = ask(store)
         assert [each.id for each in store.fetch_queue().requests] == [number]
