@@ -31,6 +31,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "quickstart": _Entry("quickstart", "quickstart", "Tune, compile, check and time a model on this machine."),
     "init": _Entry("init", "init", "Write the first files: boards, a campaign, settings."),
     "tune": _Entry("tune", "tune", "Tune a model for a board type."),
+    "gate": _Entry("gate", "gate", "Pass or fail a change of a model, against a baseline."),
     "doctor": _Entry("doctor", "doctor", "Check every part of the farm."),
     "up": _Entry("services", "up", "Start the farm's services."),
     "down": _Entry("services", "down", "End the farm's services."),

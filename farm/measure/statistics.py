@@ -23,6 +23,9 @@ class SampleSummary:
     std: float
     ci_low: float
     ci_high: float
+    # Nine of ten, and 99 of 100, are no larger; of few samples the largest two tell.
+    p90: float = 0.0
+    p99: float = 0.0
 
     def scaled(self, factor: float) -> dict[str, float | int]:
         """All of it times `factor`, as a plain mapping; the count stays."""
@@ -35,6 +38,7 @@ def summarise(samples: Sequence[float]) -> SampleSummary:
     values = np.sort(np.asarray(samples, dtype=np.float64))
     if values.size == 0:
         raise ValueError("no samples to summarise")
+    p90, p99 = (float(each) for each in np.quantile(values, (0.9, 0.99)))
     low, high = (float(values[list(ranks)].mean()) for ranks in _find_interval(values.size))
     return SampleSummary(
         count=int(values.size),
@@ -45,6 +49,8 @@ def summarise(samples: Sequence[float]) -> SampleSummary:
         std=float(values.std(ddof=1)) if values.size > 1 else 0.0,
         ci_low=low,
         ci_high=high,
+        p90=p90,
+        p99=p99,
     )
 
 

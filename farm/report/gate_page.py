@@ -1,0 +1,116 @@
+"""What a gate decided, for CI systems and people: JUnit's XML and a page in Markdown, from the gate's document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree  # written, never read
+
+from farm import foreign
+from farm.points.conditions import format_conditions
+from farm.units import format_bytes
+
+_MARKS = {"pass": "passed", "fail": "**FAILED**", "undecided": "*undecided*"}
+
+
+def write_junit(document: Mapping[str, Any]) -> str:
+    """One suite for each board, one case for its outputs and for each condition; undecided ones are failures where the
+    gate takes them for such, else skipped.
+    """
+    root = ElementTree.Element("testsuites", name="farm gate")
+    for part in document["boards"]:
+        suite = ElementTree.SubElement(root, "testsuite", name=_clean(_name(part)))
+        called = _clean(f"{part['model']}.{part['board_type']}")
+        case = ElementTree.SubElement(suite, "testcase", classname=called, name="outputs agree with the reference")
+        if not part["verified"]["matches"]:
+            ElementTree.SubElement(case, "failure", message=_clean(part["verified"]["reason"]))
+        for each in part["conditions"]:
+            case = ElementTree.SubElement(suite, "testcase", classname=called, name=_clean(each["condition"]))
+            message = _clean(describe(each))
+            if each["verdict"] == "fail" or (each["verdict"] == "undecided" and document["undecided"] == "fail"):
+                ElementTree.SubElement(case, "failure", message=message, type=each["verdict"])
+            elif each["verdict"] == "undecided":
+                ElementTree.SubElement(case, "skipped", message=f"undecided: {message}")
+            ElementTree.SubElement(case, "system-out").text = message
+        cases = suite.findall("testcase")
+        suite.set("tests", str(len(cases)))
+        for kind, name in (("failure", "failures"), ("skipped", "skipped")):
+            suite.set(name, str(sum(each.find(kind) is not None for each in cases)))
+        suite.set("errors", "0")
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def write_summary(document: Mapping[str, Any]) -> str:
+    """A page that a CI system shows beside the run."""
+    return "\n".join(_list_lines(document)) + "\n"
+
+
+def describe(condition: Mapping[str, Any]) -> str:
+    """What was found of a condition, in a few words."""
+    if condition["value"] is None:
+        return "the board has no sensor for it"
+    value, low, high = (condition[key] for key in ("value", "low", "high"))
+    if condition["is_change"]:
+        return f"{_change(value)} ({_change(low)} to {_change(high)})"
+    return f"{_figure(condition['metric'], value)} ({_figure(condition['metric'], low)} to " + (
+        f"{_figure(condition['metric'], high)})"
+    )
+
+
+def _list_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## farm gate: {_MARKS[document['verdict']]}"
+    for part in document["boards"]:
+        yield ""
+        yield f"### {_escape(_name(part))}"
+        if part["simulated"]:
+            yield "*Simulated: nothing was measured on a real board.*"
+        yield ""
+        if not part["verified"]["matches"]:
+            yield f"**Wrong outputs**: {_escape(part['verified']['reason'])}"
+            continue
+        if part["conditions"]:
+            yield "| condition | found | verdict |"
+            yield "|---|---|---|"
+            for each in part["conditions"]:
+                yield f"| {_escape(each['condition'])} | {describe(each)} | {_MARKS[each['verdict']]} |"
+            yield ""
+        yield "| | median | p90 | p99 | energy | size |"
+        yield "|---|---|---|---|---|---|"
+        for name in ("candidate", "baseline"):
+            if part[name] is not None:
+                yield _row(name, part[name])
+        yield ""
+        conditions = format_conditions(part["threads"], part["clocks"], part["operating_point"])
+        yield f"{part['rounds']} rounds in turns; {_escape(conditions)}. Intervals are at 95 %."
+
+
+def _row(name: str, figures: Mapping[str, Any]) -> str:
+    latency, energy_j = figures["latency_s"], figures["energy_j"]
+    energy = "–" if energy_j is None else f"{energy_j * 1e3:.2f} mJ"
+    times = " | ".join(f"{latency[key] * 1e3:.3f} ms" for key in ("median", "p90", "p99"))
+    return f"| {name} | {times} | {energy} | {format_bytes(figures['bytes'])} |"
+
+
+def _name(part: Mapping[str, Any]) -> str:
+    device = " on the GPU" if part["device"] == "gpu" else ""
+    return f"{part['model']}{device}, {part['board_type']}/{part['board']}"
+
+
+def _change(ratio: float) -> str:
+    return "no limit" if ratio == float("inf") else f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _figure(metric: str, value: float) -> str:
+    if metric == "energy":
+        return f"{value * 1e3:.3g} mJ"
+    return format_bytes(int(value)) if metric in ("size", "memory") else f"{value * 1e3:.4g} ms"
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{each}" if each in "\\`*_{}[]<>|#" else each for each in foreign.show_controls(text))
+
+
+def _clean(text: str) -> str:
+    """XML 1.0 has no control characters at all."""
+    return foreign.show_controls(text)
