@@ -59,7 +59,7 @@ def power(
 def _note(store: Store, name: str, action: str, reason: str) -> None:
     board = store.require_board(name)
     by, tail = name_user(), f": {reason}" if reason else ""
-    store.add_event(f"power_{action}", f"{board['board_type']}/{name}", f"by {by}{tail}")
+    store.add_event(f"power_{action}", name, f"switched {action}{tail}", by)
     if action == "cycle":
         kind, detail = Kind.POWER_CYCLED, reason or "by an operator"
     elif action == "off" and board["health"] in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):

@@ -9,6 +9,7 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.crew.queue_place import to_document
+from farm.processes.machine import name_user
 from farm.units import format_duration
 
 app = typer.Typer(help="The queue for boards: what waits, who asked, why not yet, and who has boards.")
@@ -70,7 +71,7 @@ def priority(
 ) -> None:
     """Give what waits another priority. Interactive work below 0 takes only boards that no campaign wants."""
     with options.open_store(farm_settings.load()) as store:
-        request = store.set_queue_priority(number, value)
+        request = store.set_queue_priority(number, value, name_user())
     if json:
         output.print_json({"id": request.id, "purpose": request.purpose, "priority": request.priority})
     else:

@@ -13,6 +13,7 @@ from farm.cli import options, output, record_exchange, tables
 from farm.cli import record_filters as filters
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
+from farm.processes.machine import name_user
 from farm.report.record_choice import Filters, point_to_others, require_workload
 from farm.report.record_document import make_document, name_codes, to_document
 from farm.values import DEFAULT_POINT, Record
@@ -176,6 +177,8 @@ def prune(
         codes = name_codes(store, records)
         others = "" if records else wanted.explain_none(store)
         gone = 0 if dry_run else store.remove_records(records)
+        if gone:
+            store.add_event("records_removed", "records", f"{gone} records", name_user())
     if json:
         output.print_json({"forgotten": gone, "records": [to_document(each, codes) for each in records]})
         return

@@ -87,6 +87,8 @@ def import_(
             raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
         with options.open_store() as store:
             taken = store.take_in(bundle, str(folder.absolute()), name_user())
+            said = f"{taken.records} records of {folder.absolute()}"
+            store.add_event("records_imported", "records", said, name_user())
         _tell(taken, json)
         return
     if not board_type:
@@ -122,6 +124,7 @@ def merge(
         bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
         exchange.require_sound(bundle, other)
         taken = store.take_in(bundle, other, name_user())
+        store.add_event("records_merged", "records", f"{taken.records} records of another farm", name_user())
     _tell(taken, json)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from farm import settings as farm_settings
-from farm.cli import output
+from farm.cli import options, output, tables
 from farm.errors import UnavailableError
+from farm.processes.machine import name_user
 
 app = typer.Typer(help="The farm's page and API: serve it, its token, its address.")
 
@@ -42,16 +43,84 @@ def serve(
     serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
 
 
-@app.command("token")
+tokens_app = typer.Typer(help="Tokens: the farm's own, and named ones of people and scripts with a role.")
+app.add_typer(tokens_app, name="token")
+Who = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is: a person's name, or a script's.")]
+
+
+@tokens_app.callback(invoke_without_command=True)
 @output.command
 def token(
-    new: Annotated[bool, typer.Option("--new", help="Make another token: the old one and all sessions end.")] = False,
+    context: typer.Context,
+    new: Annotated[bool, typer.Option("--new", help="Make another token: the old one and its sessions end.")] = False,
 ) -> None:
-    """Print the token with which the page and the API let you change things."""
+    """Print the farm's own token, with which the page and the API let you change everything."""
+    if context.invoked_subcommand is not None:
+        return
     require_server()
     from farm.web.access import read_token
 
     print(read_token(farm_settings.load().home_path, renew=new))
+
+
+@tokens_app.command("add")
+@output.command
+def add_token(
+    name: Who,
+    role: Annotated[
+        Literal["reader", "user", "operator"],
+        typer.Option("--role", help="reader: read; user: also order campaigns; operator: also boards."),
+    ] = "reader",
+) -> None:
+    """Make a token for somebody, in place of an older one of the name. It is printed once and kept nowhere."""
+    require_server()
+    from farm.web import tokens
+
+    home, by = farm_settings.load().home_path, name_user()
+    made = tokens.add(home, name, tokens.Role(role), by)
+    _note("token_added", name, f"role {role}", by)
+    print(made)
+
+
+@tokens_app.command("list")
+@output.command
+def list_tokens(json: options.Json = False) -> None:
+    """List whose tokens there are, and what they may do; never the tokens."""
+    require_server()
+    from farm.web import tokens
+
+    entries = tokens.read_entries(farm_settings.load().home_path)
+    if json:
+        output.print_json(
+            [
+                {"name": each.name, "role": str(each.role), "created_at": each.created_at, "by": each.by}
+                for each in entries
+            ]
+        )
+        return
+    tables.print_table(
+        ("Name", "Role", "Since", "Made by"),
+        [(each.name, str(each.role), output.moment(each.created_at), each.by) for each in entries],
+        left=(0, 1, 2, 3),
+        empty="no named tokens; `farm web token add NAME --role user` makes one",
+    )
+
+
+@tokens_app.command("remove")
+@output.command
+def remove_token(name: Who) -> None:
+    """End somebody's token and sessions."""
+    require_server()
+    from farm.web import tokens
+
+    tokens.remove(farm_settings.load().home_path, name)
+    _note("token_removed", name, "", name_user())
+    output.stdout.print(f"the token of {name} is no more", markup=False)
+
+
+def _note(kind: str, name: str, message: str, by: str) -> None:
+    with options.open_store() as store:
+        store.add_event(kind, name, message, by)
 
 
 @app.command("url")

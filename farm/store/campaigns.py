@@ -100,7 +100,8 @@ class CampaignQueries(WorkloadQueries):
                 )
             )
             self._insert_workloads(connection, number, workloads, types[0] if len(types) == 1 else "")
-            self._add_campaign_event(connection, "campaign_submitted", name, f"by {order['owner']}: {command}")
+            by = str(order["owner"])
+            self._add_campaign_event(connection, "campaign_submitted", name, f"by {by}: {command}", by)
         return number
 
     def fetch_fleet_campaigns(self, *, over: bool | None = None) -> list[FleetCampaign]:
@@ -143,13 +144,14 @@ class CampaignQueries(WorkloadQueries):
             if idle and wanted == CANCEL:
                 values["reason"] = f"cancelled by {by}"
                 _set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
-                self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}")
+                self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}", by)
             elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
                 values["reason"] = "waits for an engine"
                 _set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
             if wanted != campaign.wanted or "reason" in values:
                 _update_fleet(connection, campaign.id, **values)
-                self._add_campaign_event(connection, f"campaign_{wanted}", name, f"requested by {by}; it was {state}")
+                told = f"requested by {by}; it was {state}"
+                self._add_campaign_event(connection, f"campaign_{wanted}", name, told, by)
             return _require(connection, name)
 
     def change_budget(self, name: str, budget: Mapping[str, Any], by: str) -> FleetCampaign:
@@ -166,7 +168,7 @@ class CampaignQueries(WorkloadQueries):
                     for key in sorted(campaign.budget.keys() | budget.keys())
                     if campaign.budget.get(key) != budget.get(key)
                 )
-                self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}")
+                self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}", by)
             return _require(connection, name)
 
     def change_folder(self, name: str, folder: str, by: str) -> FleetCampaign:
@@ -178,7 +180,7 @@ class CampaignQueries(WorkloadQueries):
             campaign = _require(connection, name)
             if campaign.order.get("compile_to") != folder:
                 _update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
-                self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}")
+                self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
     def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
@@ -261,10 +263,9 @@ class CampaignQueries(WorkloadQueries):
         assert done.inserted_primary_key
         return int(done.inserted_primary_key[0])
 
-    def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str) -> None:
-        connection.execute(
-            schema.events.insert().values(at=self._wall_clock(), kind=kind, subject=name, message=message)
-        )
+    def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str, by: str = "") -> None:
+        about = {"kind": kind, "subject": name, "message": message, "by": by}
+        connection.execute(schema.events.insert().values(at=self._wall_clock(), **about))
 
 
 def select_fleet() -> sa.Select[Any]:

@@ -51,7 +51,7 @@ class OverviewQueries(CampaignQueries):
         What happens to every board at every campaign is left out. `subject` is a board's or a campaign's name.
         """
         own, boards = schema.events, schema.board_events
-        first = sa.select(own.c.at, own.c.kind, own.c.subject, own.c.message, sa.literal("").label("by"), own.c.id)
+        first = sa.select(own.c.at, own.c.kind, own.c.subject, own.c.message, own.c.by, own.c.id)
         first = first.where(own.c.kind.not_in(_ROUTINE))
         second = sa.select(
             boards.c.at, boards.c.kind, boards.c.board.label("subject"), boards.c.reason.label("message"), boards.c.by,

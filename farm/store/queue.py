@@ -132,7 +132,7 @@ class QueueQueries(BoardQueries):
                 used_s[key] = used_s.get(key, 0.0) + count_use(held_s[row["board"]])
         return BoardQueue(tuple(sorted(requests, key=lambda each: (-each.waited_s, each.id))), used_s, held_s)
 
-    def set_queue_priority(self, number: int, priority: int) -> BoardRequest:
+    def set_queue_priority(self, number: int, priority: int, by: str = "") -> BoardRequest:
         """Give a request another priority, and with it all that its campaign waits for; returns what it is now.
 
         Raises UsageError where nothing of that number waits, or the priority is none.
@@ -150,13 +150,15 @@ class QueueQueries(BoardQueries):
             connection.execute(table.update().where(mine).values(priority=priority))
             if row["campaign"] is not None:
                 _keep_with_campaign(connection, row["campaign"], priority)
-            self._add_event_row(connection, number, row, priority)
+            self._add_event_row(connection, number, row, priority, by)
         return dataclasses.replace(_to_request(row, now), priority=priority)
 
-    def _add_event_row(self, connection: sa.Connection, number: int, row: Mapping[str, Any], priority: int) -> None:
+    def _add_event_row(
+        self, connection: sa.Connection, number: int, row: Mapping[str, Any], priority: int, by: str
+    ) -> None:
         text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
-        values = {"at": self._wall_clock(), "kind": "queue_priority", "subject": row["board_type"], "message": text}
-        connection.execute(schema.events.insert().values(**values))
+        values = {"kind": "queue_priority", "subject": row["board_type"], "message": text, "by": by}
+        connection.execute(schema.events.insert().values(at=self._wall_clock(), **values))
 
     def _note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
         """Add the lease in a row of `select_boards`, which is over, to what its owner has had."""

@@ -383,6 +383,7 @@ sweep_points = sa.Table(
     sa.UniqueConstraint("sweep", "variant", "batch", "visit", name="uq_sweep_points_identity"),
 )
 
+# `by` is whose order it was, "" for what the farm does by itself.
 events = sa.Table(
     "events",
     metadata,
@@ -391,5 +392,6 @@ events = sa.Table(
     sa.Column("kind", Text, nullable=False),
     sa.Column("subject", Text, nullable=False),
     sa.Column("message", Text, nullable=False),
+    sa.Column("by", Text, nullable=False, server_default=""),
     sa.Index("ix_events_subject", "subject", "id"),
 )

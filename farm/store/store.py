@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
+from farm.store.audit import AuditQueries
 from farm.store.campaign_metrics import CampaignMetrics
 from farm.store.campaign_totals import CampaignTotals
 from farm.store.coverage import CoverageQueries
@@ -41,17 +42,17 @@ class Store(
     DecisionQueries,
     OverviewQueries,
     WayQueries,
+    AuditQueries,
 ):
     """The farm's memory in one database. Safe for several processes; one thread per instance."""
 
     # Events
 
-    def add_event(self, kind: str, subject: str, message: str) -> None:
-        """Append one line to the log of what happened."""
+    def add_event(self, kind: str, subject: str, message: str, by: str = "") -> None:
+        """Append one line to the log of what happened; `by` is who ordered it, where somebody did."""
+        about = {"kind": kind, "subject": subject, "message": message, "by": by}
         with self._writing() as connection:
-            connection.execute(
-                schema.events.insert().values(at=self._wall_clock(), kind=kind, subject=subject, message=message)
-            )
+            connection.execute(schema.events.insert().values(at=self._wall_clock(), **about))
 
     def fetch_events(self, subject: str | None = None) -> list[dict[str, Any]]:
         """All events, oldest first, or those of one subject: a board's key, a campaign's name."""

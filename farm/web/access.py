@@ -1,8 +1,9 @@
 """Who may read and who may change: the token, where requests may come from, and what a browser may do with a page.
 
-Reading on this machine needs nothing. Changing needs the token: in a header, or as the strict same-site cookie that
-`/sign-in` sets, and then only from a page of ours. A name that is not this server's is refused, so that no page
-elsewhere reaches the farm under a name of its own (DNS rebinding).
+Reading on this machine needs nothing. Changing needs a token (the farm's own, or a named one of a role that is enough,
+see `tokens`): in a header, or as the strict same-site cookie that `/sign-in` sets, and then only from a page of ours. A
+name that is not this server's is refused, so that no page elsewhere reaches the farm under a name of its own (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from farm.errors import UnavailableError
+from farm.processes.machine import name_user
+from farm.web import tokens
 from farm.web.problems import Refused
+from farm.web.tokens import Person, Role
 
 COOKIE = "farm_session"
 TOKEN_FILE = "web.token"  # noqa: S105 - a file's name
@@ -71,25 +75,40 @@ class Access:
         if name not in self._names:
             raise Refused(421, "this server does not answer to that name", "farm web --name NAME has it do so.")
 
+    def find_person(self, headers: Mapping[str, str], cookie: str) -> Person | None:
+        """Who asks, by a token in a header or else by the cookie; None for a stranger."""
+        given = headers.get("authorization")
+        return self._find_by_token(given) if given is not None else self._find_by_session(cookie)
+
     def may_read(self, headers: Mapping[str, str], cookie: str) -> bool:
         """Whether whoever asks may see what there is."""
-        return self._private or self._knows(headers, cookie)
+        return self._private or self.find_person(headers, cookie) is not None
 
-    def may_change(self, headers: Mapping[str, str], cookie: str) -> bool:
-        """Whether whoever asks has the token, from wherever."""
-        return self._knows(headers, cookie)
-
-    def check_change(self, headers: Mapping[str, str], cookie: str) -> None:
-        """Refuse what must not change anything: no token, a wrong one, a page of somebody else's."""
-        if (given := headers.get("authorization")) is not None:
-            if not self._is_token(given):
+    def check_change(self, headers: Mapping[str, str], cookie: str, path: str) -> Person:
+        """Who may change what is at a path. Refuses others: no token, a wrong one, a role that is not enough, a page
+        of somebody else's.
+        """
+        if "authorization" in headers:
+            person = self.find_person(headers, cookie)
+            if person is None:
                 raise Refused(401, "the token is wrong", "`farm web token` on the farm's machine prints it.")
-            return
-        self.check_origin(headers)
-        if not cookie:
-            raise Refused(401, "changing anything needs the token", "Sign in, or send it: Authorization: Bearer TOKEN.")
-        if not self._is_session(cookie):
-            raise Refused(401, "the token has changed since you signed in", "`farm web token` prints it.")
+        else:
+            self.check_origin(headers)
+            if not cookie:
+                raise Refused(
+                    401, "changing anything needs the token", "Sign in, or send it: Authorization: Bearer TOKEN."
+                )
+            person = self.find_person(headers, cookie)
+            if person is None:
+                raise Refused(401, "the token has changed since you signed in", "`farm web token` prints it.")
+        needed = find_role(path)
+        if not person.role.covers(needed):
+            raise Refused(
+                403,
+                f"{person.name} is a {person.role}; this needs the role {needed}",
+                f"`farm web token add {person.name} --role {needed}` on the farm's machine gives it.",
+            )
+        return person
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuse what a page of another origin had a browser send."""
@@ -101,23 +120,48 @@ class Access:
             raise Refused(403, "this came from a page of another site", "Send the token in a header instead.")
 
     def open_session(self, token: str) -> str:
-        """The cookie for whoever has the token. Refuses another one."""
-        if not self._is_token(f"Bearer {token}"):
+        """The cookie for whoever has a token. Refuses another one."""
+        entry = None if self._is_own(token) else tokens.find_by_token(self._home, token)
+        if entry is None and not self._is_own(token):
             raise Refused(401, "the token is wrong", "`farm web token` on the farm's machine prints it.")
-        return self._session()
+        return self._session(entry)
 
-    def _knows(self, headers: Mapping[str, str], cookie: str) -> bool:
-        given = headers.get("authorization")
-        return self._is_token(given) if given is not None else self._is_session(cookie)
-
-    def _is_token(self, given: str) -> bool:
+    def _find_by_token(self, given: str) -> Person | None:
         kind, _, token = given.partition(" ")
-        wanted = read_token(self._home)
-        return kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), wanted.encode())
+        if kind.lower() != "bearer":
+            return None
+        if self._is_own(token.strip()):
+            return _owner()
+        entry = tokens.find_by_token(self._home, token.strip())
+        return entry and entry.person
 
-    def _is_session(self, cookie: str) -> bool:
-        return bool(cookie) and hmac.compare_digest(cookie.encode(), self._session().encode())
+    def _find_by_session(self, cookie: str) -> Person | None:
+        if not cookie:
+            return None
+        name, dot, _ = cookie.rpartition(".")
+        entry = tokens.find_by_name(self._home, name) if dot else None
+        if dot and entry is None:
+            return None
+        if not hmac.compare_digest(cookie.encode(), self._session(entry).encode()):
+            return None
+        return entry.person if entry else _owner()
 
-    def _session(self) -> str:
+    def _is_own(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), read_token(self._home).encode())
+
+    def _session(self, entry: tokens.Entry | None) -> str:
         """Made of the token, which cannot be found from it: another token ends every session."""
-        return hmac.new(read_token(self._home).encode(), b"tvm-farm web session", hashlib.sha256).hexdigest()
+        key = entry.digest if entry else read_token(self._home)
+        code = hmac.new(key.encode(), b"tvm-farm web session", hashlib.sha256).hexdigest()
+        return f"{entry.name}.{code}" if entry else code
+
+
+def find_role(path: str) -> Role:
+    """The role that changing something at a path needs: campaigns are anybody's who works here, boards are not."""
+    parts = path.removeprefix("/api/v1").strip("/").split("/")
+    return Role.READER if parts == ["sign-out"] else Role.USER if parts[0] == "campaigns" else Role.OPERATOR
+
+
+def _owner() -> Person:
+    """Who has the farm's own token: whoever runs it."""
+    return Person(name_user(), Role.OPERATOR)

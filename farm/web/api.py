@@ -36,7 +36,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"model": documents.Problem, "description": "The token is missing or wrong."},
-    403: {"model": documents.Problem, "description": "It came from a page of another site."},
+    403: {"model": documents.Problem, "description": "The token's role is not enough, or another site's page asked."},
 }
 router = APIRouter(prefix=PREFIX, responses=_PROBLEMS)
 
@@ -44,6 +44,10 @@ router = APIRouter(prefix=PREFIX, responses=_PROBLEMS)
 def _view(request: Request) -> View:
     view: View = request.app.state.view
     return view
+
+
+def _by(request: Request) -> str:
+    return orders.name_person(request.state.person)
 
 
 def _answer(model: type[Any]) -> dict[int | str, dict[str, Any]]:
@@ -76,7 +80,7 @@ def show_board(request: Request, name: Name) -> JSONResponse:
 def order_board(request: Request, name: Name, order: Name, body: documents.BoardOrder) -> JSONResponse:
     """`drain`, `undrain`, `quarantine` or `clear` a board."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(orders.order_board(store, name, order, body.reason))
+        return JSONResponse(orders.order_board(store, name, order, body.reason, _by(request)))
 
 
 @router.get("/campaigns", responses=_answer(documents.CampaignPage))
@@ -99,14 +103,15 @@ def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
     """`pause`, `resume` or `cancel` a campaign."""
     view = _view(request)
     with view.stores.lend() as store:
-        return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order)))
+        return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order, _by(request))))
 
 
 @router.patch("/campaigns/{name}/budget", responses=_answer(documents.Campaign) | _REFUSALS)
 def change_budget(request: Request, name: Name, body: documents.BudgetChange) -> JSONResponse:
     """Change limits of a campaign that is not over."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(shorten(orders.change_budget(store, name, body.model_dump(exclude_unset=True))))
+        changes = body.model_dump(exclude_unset=True)
+        return JSONResponse(shorten(orders.change_budget(store, name, changes, _by(request))))
 
 
 @router.get("/sweeps", responses=_answer(documents.SweepPage))

@@ -143,7 +143,7 @@ class Guard:
         if path == "/sign-in":
             self._access.check_origin(headers)
         else:
-            self._access.check_change(headers, cookie)
+            request.state.person = self._access.check_change(headers, cookie, path)
 
 
 async def _receive_whole(request: Request) -> Receive:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from farm.campaign.engine import client, control
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
-from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import FleetCampaign
+from farm.web.tokens import Person
 
 CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
 
 
-def order_campaign(settings: Settings, store: Store, name: str, order: str) -> FleetCampaign:
+def order_campaign(settings: Settings, store: Store, name: str, order: str, by: str) -> FleetCampaign:
     """Pause, resume or cancel a campaign; returns it as it is then. Raises what the command does."""
-    by = _by()
     if order == "pause":
         return control.pause(settings, store, name, by)
     if order == "cancel":
@@ -31,19 +31,19 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str) -> F
     raise UsageError(f"a campaign cannot be told {order!r}", f"It can: {', '.join(CAMPAIGN_ORDERS)}.")
 
 
-def change_budget(store: Store, name: str, changes: Mapping[str, Any]) -> FleetCampaign:
+def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> FleetCampaign:
     """Change limits of a campaign; returns it as it is then. Raises UsageError."""
     if not changes:
         raise UsageError("no limit was given", "Give trials, per_workload, wall_clock_s or board_s.")
-    control.change_budget(store, name, changes, _by())
+    control.change_budget(store, name, changes, by)
     return store.fetch_fleet_campaign(name)
 
 
-def order_board(store: Store, name: str, order: str, reason: str) -> dict[str, Any]:
+def order_board(store: Store, name: str, order: str, reason: str, by: str) -> dict[str, Any]:
     """Give an order for a board; returns it as it is then. Raises UsageError where the order does not fit it."""
     if order not in BOARD_ORDERS:
         raise UsageError(f"a board cannot be told {order!r}", f"It can: {', '.join(BOARD_ORDERS)}.")
-    store.observe_board(name, order, _by(), decide_by(Observation(Kind(order), reason)))
+    store.observe_board(name, order, by, decide_by(Observation(Kind(order), reason)))
     return store.require_board(name)
 
 
@@ -79,5 +79,7 @@ def list_fields(campaign: FleetCampaign) -> dict[str, Any]:
 _HOURS = {"wall_clock_h": "wall_clock_s", "board_h": "board_s"}
 
 
-def _by() -> str:
-    return f"{name_user()} (web)"
+def name_person(person: Person) -> str:
+    """Who gave an order, for events: a person by a named token is named with the host that took the order."""
+    name = person.name if "@" in person.name else f"{person.name}@{socket.gethostname()}"
+    return f"{name} (web)"

@@ -17,6 +17,7 @@ from farm.report.record_choice import require_workload
 from farm.web import gauges, now, orders, svg
 from farm.web.access import COOKIE
 from farm.web.record_filters import RecordFilters, Text
+from farm.web.tokens import Role
 from farm.web.view import View
 
 PER_PAGE = 50
@@ -39,10 +40,12 @@ def get_view(request: Request) -> View:
 def show(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A page. `command` is what shows the same on the command line."""
     view = get_view(request)
-    may_change = view.access.may_change(request.headers, request.cookies.get(COOKIE, ""))
+    person = view.access.find_person(request.headers, request.cookies.get(COOKIE, ""))
     html = view.render(
         template,
-        may_change=may_change,
+        person=person,
+        may_change=person is not None and person.role.covers(Role.USER),
+        may_operate=person is not None and person.role.covers(Role.OPERATOR),
         path=request.url.path,
         query=dict(request.query_params),
         here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
@@ -177,11 +180,11 @@ def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
 @router.post("/boards/{name}/orders")
 async def order_board(request: Request, name: str) -> Response:
     """What a form on the board's page orders."""
-    form = await read_form(request)
+    form, by = await read_form(request), orders.name_person(request.state.person)
 
     def work() -> None:
         with get_view(request).stores.lend() as store:
-            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500])
+            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500], by)
 
     await run_apart(work)
     return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)

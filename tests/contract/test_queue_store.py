@@ -125,6 +125,7 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     for column in ("kind", "since_s", "through"):
         execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
     execute(place, "ALTER TABLE boards DROP COLUMN power")
+    execute(place, 'ALTER TABLE events DROP COLUMN "by"')
     execute(place, "UPDATE alembic_version SET version_num = '0007'")
     opened = database.connect(place)
     database.migrate(opened)

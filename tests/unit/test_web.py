@@ -20,7 +20,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import documents
+from farm.web import documents, tokens
 from farm.web.access import Access, read_token
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import Place
@@ -348,3 +348,51 @@ def test_what_was_vendored_is_what_was_published() -> None:
             digest, name = line.split()
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
         assert list(folder.glob("*LICENSE"))
+
+
+def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient) -> None:
+    """A reader changes nothing, a user orders campaigns, an operator boards, too; each change has its person's name."""
+    made = {role: tokens.add(home, f"{role}-1", role, "test") for role in tokens.Role}
+    headers = {role: {"authorization": f"Bearer {token}"} for role, token in made.items()}
+    budget, drain = f"/api/v1/campaigns/{web_store.CAMPAIGN}/budget", "/api/v1/boards/nano-03/drain"
+
+    def try_both(role: tokens.Role) -> tuple[int, int]:
+        changed = client.patch(budget, json={"trials": 140_000 + len(role)}, headers=headers[role])
+        return changed.status_code, client.post(drain, json={"reason": "x"}, headers=headers[role]).status_code
+
+    assert try_both(tokens.Role.READER) == (403, 403)
+    assert try_both(tokens.Role.USER) == (200, 403)
+    assert try_both(tokens.Role.OPERATOR) == (200, 200)
+    with Store(home / "farm.db") as store:
+        changes = store.fetch_changes(3)
+        assert [change["kind"] for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
+        assert [change["by"].partition("@")[0] for change in changes] == ["operator-1", "operator-1", "user-1"]
+        assert store.fetch_changes(9, by="user-1")[0]["subject"] == web_store.CAMPAIGN
+    client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers[tokens.Role.OPERATOR])
+
+
+def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestClient) -> None:
+    """Its cookie is the person's and of the role; another token of the name ends it, and so does removing the name."""
+    token, site = tokens.add(home, "ann", tokens.Role.USER, "test"), {"origin": "http://localhost"}
+    order = {"order": "drain", "reason": ""}
+
+    def sign_in(token: str) -> int:
+        client.cookies.clear()
+        return client.post("/sign-in", data={"token": token}, headers=site, follow_redirects=False).status_code
+
+    assert sign_in(token) == 303
+    assert client.post("/boards/nano-03/orders", data=order, headers=site).status_code == 403
+    budget = {"order": "budget", "trials": "150000"}
+    assert (
+        client.post(
+            f"/campaigns/{web_store.CAMPAIGN}/orders", data=budget, headers=site, follow_redirects=False
+        ).status_code
+        == 303
+    )
+    tokens.add(home, "ann", tokens.Role.OPERATOR, "test")
+    assert client.post(f"/campaigns/{web_store.CAMPAIGN}/orders", data=budget, headers=site).status_code == 401
+    assert sign_in(token) == 401
+    tokens.remove(home, "ann")
+    assert "ann" not in (home / tokens.FILE).read_text()
+    assert (home / tokens.FILE).stat().st_mode & 0o077 == 0
+    client.cookies.clear()

@@ -1,7 +1,9 @@
-"""The commands that switch a board's power."""
+"""Who changed what, and the commands that switch a board's power."""
 
 import sqlalchemy as sa
 from alembic import op
+
+from farm.store.columns import Text
 
 revision = "0009"
 down_revision = "0008"
@@ -10,10 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """One column more; boards there are have no such commands."""
+    """Two columns more; boards there are have no such commands, and who made a change of before is in its text."""
     op.add_column("boards", sa.Column("power", sa.JSON(none_as_null=True)))
+    op.add_column("events", sa.Column("by", Text, nullable=False, server_default=""))
 
 
 def downgrade() -> None:
-    """Take it out again."""
+    """Take them out again."""
+    op.drop_column("events", "by")
     op.drop_column("boards", "power")

@@ -1,0 +1,140 @@
+"""Named tokens of people and scripts, each with a role: kept as digests in FARM_HOME, of which no token can be made.
+
+The farm's own token, which `farm web token` prints, is in `access`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from device_agent.protocol import NAME_RULE, StrEnum, is_name
+from farm.errors import UnavailableError, UsageError
+
+FILE = "web-tokens.json"
+_BYTES = 24
+MOST = 1000
+
+
+class Role(StrEnum):
+    """What a token's owner may do; each may do what those before it may."""
+
+    READER = "reader"  # read, where that needs a token
+    USER = "user"  # order campaigns
+    OPERATOR = "operator"  # order boards
+
+    def covers(self, other: Role) -> bool:
+        """Whether who has this role may do what needs the other."""
+        roles = list(Role)
+        return roles.index(self) >= roles.index(other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Who asks."""
+
+    name: str
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A named token; `created_at` in seconds since the epoch, `by` who made it."""
+
+    name: str
+    role: Role
+    digest: str
+    created_at: float
+    by: str
+
+    @property
+    def person(self) -> Person:
+        """Whose it is."""
+        return Person(self.name, self.role)
+
+
+def read_entries(home: Path) -> tuple[Entry, ...]:
+    """All of them, by name. Raises UnavailableError where the file is not ours or cannot be read."""
+    path = home / FILE
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(sorted((Entry(**(row | {"role": Role(row["role"])})) for row in rows), key=lambda each: each.name))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UnavailableError(
+            f"{path} cannot be read: {error}", "Nobody gets in by a named token meanwhile."
+        ) from error
+
+
+def find_by_token(home: Path, token: str) -> Entry | None:
+    """Whose token it is. Looks at all, so that how long it takes tells nothing."""
+    given, found = _digest(token), None
+    for entry in read_entries(home):
+        if hmac.compare_digest(entry.digest.encode(), given.encode()):
+            found = entry
+    return found
+
+
+def find_by_name(home: Path, name: str) -> Entry | None:
+    """Somebody's entry."""
+    return next((entry for entry in read_entries(home) if entry.name == name), None)
+
+
+def add(home: Path, name: str, role: Role, by: str) -> str:
+    """Make somebody a token, in place of an older one of the name; returns it, which nobody can a second time.
+
+    Raises UsageError for what is no name, UnavailableError where it cannot be kept.
+    """
+    if not is_name(name):
+        raise UsageError(f"{name!r} cannot be a token's name", f"A name is {NAME_RULE}.")
+    token = secrets.token_urlsafe(_BYTES)
+    with _changing(home) as entries:
+        entries.pop(name, None)
+        if len(entries) >= MOST:
+            raise UsageError(f"there are {MOST} tokens already", "`farm web token remove NAME` ends one.")
+        entries[name] = Entry(name, role, _digest(token), time.time(), by)
+    return token
+
+
+def remove(home: Path, name: str) -> None:
+    """End somebody's token and sessions. Raises UsageError where there is none, UnavailableError."""
+    with _changing(home) as entries:
+        if entries.pop(name, None) is None:
+            raise UsageError(f"there is no token of {name!r}", "`farm web token list` shows those there are.")
+
+
+@contextlib.contextmanager
+def _changing(home: Path) -> Iterator[dict[str, Entry]]:
+    """The entries to change; they are kept when the block ends well. Two commands come one after the other."""
+    path = home / FILE
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(home / f".{FILE}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = {entry.name: entry for entry in read_entries(home)}
+            yield entries
+            rows: list[dict[str, Any]] = [
+                dataclasses.asdict(entry) | {"role": str(entry.role)} for entry in entries.values()
+            ]
+            part = home / f".{FILE}.{os.getpid()}"
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+                json.dump(rows, file, indent=2)
+            part.replace(path)
+    except OSError as error:
+        raise UnavailableError(f"tokens cannot be kept in {path}: {error.strerror}") from error
+
+
+def _digest(token: str) -> str:
+    # Of 24 random bytes: nothing that could be guessed, so nothing that a slow hash would protect.
+    return hashlib.sha256(token.encode()).hexdigest()

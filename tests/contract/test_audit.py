@@ -1,0 +1,44 @@
+"""What every store promises of who changed what: people's orders by name, and nothing that the farm does by itself."""
+
+from __future__ import annotations
+
+from farm.crew.health import Kind, Observation, decide_by
+from farm.settings import StoreLocation
+from farm.values import WorkKind
+from tests.fleet_store import Clocks, observe, open_fleet, take
+from tests.unit.campaign_orders import make_order, submit
+
+
+def test_changes_are_peoples(place: StoreLocation) -> None:
+    """A board registered, drained, reserved, its lease ended by force; a campaign's pause; a priority: each by whom."""
+    clocks = Clocks()
+    with open_fleet(place, clocks) as store:
+        store.release_lease(take(store, "engine pid 7"))
+        observe(store, Kind.PROBE_FAILED)
+        observe(store, Kind.PROBE_PASSED)
+        store.observe_board("nano-01", "power_cycled", "services", decide_by(Observation(Kind.POWER_CYCLED)))
+        observe(store, Kind.PROBE_PASSED)
+        clocks.pass_s(10)
+        store.acquire_lease("nano-01", "ann@lab", "reserved: a look", kind=WorkKind.RESERVED)
+        store.force_release("nano-01", "bob@lab", "needed")
+        submit(store, make_order("vision"))
+        store.want_campaign("vision", "cancel", "bob@lab")
+        waits = store.enter_queue("cat", WorkKind.SWEEP, "sweep x", "jetson-nano", ["nano-01"])
+        clocks.pass_s(1)
+        store.set_queue_priority(waits, 2, "cat@lab")
+        store.add_event("board_taken", "jetson-nano/nano-01", "by the farm")
+        changes = store.fetch_changes(50)
+        assert {(each["kind"], each["by"]) for each in changes if each["by"] in ("ann@lab", "bob@lab", "cat@lab")} == {
+            ("lease_taken", "ann@lab"),
+            ("lease_forced", "bob@lab"),
+            ("campaign_cancel", "bob@lab"),
+            ("campaign_cancelled", "bob@lab"),
+            ("queue_priority", "cat@lab"),
+        }
+        assert changes[-1]["kind"] == "registered"
+        assert "services" not in {each["by"] for each in changes}
+        assert {"probe_failed", "board_taken"}.isdisjoint(each["kind"] for each in changes)
+        assert [each["kind"] for each in store.fetch_changes(1)] == ["queue_priority"]
+        assert {each["subject"] for each in store.fetch_changes(50, subject="vision")} == {"vision"}
+        assert {each["by"] for each in store.fetch_changes(50, by="bob")} == {"bob@lab"}
+        assert store.fetch_changes(50, since=clocks.wall + 1) == []
