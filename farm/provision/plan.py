@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 
 from farm.errors import PermanentError
+from farm.inventory.board_types import BoardType
 from farm.provision.bundle import Bundle
 from farm.provision.layout import Layout
+from farm.provision.releases import find_doubt
 from farm.provision.service_files import BoardFile, compute_digest
 from farm.provision.survey import BoardSurvey
 from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
@@ -43,7 +45,7 @@ class ProvisioningPlan:
         return bool({"services", "switch", "start"} & self.needed)
 
 
-def check_board(survey: BoardSurvey, layout: Layout, now: float) -> list[str]:
+def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: BoardType | None = None) -> list[str]:
     """What an operator should know of a board that can have an agent. Raises PermanentError for one that cannot."""
     if survey.arch not in ARCHS:
         raise PermanentError(
@@ -67,7 +69,7 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float) -> list[str]:
             f"the login may not write to {layout.prefix} or what is above it",
             "Let it use sudo without a password, or give a folder of its own with --prefix.",
         )
-    notes = []
+    notes = [doubt] if (doubt := find_doubt(survey.l4t, board_type)) else []
     off_s = survey.clock_s - now
     if abs(off_s) > CLOCK_TOLERANCE_S:
         ahead = "ahead" if off_s > 0 else "behind"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from farm.errors import PermanentError
 from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
 from farm.provision.layout import Layout
+from farm.provision.releases import parse_release
 from farm.provision.shell import BoardShell
 
 SURVEY_TIMEOUT_S = 60.0
@@ -39,6 +40,7 @@ say() {{ printf '%s=%s\\n' "$1" "$2"; }}
 say arch "$(uname -m)"
 say kernel "$(uname -sr)"
 say os "$(. /etc/os-release 2>/dev/null; echo "${{PRETTY_NAME:-unknown}}")"
+say l4t "$(head -n 1 /etc/nv_tegra_release 2>/dev/null || dpkg-query -W -f '${{Version}}' nvidia-l4t-core 2>/dev/null)"
 say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/.* //')"
 say clock "$(date +%s)"
 for tool in {tools}; do command -v "$tool" >/dev/null || say lacks "$tool"; done
@@ -97,6 +99,7 @@ class BoardSurvey:
 
     arch: str = ""
     os_name: str = ""
+    l4t: str = ""
     glibc: str = ""
     clock_s: float = 0.0
     lacks: tuple[str, ...] = ()
@@ -198,6 +201,7 @@ def parse_survey(text: str) -> BoardSurvey:
         return BoardSurvey(
             arch=one("arch"),
             os_name=one("os"),
+            l4t=parse_release(one("l4t")),
             glibc=one("glibc") if re.fullmatch(r"\d+\.\d+", one("glibc")) else "",
             clock_s=float(one("clock")),
             lacks=tuple(facts.get("lacks", ())),

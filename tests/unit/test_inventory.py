@@ -39,13 +39,16 @@ def test_own_types() -> None:
     assert set(types) == {
         "local",
         "jetson-agx-orin-64gb",
+        "jetson-agx-thor",
         "jetson-agx-xavier",
         "jetson-nano",
         "jetson-orin-nano-8gb",
+        "jetson-orin-nano-super",
         "jetson-orin-nx-16gb",
         "jetson-tx2",
         "jetson-xavier-nx",
         "raspberry-pi-4",
+        "raspberry-pi-5",
     }
     assert [t.name for t in types.values() if t.host_is_board] == ["local"]
 

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from farm.errors import PermanentError, UsageError
+from farm.inventory.board_types import require_board_type
 from farm.provision import scripts, survey
 from farm.provision.agent_wheel import find_agent_source
 from farm.provision.bundle import Bundle, BundleManifest
@@ -292,3 +293,13 @@ def test_a_boards_answer_is_read() -> None:
     assert (found.free_bytes, found.free_files, found.files) == (1024000, None, {"/etc/x": "abc"})
     with pytest.raises(PermanentError, match="cannot be understood"):
         survey.parse_survey("hello")
+
+
+def test_a_release_that_nobody_knows_is_no_obstacle() -> None:
+    """An operator hears of it, and the board has its agent."""
+    (note,) = check_board(
+        dataclasses.replace(BOARD, l4t="36.9.0"), ROOT, NOW, require_board_type("jetson-orin-nano-8gb")
+    )
+    assert "newer than 36.5.0" in note
+    found = survey._read("l4t=# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic\n")
+    assert found["l4t"] == ["# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic"]
