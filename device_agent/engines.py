@@ -6,6 +6,7 @@ Each run is timed on its own. Timing of candidates, with its own rules, is in `t
 from __future__ import annotations
 
 import io
+import resource
 import statistics
 import time
 import zipfile
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent import gpu, limits, protocol
+from device_agent import gpu, layering, limits, protocol
 from device_agent.arguments import numpy_dtype
 from device_agent.plan import Plan
-from device_agent.protocol import Engine, Outcome, RunSpec, Status
+from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
 from device_agent.timing import LoadError, load, load_module
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     arguments. Raises LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
     """
     arrays = read_arrays(inputs)
-    run, collect = _load(spec, program, arrays, plan)
+    run, collect, profile = _load(spec, program, arrays, plan)
     plan.marks.set("loaded_s", time.monotonic())
     plan.rest()
     before = plan.sensors.read()
@@ -51,6 +52,8 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     plan.pace.begin()
     payload = b""
     latency_s: list[float] = []
+    host_s: list[float] = []
+    first_s = 0.0
     collecting_s = 0.0
     result: Any = None
 
@@ -60,6 +63,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         begun = time.perf_counter()
         result = run()
         took_s = time.perf_counter() - begun
+        host_s.append(took_s)
         if spec.return_outputs and not payload:
             ended_s = plan.time.now_s()
             payload = write_arrays(collect(result))
@@ -72,6 +76,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     done, total, block = 0, spec.warmup + spec.runs, 1
     while done < total:
         taken_s = [plan.pace.take(repeat, 1) for _ in range(block)]
+        first_s = first_s or taken_s[0]
         # Warm-up runs are forgotten, also where a block begins with them.
         latency_s += taken_s[max(0, spec.warmup - done) :]
         done += block
@@ -81,6 +86,12 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     plan.fill_window(repeat, statistics.median(latency_s))
     plan.pace.end()
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
+    layers: tuple[Layer, ...] = ()
+    if spec.per_layer and profile is not None:
+        # On a virtual board what it takes here is not what it takes there.
+        found = profile()
+        here = statistics.median(host_s) if plan.emulator is None else sum(took for _, took in found.values())
+        layers = layering.to_layers(found, statistics.median(latency_s), here)
     outcome = Outcome(
         Status.OK,
         latency_s=tuple(latency_s),
@@ -88,18 +99,30 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         timing_s=timing_s,
         before=before,
         after=plan.sensors.read(),
+        details=RunDetails(first_s, _read_peak_bytes(spec, plan), layers),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
 
 
-def _load(spec: RunSpec, program: Path, arrays: Arrays, plan: Plan) -> tuple[Runner, Collector]:
+def _read_peak_bytes(spec: RunSpec, plan: Plan) -> int | None:
+    """The most that this process had in memory. What is emulated, or computed by a GPU, lies elsewhere."""
+    if plan.emulator is not None or spec.device == protocol.GPU:
+        return None
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _load(
+    spec: RunSpec, program: Path, arrays: Arrays, plan: Plan
+) -> tuple[Runner, Collector, Callable[[], layering.Profile] | None]:
     if plan.emulator is None:
-        return load_program(spec, program, arrays)
+        if spec.engine is Engine.RELAX_VM and spec.device == protocol.CPU:
+            return _load_relax_vm(spec, program, arrays)
+        return (*load_program(spec, program, arrays), None)
     from device_agent.emulated import runs
 
     emulated = runs.Execution(plan.emulator, spec, program.read_bytes(), arrays)
     plan.pace.emulate(emulated.count, again=spec.return_outputs)
-    return emulated.run, runs.collect
+    return emulated.run, runs.collect, emulated.profile
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -107,6 +130,9 @@ def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
 
     Raises LoadError, MemoryError, and what the engine raises.
     """
+    if spec.engine is Engine.RELAX_VM:
+        run, collect, _ = _load_relax_vm(spec, program, arrays)
+        return run, collect
     return _LOADERS[spec.engine](spec, program, arrays)
 
 
@@ -156,7 +182,9 @@ def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
     return run, _collect
 
 
-def _load_relax_vm(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
+def _load_relax_vm(
+    spec: RunSpec, program: Path, arrays: Arrays
+) -> tuple[Runner, Collector, Callable[[], layering.Profile] | None]:
     import tvm.runtime
     from tvm.runtime.vm import VirtualMachine
 
@@ -171,14 +199,18 @@ def _load_relax_vm(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner
         raise LoadError(f"the program has no function {spec.entry!r}: {error}") from error
     tensors = _tensors(arrays, device)
     if spec.device == protocol.CPU:
-        return lambda: function(*tensors), _collect
+        return (
+            lambda: function(*tensors),
+            _collect,
+            lambda: layering.profile(machine, lambda: function(*tensors)),
+        )
 
     def run() -> Any:
         result = function(*tensors)
         device.sync()  # kernels are queued: without it the queueing would be timed
         return result
 
-    return run, _collect
+    return run, _collect, None
 
 
 def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
@@ -205,7 +237,6 @@ def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Run
 
 
 _LOADERS: dict[Engine, Callable[[RunSpec, Path, Arrays], tuple[Runner, Collector]]] = {
-    Engine.RELAX_VM: _load_relax_vm,
     Engine.KERNEL: _load_kernel,
     Engine.ONNXRUNTIME: _load_onnxruntime,
 }

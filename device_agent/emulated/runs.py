@@ -21,7 +21,7 @@ from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
 from device_agent.emulated.elf import MACHINE_AARCH64, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.plan import OverrunError
-from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment
+from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment, count_seconds
 from device_agent.timing import LoadError
 
 # After so many instructions, of all threads, a candidate is not looked at any further: a tenth of a second of a slow
@@ -33,6 +33,8 @@ _MOST_KEPT, _MOST_KEPT_BYTES = 64, 16 << 20
 _ANSWER_TIMEOUT_S = 3600.0
 _HEAP_BYTES = 1 << 30
 _ALIGNED = 256
+# Where a core says none: only shares are asked for.
+_ANY_HZ = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,18 @@ class Execution:
         """What it costs. Raises what `run` does."""
         return self.look().segments
 
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """What each function of a model takes at its core's usual clock, in s, with its calls; empty for a kernel."""
+        loaded, core = self.look(), self._emulator.core
+        if not isinstance(loaded, Model):
+            return {}
+        hz = float(core.get("freq_hz", _ANY_HZ))
+        priced = loaded.profile()
+        return {
+            name: (calls, count_seconds(segments, core, hz, self._emulator.tasks)[0])
+            for name, (calls, segments) in priced.items()
+        }
+
     def look(self) -> Kernel | Model:
         """The program, which has run, and what that cost. Raises what `run` does."""
         if self._loaded is None:
@@ -196,7 +210,7 @@ class Model:
 
         self.segments: list[Segment] = []
         self.waits: list[tuple[int, int, int]] = []
-        self._gathered: list[Run] = []
+        self._gathered: list[tuple[str, Run]] = []
         try:
             data = read_executable(library)
         except ElfError as error:
@@ -216,9 +230,17 @@ class Model:
         """Run it once; returns its result."""
         self._gathered = []
         result = self._function(*self._inputs)
-        self.segments = [each for run in self._gathered for each in run.segments]
-        self.waits = [each for run in self._gathered for each in run.waits]
+        self.segments = [each for _, run in self._gathered for each in run.segments]
+        self.waits = [each for _, run in self._gathered for each in run.waits]
         return result
+
+    def profile(self) -> dict[str, tuple[int, list[Segment]]]:
+        """What each function of the latest run cost, and how often it was called."""
+        found: dict[str, tuple[int, list[Segment]]] = {}
+        for name, run in self._gathered:
+            calls, segments = found.get(name, (0, []))
+            found[name] = calls + 1, [*segments, *run.segments]
+        return found
 
     def _make_function(self, name: str) -> Callable[..., None]:
         def function(*tensors: Any) -> None:
@@ -232,7 +254,7 @@ class Model:
                     self._places[key] = self._emulation.place(array.shape, str(each.dtype))
                 self._places[key].array[...] = array
                 placed.append(self._places[key])
-            self._gathered.append(_call(self._emulation, name, placed, _MOST_IN_MODEL))
+            self._gathered.append((name, _call(self._emulation, name, placed, _MOST_IN_MODEL)))
             for each, place in zip(tensors, placed, strict=True):
                 each.copyfrom(place.array)
 

@@ -25,7 +25,7 @@ from device_agent.protocol.lease import (
 )
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load_json, pack_frame, unpack_frame
 from device_agent.protocol.names import NAME_RULE, is_name
-from device_agent.protocol.outcome import FaultSide, Outcome, Status
+from device_agent.protocol.outcome import FaultSide, Layer, Outcome, RunDetails, Status
 from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.processors import (
     REACHED,
@@ -54,7 +54,7 @@ from device_agent.protocol.specs import (
 from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
 
 # Raised whenever a message changes in a way that an older peer would misread.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 # Names under which the agent registers its functions with TVM's RPC server.
 CLAIM = "device_agent.claim"
@@ -104,6 +104,7 @@ __all__ = [
     "Engine",
     "Evidence",
     "FaultSide",
+    "Layer",
     "LeaseClaim",
     "Limits",
     "MeasureSpec",
@@ -118,6 +119,7 @@ __all__ = [
     "Processor",
     "ProtocolError",
     "RailPower",
+    "RunDetails",
     "RunSpec",
     "Segment",
     "SensorInfo",

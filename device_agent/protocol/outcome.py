@@ -59,13 +59,36 @@ _FAULT_SIDE = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Layer(Message):
+    """What one function of a model takes in one inference, all its `calls` together."""
+
+    name: str
+    calls: int
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDetails(Message):
+    """Beside its latency, what a model's run showed.
+
+    `first_s` is the very first inference after loading, which warm-up drops. `peak_memory_bytes` is the most that the
+    worker had in memory, its interpreter and runtime included; null where that is not the board's memory. `layers` are
+    in the order in which they first ran, where they were asked for; instrumented runs after the timed ones give them.
+    """
+
+    first_s: float
+    peak_memory_bytes: int | None = None
+    layers: tuple[Layer, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome(Message):
     """How one `measure` or `run_model` call ended, and the evidence for believing it.
 
     `latency_s` has one entry per sample, in order, warm-up left out. `timing_s` is how long the worker spent
     timing (warm-up included), so that what the farm adds can be told apart. `power` is what the sensors said while
     timing, `energy` the measurement that was asked for; both null where the board has no sensor. `point` is the
-    operating point held, null where none was.
+    operating point held, null where none was. `details` are a model's.
     """
 
     status: Status
@@ -84,3 +107,4 @@ class Outcome(Message):
     agent_version: str = ""
     simulated: bool = False
     started_at: float = 0.0  # seconds since the epoch, the board's own clock
+    details: RunDetails | None = None

@@ -115,7 +115,8 @@ class Engine(StrEnum):
 class RunSpec(Message):
     """How to run a program on inputs that travel beside this message (see `device_agent.run_model`).
 
-    `device` is `cpu` or `gpu`; inputs and outputs are the processor's either way.
+    `device` is `cpu` or `gpu`; inputs and outputs are the processor's either way. With `per_layer` the outcome's
+    details say what each function of a model takes: of Relax VM programs on the processor.
     """
 
     engine: Engine
@@ -124,6 +125,7 @@ class RunSpec(Message):
     entry: str = "main"
     device: str = "cpu"
     return_outputs: bool = True
+    per_layer: bool = False
     limits: Limits = dataclasses.field(default_factory=Limits)
     max_spread: float | None = None
     start: StartConditions | None = None

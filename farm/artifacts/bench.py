@@ -65,6 +65,7 @@ def bench(
     settings: Settings,
     store: Store,
     say: Callable[[str], None],
+    per_layer: bool = False,
 ) -> dict[str, Any]:
     """Compile what is missing while the board waits, then time; returns the document that `--json` prints."""
     settings.share_linker_cache()
@@ -117,11 +118,12 @@ def bench(
             missing[ONNXRUNTIME] = f"ONNX Runtime is not {'emulated' if emulated else 'installed'} on {board.name}"
         say(f"{name}: timing {', '.join(LABELS[each.name] for each in variants)} in turns")
         energy = plan_window(about, _WINDOW_S).to_energy()
-        timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy)
+        timed = time_in_turns(board.run, variants, settings.model_runs, limits, energy=energy, per_layer=per_layer)
         timed.missing |= missing
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
-        models.append(_describe(subject, timed, reference, rivals, factors))
+        sizes = {each.name: len(each.program) for each in variants}
+        models.append(_describe(subject, timed, reference, rivals, factors, sizes))
     return {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
@@ -145,7 +147,12 @@ def find_factors(subject: Subject, done: Mapping[str, Compiled]) -> dict[str, fl
 
 
 def _describe(
-    subject: Subject, timed: Timed, reference: Sequence[Any], rivals: Sequence[str], factors: Mapping[str, float]
+    subject: Subject,
+    timed: Timed,
+    reference: Sequence[Any],
+    rivals: Sequence[str],
+    factors: Mapping[str, float],
+    sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
     assert ours is not None  # `time_in_turns` raises otherwise
@@ -165,6 +172,8 @@ def _describe(
             "reason": verdict.reason,
             "energy_j": energy_j,
             "power_w": power_w,
+            "bytes": sizes[name],
+            **timed.describe_details(name),
         }
     return {
         "model": subject.brought.source.name,

@@ -156,6 +156,8 @@ class MeasuredModel(StrictModel):
     latency: dict[str, Seconds]
     energy_j: float | None = None
     power_w: float | None = None
+    first_s: Seconds | None = None
+    peak_memory_bytes: Bytes | None = None
 
 
 class GpuCode(StrictModel):

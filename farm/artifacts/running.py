@@ -33,6 +33,7 @@ class RunResult:
 
     outputs: Mapping[str, Any]
     measured: MeasuredModel
+    layers: list[dict[str, Any]]
 
 
 def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
@@ -47,16 +48,21 @@ def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float
     return take_inputs(manifest, arrays), scale
 
 
-def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int) -> RunResult:
+def run_artifact(
+    artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int, per_layer: bool = False
+) -> RunResult:
     """Run it `repeat` times after a warm-up; energy where the board has a sensor. Raises PermanentError, UsageError."""
     manifest, library = artifact.manifest, artifact.read_library()
     board.require_fit(manifest)
     window = plan_window(board.description, _WINDOW_S)
     limits = board.limits(manifest.threads)
     variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(inputs), True, manifest.device)
-    timed = time_in_turns(board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy())
+    timed = time_in_turns(
+        board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy(), per_layer=per_layer
+    )
     figures = {key: float(value) for key, value in dataclasses.asdict(summarise(timed.samples[manifest.name])).items()}
     energy_j, power_w = read_energy(timed.outcomes[manifest.name])
+    details = timed.describe_details(manifest.name)
     measured = MeasuredModel(
         at=time.time(),
         board=board.name,
@@ -68,12 +74,14 @@ def run_artifact(artifact: Artifact, board: HeldForModels, inputs: Mapping[str, 
         latency=figures,
         energy_j=energy_j,
         power_w=power_w,
+        first_s=details["first_s"],
+        peak_memory_bytes=details["peak_memory_bytes"],
     )
     artifact.update(measured=(*manifest.measured, measured)[-_MOST_KEPT:])
     names, arrays = [output.name for output in manifest.outputs], timed.outputs[manifest.name]
     if len(names) != len(arrays):
         raise PermanentError(f"{board.name} gave {len(arrays)} outputs; {manifest.name} has {len(names)}")
-    return RunResult(dict(zip(names, arrays, strict=True)), measured)
+    return RunResult(dict(zip(names, arrays, strict=True)), measured, details["layers"])
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from device_agent.protocol import CPU, EnergySpec, Engine, Limits, Outcome, RunDetails, RunSpec, Status
 from farm.artifacts.verify import OutputComparison
 from farm.errors import PermanentError
 from farm.measure.statistics import SampleSummary, summarise
@@ -45,7 +45,8 @@ class Variant:
 class Timed:
     """Latencies in seconds and outputs by variant, the last outcome of each, and why a variant has none.
 
-    `rounds` has the medians of each round, by its number; `compared` is for whoever compares outputs.
+    `rounds` has the medians of each round, by its number; `compared` is for whoever compares outputs. `details` are
+    each block's, whose worker loaded the program anew.
     """
 
     samples: dict[str, list[float]] = dataclasses.field(default_factory=dict)
@@ -54,17 +55,30 @@ class Timed:
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
+    details: dict[str, list[RunDetails]] = dataclasses.field(default_factory=dict)
 
     def summary(self, name: str) -> SampleSummary | None:
         """Of a variant's latencies."""
         return summarise(self.samples[name]) if self.samples.get(name) else None
+
+    def describe_details(self, name: str) -> dict[str, Any]:
+        """First inference (s, the median of blocks), peak memory (bytes, the largest), layers; None where unknown."""
+        found = self.details.get(name, [])
+        peaks = [each.peak_memory_bytes for each in found if each.peak_memory_bytes is not None]
+        layers = next((each.layers for each in reversed(found) if each.layers), ())
+        return {
+            "first_s": statistics.median(each.first_s for each in found) if found else None,
+            "peak_memory_bytes": max(peaks, default=None),
+            "layers": [dataclasses.asdict(each) for each in layers],
+        }
 
 
 class Turns:
     """The turns of variants: which of them runs next, how often, and what came of it (`timed`).
 
     Nothing is run here. Each variant runs `runs` times in all within `rounds`, baselines `BASELINE_RUNS` times at most;
-    a round beyond those is like the others, without baselines. `energy` is read in each one's last turn.
+    a round beyond those is like the others, without baselines. `energy` is read, and layers are watched, in each one's
+    last turn.
     """
 
     def __init__(
@@ -76,10 +90,11 @@ class Turns:
         rounds: int = ROUNDS,
         warmup: int = WARMUP_RUNS,
         energy: EnergySpec | None = None,
+        per_layer: bool = False,
     ) -> None:
         self.timed = Timed()
         self._variants, self._runs, self._limits = variants, runs, limits
-        self._rounds, self._warmup, self._energy = rounds, warmup, energy
+        self._rounds, self._warmup, self._energy, self._per_layer = rounds, warmup, energy, per_layer
 
     def list_round(self, number: int) -> Iterator[tuple[Variant, RunSpec]]:
         """What runs in a round, counted from 0, one after the other; each is to be taken in before the next."""
@@ -96,6 +111,7 @@ class Turns:
                     device=variant.device,
                     limits=self._limits,
                     energy=self._energy if number == turns[-1] else None,
+                    per_layer=self._per_layer and number == turns[-1] and variant.engine is Engine.RELAX_VM,
                 ),
             )
 
@@ -114,6 +130,8 @@ class Turns:
         timed.rounds.setdefault(number, {})[name] = statistics.median(outcome.latency_s)
         timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
         timed.outcomes[name] = outcome
+        if outcome.details is not None:
+            timed.details.setdefault(name, []).append(outcome.details)
 
     def _turns(self, variant: Variant) -> range:
         return range(0, self._rounds, -(-self._rounds // BASELINE_ROUNDS) if variant.baseline else 1)
@@ -136,9 +154,10 @@ def time_in_turns(
     *,
     rounds: int = ROUNDS,
     energy: EnergySpec | None = None,
+    per_layer: bool = False,
 ) -> Timed:
     """Time every variant as `Turns` says. Raises PermanentError where a needed one does not run."""
-    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy)
+    turns = Turns(variants, runs, limits, rounds=rounds, energy=energy, per_layer=per_layer)
     for number in range(rounds):
         for variant, spec in turns.list_round(number):
             turns.take(number, variant, *run(spec, variant.program, dict(variant.inputs)))

@@ -13,6 +13,7 @@ from farm.artifacts.manifest import open_artifact
 from farm.artifacts.places import is_artifact, require_room
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
+from farm.cli.layer_table import PerLayer, print_layers
 from farm.cli.model_artifacts import Folder, Wait
 from farm.errors import PermanentError, UsageError
 from farm.points.conditions import format_conditions
@@ -94,6 +95,7 @@ def run(
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Number of timed runs.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", metavar="Y.npz", help="File for the outputs (npz).")] = None,
     operating_point: Point = "default",
+    per_layer: PerLayer = False,
     wait: Wait = "60s",
     json: options.Json = False,
 ) -> None:
@@ -117,7 +119,7 @@ def run(
     ):
         held.require_fit(manifest)
         held.pin(point, operating_point)
-        ran = running.run_artifact(artifact, held, arrays, repeat)
+        ran = running.run_artifact(artifact, held, arrays, repeat, per_layer)
     if out is not None:
         running.write_outputs(ran.outputs, out)
     document: dict[str, Any] = {
@@ -127,11 +129,15 @@ def run(
         "out": str(out) if out else None,
         "found": running.find(artifact, ran.outputs, 5, scale),
         "device": manifest.device,
+        "bytes": manifest.library.bytes,
+        "layers": ran.layers,
     }
     if json:
         output.print_json(document)
-    else:
-        _print_run(document)
+        return
+    _print_run(document)
+    if per_layer:
+        print_layers(manifest.name, ran.layers, document["latency"]["median"])
 
 
 @output.command
@@ -144,6 +150,7 @@ def bench(
     operating_point: Point = "default",
     device: options.Device = "cpu",
     shape: options.Shapes = None,
+    per_layer: PerLayer = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
     json: options.Json = False,
@@ -170,13 +177,17 @@ def bench(
     ):
         held.pin(point, operating_point)
         kind, _ = on_board.find_board(store, board)
-        document = benching.bench(subjects, held, kind, rivals, settings, store, output.note)
+        document = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
     if out is not None:
         document["report"] = write_report(document, out)
     if json:
         output.print_json(document)
     else:
         _print_bench(document)
+        for model in document["models"] if per_layer else ():
+            for each in model["variants"].values():
+                if each["latency_s"] is not None and each["layers"]:
+                    print_layers(f"{model['model']}, {each['label']}", each["layers"], each["latency_s"]["median"])
     wrong = [
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]
@@ -212,13 +223,13 @@ def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
 def _print_run(document: dict[str, Any]) -> None:
     figures = {key: value * 1e3 for key, value in document["latency"].items() if key != "count"}
     tables.print_table(
-        ("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std", "Energy (mJ)"),
+        ("Latency (ms)", "Median", "95 % CI", "p90", "p99", "Mean", "Min", "Max", "Std", "Energy (mJ)"),
         [
             (
                 f"{document['board_type']}/{document['board']}",
                 f"{figures['median']:.3f}",
                 f"{figures['ci_low']:.3f} – {figures['ci_high']:.3f}",
-                *(f"{figures[key]:.3f}" for key in ("mean", "min", "max", "std")),
+                *(f"{figures[key]:.3f}" for key in ("p90", "p99", "mean", "min", "max", "std")),
                 None if document["energy_j"] is None else f"{document['energy_j'] * 1e3:.2f}",
             )
         ],
@@ -229,11 +240,19 @@ def _print_run(document: dict[str, Any]) -> None:
     if document["simulated"] and document["device"] == GPU:
         simulated = "; simulated: a model gave these times, which no GPU was ever compared with"
     conditions = format_conditions(document["threads"], document["clocks"], document["operating_point"])
-    lines = [f"{document['latency']['count']:.0f} runs, {conditions}{simulated}"]
+    lines = [f"{document['latency']['count']:.0f} runs, {conditions}{simulated}", _say_details(document)]
     lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
     for line in lines:
         output.say(line)
+
+
+def _say_details(document: dict[str, Any]) -> str:
+    """The first inference, the peak of memory, and the size, as far as they are known."""
+    first_s, peak = document["first_s"], document["peak_memory_bytes"]
+    said = [f"first inference {first_s * 1e3:.3f} ms"] if first_s is not None else []
+    said += [f"peak memory {format_bytes(peak)}, with Python and TVM's runtime"] if peak is not None else []
+    return "; ".join([*said, f"library {format_bytes(document['bytes'])}"])
 
 
 def _print_bench(document: dict[str, Any]) -> None:
@@ -245,7 +264,7 @@ def _print_bench(document: dict[str, Any]) -> None:
         for each in model["variants"].values():
             figures = each["latency_s"]
             if figures is None:
-                rows.append((called, each["label"], "not timed", None, None, None, None))
+                rows.append((called, each["label"], "not timed", *[None] * 9))
                 notes.append(f"{called}, {each['label']}: {each['reason']}")
                 continue
             rows.append(
@@ -254,13 +273,24 @@ def _print_bench(document: dict[str, Any]) -> None:
                     each["label"],
                     f"{figures['median'] * 1e3:.3f}",
                     f"{figures['ci_low'] * 1e3:.3f} – {figures['ci_high'] * 1e3:.3f}",
+                    f"{figures['p90'] * 1e3:.3f}",
+                    f"{figures['p99'] * 1e3:.3f}",
+                    None if each["first_s"] is None else f"{each['first_s'] * 1e3:.3f}",
                     f"{each['ratio']:.2f}",
                     None if each["energy_j"] is None else f"{each['energy_j'] * 1e3:.2f}",
+                    None if each["peak_memory_bytes"] is None else format_bytes(each["peak_memory_bytes"]),
+                    format_bytes(each["bytes"]),
                     "yes" if each["matches"] else "NO",
                 )
             )
     tables.print_table(
-        ("Model", "Code", "Median (ms)", "95 % CI", "Times ours", "Energy (mJ)", "Right"), rows, left=(0, 1)
+        (
+            *("Model", "Code", "Median (ms)", "95 % CI", "p90", "p99", "First", "Times ours", "Energy (mJ)", "Memory"),
+            *("Size", "Right"),
+        ),
+        rows,
+        left=(0, 1),
+        spare=("First", "p90", "Memory", "Size", "95 % CI"),
     )
     board = document["board"]
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""

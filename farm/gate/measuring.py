@@ -205,4 +205,6 @@ def _describe(artifact: Artifact, timed: Timed, name: str) -> Mapping[str, Any]:
         "latency_s": dataclasses.asdict(summarise(timed.samples[name])),
         "energy_j": energy_j,
         "power_w": power_w,
+        "first_s": timed.describe_details(name)["first_s"],
+        "peak_memory_bytes": timed.describe_details(name)["peak_memory_bytes"],
     }

@@ -234,11 +234,15 @@ def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
     home, folder = made.home, str(made.folder)
     ran = home.run("model", "run", folder, "--input", made.x, "--repeat", "5", "--out", "y.npz", "--json").json()
     assert (ran["latency"]["count"], len(ran["found"]), ran["energy_j"]) == (5, 5, None)
+    assert ran["latency"]["median"] <= ran["latency"]["p90"] <= ran["latency"]["p99"] <= ran["latency"]["max"]
+    assert ran["first_s"] > 0
+    assert ran["peak_memory_bytes"] > 30 << 20
+    assert ran["layers"] == []
     (given,) = np.load(home.path / "y.npz").values()
     require_close(given, made.wanted)
     deployed = home.run("model", "deploy", folder, "--json").json()
     assert (pathlib.Path(deployed["folder"]) / "tiny_cnn" / "model.so").is_file()
-    words = ("model", "bench", folder, "--against", "onnxruntime,untuned", "--out", "bench", "--json")
+    words = ("model", "bench", folder, "--against", "onnxruntime,untuned", "--out", "bench", "--per-layer", "--json")
     done = home.run(*words, FARM_MODEL_RUNS="6")
     assert done.code == 0, done.err
     (model,) = done.json()["models"]
@@ -246,6 +250,15 @@ def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
     for each in model["variants"].values():
         assert each["matches"], each
         assert each["latency_s"]["count"] == 6
+        assert each["first_s"] > 0
+        assert each["bytes"] > 1000
+    layers = {
+        name: {each["name"]: each["calls"] for each in model["variants"][name]["layers"]} for name in model["variants"]
+    }
+    # Constants are laid out as the model is compiled: that function is a workload, and no part of an inference.
+    assert sum(layers["tvm-farm"].values()) >= len(made.manifest["workloads"]) - 1, layers
+    assert layers["onnxruntime"] == {}
+    assert layers["untuned"].keys() != layers["tvm-farm"].keys()
     assert (home.path / "bench" / "latency-tiny-cnn.png").stat().st_size > 10_000
     home.expect_no_processes()
 
