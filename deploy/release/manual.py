@@ -44,11 +44,18 @@ def make_pages() -> dict[str, str]:
             own = _describe(command) if command.invoke_without_command else _prose(command.help)
             page += [".SH DESCRIPTION", *own, ".SH COMMANDS"]
             for verb, each in verbs.items():
-                page += [f".SS farm {name} {_escape(verb)}{_usage(each)}", *_describe(each)]
+                page += _list_verb(f"farm {name} {_escape(verb)}", each)
         else:
             page += [".SH SYNOPSIS", f"\\fBfarm {name}\\fR{_usage(command)}", ".SH DESCRIPTION", *_describe(command)]
         pages[f"farm-{name}.1"] = "\n".join([*page, ".SH SEE ALSO", ".BR farm (1)"]) + "\n"
     return pages
+
+
+def _list_verb(words: str, command: Any) -> Iterator[str]:
+    """A verb, and the verbs below it."""
+    yield from (f".SS {words}{_usage(command)}", *_describe(command))
+    for verb, each in (getattr(command, "commands", None) or {}).items():
+        yield from _list_verb(f"{words} {_escape(verb)}", each)
 
 
 def _begin(title: str, line: str) -> Iterator[str]:

@@ -17,11 +17,10 @@ from farm.cli import board_show, options, output, tables
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
-from farm.crew.reservation import is_reserved_by
 from farm.errors import UsageError
 from farm.inventory import fleet_ranges
 from farm.processes.machine import name_user
-from farm.store.standing import parse_transport
+from farm.store.standing import is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
 _NOUN: dict[str, Any] = {

@@ -27,12 +27,11 @@ from farm.connectivity.board_logs import MAX_LINES, plan_follow_command, plan_lo
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.ssh import ExecResult, SshConnection
 from farm.connectivity.ssh_handshake import SshAddress
-from farm.crew.reservation import is_reserved_by
 from farm.errors import FarmError, PermanentError, TransientError, UsageError
 from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import parse_transport
+from farm.store.standing import is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, Transport, Virtual
 
 _AT_ONCE = 32

@@ -55,7 +55,7 @@ def gate(
     from farm.artifacts import on_board
     from farm.artifacts.places import require_room
     from farm.gate import baseline as baselines
-    from farm.gate.conditions import EXAMPLES, Verdict, find_worst, read_conditions
+    from farm.gate.conditions import EXAMPLES, GateVerdict, find_worst, read_conditions
     from farm.gate.measuring import GateOrder, decide
     from farm.points.requests import parse_point
     from farm.report import gate_page
@@ -94,7 +94,7 @@ def gate(
                 parts.append(decide(order, held, settings, output.note))
             if write_baseline and parts[-1]["verified"]["matches"]:
                 baselines.keep(baseline, candidate, operating_point, parts[-1]["candidate"]["latency_s"]["median"])
-    verdict = find_worst([Verdict(part["verdict"]) for part in parts])
+    verdict = find_worst([GateVerdict(part["verdict"]) for part in parts])
     document = {"model": model, "baseline": str(baseline), "written": write_baseline, "undecided": undecided}
     document |= {"verdict": str(verdict), "boards": parts}
     if junit is not None:
@@ -106,8 +106,10 @@ def gate(
         output.print_json(document)
     else:
         _print(document)
-    if verdict is Verdict.FAIL or (verdict is Verdict.UNDECIDED and undecided == "fail"):
-        raise PermanentError(_say_why(document), "" if verdict is Verdict.FAIL else "--undecided pass lets that pass.")
+    if verdict is GateVerdict.FAIL or (verdict is GateVerdict.UNDECIDED and undecided == "fail"):
+        raise PermanentError(
+            _say_why(document), "" if verdict is GateVerdict.FAIL else "--undecided pass lets that pass."
+        )
 
 
 class _Subject:

@@ -17,12 +17,12 @@ from farm.crew.choice import BoardChoice, find_unfit, plan_choice, plan_pool, re
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
 from farm.crew.queue_place import QueuePlace, explain, read_queue
-from farm.crew.reservation import is_reserved_by
 from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.processes.machine import name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
+from farm.store.standing import is_reserved_by
 from farm.values import Lease, WorkKind
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.

@@ -7,8 +7,7 @@ the queue as for any other lease.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from farm.crew.choice import find_reason
 from farm.crew.queue_place import QueuePlace, explain, read_queue
@@ -22,12 +21,6 @@ _MOST_WHY = 200
 _LOOK_S = 0.5
 # Also what is out of order may be reserved, to look into it.
 _ALLOWED = frozenset(Health) - {Health.RETIRED}
-
-
-def is_reserved_by(row: Mapping[str, Any] | None, person: str) -> bool:
-    """Whether a board is reserved for a person, by its row as `Store.fetch_boards` shows it."""
-    lease = (row or {}).get("lease") or {}
-    return bool(lease.get("kind") == WorkKind.RESERVED and lease.get("owner") == person)
 
 
 def reserve(

@@ -27,7 +27,7 @@ _MOST = 1e6
 EXAMPLES = 'Examples: "latency > 5 %", "p99 > 40 ms", "size > 10 %". Known: ' + ", ".join(UNITS) + "."
 
 
-class Verdict(StrEnum):
+class GateVerdict(StrEnum):
     """What an interval says of a limit."""
 
     PASS = "pass"  # noqa: S105 - all of it is within
@@ -53,12 +53,12 @@ class Condition:
     limit: float
     is_change: bool
 
-    def judge(self, found: Estimate) -> Verdict:
+    def judge(self, found: Estimate) -> GateVerdict:
         """By the interval of a ratio to the baseline, or of the figure itself."""
         limit = 1 + self.limit if self.is_change else self.limit
         if found.low > limit:
-            return Verdict.FAIL
-        return Verdict.PASS if found.high <= limit else Verdict.UNDECIDED
+            return GateVerdict.FAIL
+        return GateVerdict.PASS if found.high <= limit else GateVerdict.UNDECIDED
 
 
 def read_conditions(texts: Sequence[str]) -> tuple[Condition, ...]:
@@ -81,6 +81,6 @@ def _read(text: str) -> Condition:
     return Condition(f"{metric} > {number:g} {unit}", metric, limit, unit == "%")
 
 
-def find_worst(verdicts: Sequence[Verdict]) -> Verdict:
+def find_worst(verdicts: Sequence[GateVerdict]) -> GateVerdict:
     """The verdict on all together: one that fails fails them; of none nothing is wrong."""
-    return next((each for each in (Verdict.FAIL, Verdict.UNDECIDED) if each in verdicts), Verdict.PASS)
+    return next((each for each in (GateVerdict.FAIL, GateVerdict.UNDECIDED) if each in verdicts), GateVerdict.PASS)

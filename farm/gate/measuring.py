@@ -21,7 +21,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Turns, Variant, ordered
 from farm.crew.visits import plan_window
-from farm.gate.conditions import Condition, Estimate, Verdict, find_worst
+from farm.gate.conditions import Condition, Estimate, GateVerdict, find_worst
 from farm.measure.statistics import CONFIDENCE, summarise
 from farm.models.inputs import InputSpec, make_inputs
 from farm.selection import tie
@@ -62,7 +62,7 @@ def decide(order: GateOrder, board: HeldForModels, settings: Settings, say: Call
         "device": manifest.device,
         "operating_point": board.point,
         "verified": verified.model_dump(mode="json"),
-        "verdict": str(Verdict.PASS if verified.matches else Verdict.FAIL),
+        "verdict": str(GateVerdict.PASS if verified.matches else GateVerdict.FAIL),
         "rounds": 0,
         "threads": 0,
         "clocks": "",
@@ -96,7 +96,7 @@ def decide(order: GateOrder, board: HeldForModels, settings: Settings, say: Call
     return document
 
 
-Judged = list[tuple[Condition, Estimate | None, Verdict]]
+Judged = list[tuple[Condition, Estimate | None, GateVerdict]]
 
 
 def _time(order: GateOrder, board: HeldForModels, settings: Settings) -> tuple[Timed, Judged, int]:
@@ -115,7 +115,7 @@ def _time(order: GateOrder, board: HeldForModels, settings: Settings) -> tuple[T
                 turns.take(number, variant, *board.run(spec, variant.program, dict(variant.inputs)))
         done = look
         judged = [_judge(condition, order, turns.timed, board.name) for condition in order.conditions]
-        if all(verdict is not Verdict.UNDECIDED for _, _, verdict in judged):
+        if all(verdict is not GateVerdict.UNDECIDED for _, _, verdict in judged):
             break
     return turns.timed, judged, done
 
@@ -128,12 +128,12 @@ def _to_variant(name: str, artifact: Artifact, seed: int) -> Variant:
 
 def _judge(
     condition: Condition, order: GateOrder, timed: Timed, board: str
-) -> tuple[Condition, Estimate | None, Verdict]:
+) -> tuple[Condition, Estimate | None, GateVerdict]:
     found = _find_change(condition.metric, order, timed, board) if condition.is_change else None
     if not condition.is_change:
         found = _find_figure(condition.metric, order.candidate, timed, CANDIDATE)
     # What the board has no sensor for was not seen to be within.
-    return condition, found, Verdict.UNDECIDED if found is None else condition.judge(found)
+    return condition, found, GateVerdict.UNDECIDED if found is None else condition.judge(found)
 
 
 def _find_change(metric: str, order: GateOrder, timed: Timed, board: str) -> Estimate | None:

@@ -21,7 +21,7 @@ from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
 from farm.provision.plan import ProvisioningPlan, check_board, choose_pythons, plan_removals, plan_steps
-from farm.provision.releases import describe_release
+from farm.provision.releases import describe_system
 from farm.provision.reports import BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.provision.shell import BoardShell
@@ -181,8 +181,7 @@ class Provisioner:
             kind = load_board_types().get(self.target.options.board_type)
             self._notes += check_board(survey, layout, time.time(), kind)
             python = next(iter(survey.pythons), "")
-            system = ", ".join(each for each in (survey.os_name, describe_release(survey.l4t)) if each)
-            facts = f"{system}, {survey.arch}, glibc {survey.glibc}, Python {python or 'older than 3.10'}"
+            facts = f"{describe_system(survey.os_name, survey.l4t)}, {survey.arch}, glibc {survey.glibc}, Python {python or 'older than 3.10'}"
             notes = "".join(f"; {note}" for note in self._notes)
             return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
 

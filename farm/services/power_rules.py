@@ -19,7 +19,7 @@ FAILED_PROBES = 2
 LOST_S = 180.0
 
 
-class Order(StrEnum):
+class PowerOrder(StrEnum):
     """What is to be done about a board."""
 
     CYCLE = "cycle"
@@ -31,7 +31,7 @@ _LIMITS = HealthLimits()
 
 def plan_power(
     row: Mapping[str, Any], past: ProbePast | None, lost_s: float | None, boot_s: float, limits: HealthLimits = _LIMITS
-) -> Order | None:
+) -> PowerOrder | None:
     """What to do about a board whose power can be cycled; None for nothing.
 
     `row` is one of `Store.fetch_boards`. `lost_s`: for how long it has been out of reach, None where it is within; in
@@ -48,8 +48,8 @@ def plan_power(
     if not hangs or min(row["power_cycled_s"], default=boot_s) < boot_s:
         return None
     if len(row["power_cycled_s"]) < limits.cycles:
-        return Order.CYCLE
-    return None if row["health"] == Health.QUARANTINED else Order.GIVE_UP
+        return PowerOrder.CYCLE
+    return None if row["health"] == Health.QUARANTINED else PowerOrder.GIVE_UP
 
 
 def is_network_down(lost: int, kept: int) -> bool:

@@ -18,7 +18,7 @@ from farm.crew import power
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import FarmError
 from farm.inventory.power_commands import PowerCommands
-from farm.services.power_rules import Order, is_network_down, plan_power
+from farm.services.power_rules import PowerOrder, is_network_down, plan_power
 from farm.services.probe_plan import ProbePast
 from farm.store import Store
 from farm.store.leases import PROBE
@@ -70,9 +70,9 @@ class Powering:
             if since is not None and (cut_off or name in refused):
                 continue
             order = plan_power(row, past.get(name), None if since is None else now - since, commands.boot_s)
-            if order is Order.GIVE_UP:
+            if order is PowerOrder.GIVE_UP:
                 self._observe(name, Kind.NOT_REVIVED, f"{len(row['power_cycled_s'])} times")
-            elif order is Order.CYCLE:
+            elif order is PowerOrder.CYCLE:
                 self._begin(name, commands)
                 past.pop(name, None)
 

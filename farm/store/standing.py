@@ -12,7 +12,7 @@ from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
-from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
+from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual, WorkKind
 
 _TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: kind for kind in (Direct, Ssh, Virtual)}
 # What commands of the user's may do to a board's power.
@@ -63,6 +63,12 @@ def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:
 def is_on_demand(row: Mapping[str, Any]) -> bool:
     """Whether a board's agent runs only while a command of this machine uses it, so that nobody keeps it in reach."""
     return bool((row.get("transport") or {}).get("on_demand"))
+
+
+def is_reserved_by(row: Mapping[str, Any] | None, person: str) -> bool:
+    """Whether a board is reserved for a person, by its row as `Store.fetch_boards` shows it."""
+    lease = (row or {}).get("lease") or {}
+    return bool(lease.get("kind") == WorkKind.RESERVED and lease.get("owner") == person)
 
 
 def require_kept(row: Mapping[str, Any]) -> None:

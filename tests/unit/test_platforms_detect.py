@@ -35,8 +35,10 @@ def make_tree(root: Path, compatible: tuple[str, ...] = (), model: str = "") -> 
         (
             ("nvidia,p3768-0000+p3767-0005-super", "nvidia,p3767-0005", "nvidia,tegra234"),
             "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
-            "jetson-orin-nano-8gb",
+            "jetson-orin-nano-super",
         ),
+        (("nvidia,p3971-0080+p3834-0008", "nvidia,p3834-0008", "nvidia,tegra264"), "", "jetson-agx-thor"),
+        (("raspberrypi,5-model-b", "brcm,bcm2712"), "Raspberry Pi 5 Model B Rev 1.0", "raspberry-pi-5"),
         (("raspberrypi,4-model-b", "brcm,bcm2711"), "Raspberry Pi 4 Model B Rev 1.4", "raspberry-pi-4"),
         ((), "Raspberry Pi 4 Model B Rev 1.4", "raspberry-pi-4"),
         ((), "Raspberry Pi 4 Model B Plus", None),

@@ -11,7 +11,7 @@ from farm.crew.health import HealthLimits, Kind, Observation, transition
 from farm.errors import UsageError
 from farm.inventory.fleet_plan import RegisteredBoard, plan
 from farm.inventory.fleets import read_fleet
-from farm.services.power_rules import LOST_S, Order, is_network_down, plan_power
+from farm.services.power_rules import LOST_S, PowerOrder, is_network_down, plan_power
 from farm.services.probe_plan import ProbePast
 from farm.values import Health, HealthHistory, Standing
 
@@ -27,10 +27,10 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
     """Two probes that failed in a row, or three minutes out of reach; not what is held, new, or an operator's."""
-    assert plan_power(row(), FAILED, None, BOOT_S) is Order.CYCLE
+    assert plan_power(row(), FAILED, None, BOOT_S) is PowerOrder.CYCLE
     assert plan_power(row(), ProbePast(100.0, passed=False, tries=1), None, BOOT_S) is None
     assert plan_power(row(), ProbePast(100.0, passed=False, skipped=True, tries=5), None, BOOT_S) is None
-    assert plan_power(row(health="good"), None, LOST_S, BOOT_S) is Order.CYCLE
+    assert plan_power(row(health="good"), None, LOST_S, BOOT_S) is PowerOrder.CYCLE
     assert plan_power(row(health="good"), None, LOST_S - 1, BOOT_S) is None
     for kept in (
         {"lease": {"owner": "somebody"}},
@@ -45,9 +45,9 @@ def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
 def test_a_board_is_given_time_to_start_and_is_given_up_in_the_end() -> None:
     """None is cycled while it may still boot; after three cycles in vain it is quarantined, and left alone then."""
     assert plan_power(row(power_cycled_s=[BOOT_S - 1]), FAILED, None, BOOT_S) is None
-    assert plan_power(row(power_cycled_s=[900.0, BOOT_S]), FAILED, None, BOOT_S) is Order.CYCLE
+    assert plan_power(row(power_cycled_s=[900.0, BOOT_S]), FAILED, None, BOOT_S) is PowerOrder.CYCLE
     thrice = [900.0, 600.0, 300.0]
-    assert plan_power(row(power_cycled_s=thrice), FAILED, None, BOOT_S) is Order.GIVE_UP
+    assert plan_power(row(power_cycled_s=thrice), FAILED, None, BOOT_S) is PowerOrder.GIVE_UP
     over = row(power_cycled_s=thrice, health="quarantined", quarantine={"held": False})
     assert plan_power(over, FAILED, None, BOOT_S) is None
 
