@@ -94,8 +94,10 @@ def _carry_out(todo: FleetPlan, store: Store) -> None:
             store.register_board(new.name, new.board_type, new.transport, new.labels, by, _to_power(new))
         for change in todo.changed:
             new = change.board
-            about = {"board_type": new.board_type, "transport": new.transport, "labels": new.labels}
-            store.update_board(new.name, **about, by=by, power=_to_power(new))
+            power = _to_power(new)
+            store.update_board(
+                new.name, board_type=new.board_type, transport=new.transport, labels=new.labels, by=by, power=power
+            )
         for name in todo.removed:
             store.remove_board(name, by=by)
     except UsageError as error:

@@ -107,9 +107,8 @@ def gate(
     else:
         _print(document)
     if verdict is GateVerdict.FAIL or (verdict is GateVerdict.UNDECIDED and undecided == "fail"):
-        raise PermanentError(
-            _say_why(document), "" if verdict is GateVerdict.FAIL else "--undecided pass lets that pass."
-        )
+        hint = "" if verdict is GateVerdict.FAIL else "--undecided pass lets that pass."
+        raise PermanentError(_say_why(document), hint)
 
 
 class _Subject:

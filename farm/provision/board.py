@@ -180,8 +180,9 @@ class Provisioner:
             self._state = f"as before: {survey.current or 'no agent of ours'}"
             kind = load_board_types().get(self.target.options.board_type)
             self._notes += check_board(survey, layout, time.time(), kind)
-            python = next(iter(survey.pythons), "")
-            facts = f"{describe_system(survey.os_name, survey.l4t)}, {survey.arch}, glibc {survey.glibc}, Python {python or 'older than 3.10'}"
+            python = next(iter(survey.pythons), "older than 3.10")
+            system = describe_system(survey.os_name, survey.l4t)
+            facts = f"{system}, {survey.arch}, glibc {survey.glibc}, Python {python}"
             notes = "".join(f"; {note}" for note in self._notes)
             return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
 

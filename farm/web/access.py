@@ -133,7 +133,7 @@ class Access:
         if self._is_own(token.strip()):
             return _owner()
         entry = tokens.find_by_token(self._home, token.strip())
-        return entry and entry.person
+        return entry.person if entry else None
 
     def _find_by_session(self, cookie: str) -> Person | None:
         if not cookie:
