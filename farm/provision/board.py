@@ -21,11 +21,10 @@ from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
 from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
 from farm.provision.plan import ProvisioningPlan, check_board, choose_pythons, plan_removals, plan_steps
-from farm.provision.releases import describe_system
 from farm.provision.reports import BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.provision.shell import BoardShell
-from farm.provision.survey import BoardSurvey, Login, fetch_login, fetch_survey
+from farm.provision.survey import BoardSurvey, Login, describe_system, fetch_login, fetch_survey
 
 # Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
 QUICK_S = 60.0
@@ -181,8 +180,7 @@ class Provisioner:
             kind = load_board_types().get(self.target.options.board_type)
             self._notes += check_board(survey, layout, time.time(), kind)
             python = next(iter(survey.pythons), "older than 3.10")
-            system = describe_system(survey.os_name, survey.l4t)
-            facts = f"{system}, {survey.arch}, glibc {survey.glibc}, Python {python}"
+            facts = f"{describe_system(survey)}, {survey.arch}, glibc {survey.glibc}, Python {python}"
             notes = "".join(f"; {note}" for note in self._notes)
             return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
 

@@ -41,11 +41,6 @@ def describe_release(release: str) -> str:
     return f"L4T {release}" + (f" ({line[1]})" if line else "")
 
 
-def describe_system(os_name: str, release: str) -> str:
-    """A board's system, with its release of L4T where it has one."""
-    return ", ".join(each for each in (os_name, describe_release(release)) if each)
-
-
 def find_doubt(release: str, board_type: BoardType | None) -> str:
     """Why a release may not be what is known of a board type; "" where it is, or nothing is known of either."""
     if not release:

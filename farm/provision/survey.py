@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from farm.errors import PermanentError
 from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
 from farm.provision.layout import Layout
-from farm.provision.releases import parse_release
+from farm.provision.releases import describe_release, parse_release
 from farm.provision.shell import BoardShell
 
 SURVEY_TIMEOUT_S = 60.0
@@ -118,6 +118,11 @@ class BoardSurvey:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     user_exists: bool = False
     agent_pid: int | None = None
+
+
+def describe_system(survey: BoardSurvey) -> str:
+    """A board's system, with its release of L4T where it has one."""
+    return ", ".join(each for each in (survey.os_name, describe_release(survey.l4t)) if each)
 
 
 def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
