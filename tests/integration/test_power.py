@@ -45,7 +45,7 @@ class Plug:
     """A power plug of one board, operated by a command."""
 
     def __init__(self, folder: pathlib.Path, tracker_port: int) -> None:
-        self.folder = folder
+        self.folder, self.port = folder, tracker_port
         self.path = folder / "plug"
         self.path.write_text(_PLUG.format(python=sys.executable, folder=str(folder), port=tracker_port))
         self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
@@ -80,9 +80,8 @@ def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
 def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes of a frozen board fail, its power is cycled, and it is good again; the events tell so in that order."""
     monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
-    port = int(plug.path.read_text().split("port, name, action = pathlib.Path(")[1].split("), ")[1].split(",")[0])
-    settings = Settings(home=str(plug.folder / "home"), tracker_port=port)
-    monkeypatch.setenv("FARM_TRACKER_PORT", str(port))
+    settings = Settings(home=str(plug.folder / "home"), tracker_port=plug.port)
+    monkeypatch.setenv("FARM_TRACKER_PORT", str(plug.port))
     with Store(settings.store_location) as store:
         store.register_board("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
         services, _ = services_side.start_services(settings)
