@@ -233,7 +233,7 @@ def test_an_update_on_a_full_disk_changes_nothing(tmp_path: pathlib.Path) -> Non
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM events").fetchall()
     with writer:
-        writer.execute("INSERT INTO events VALUES (8, 4.0, 'long', 'log', ?)", ("x" * 40_000,))
+        writer.execute("INSERT INTO events VALUES (8, 4.0, 'long', 'log', ?, '')", ("x" * 40_000,))
     before = fetch_all(path)
     # Room for two pages more: enough to open the store, which a query proves, and not for any migration.
     room = path.with_name(path.name + "-wal").stat().st_size + 2 * 4120
