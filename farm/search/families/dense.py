@@ -31,8 +31,8 @@ _HIDDEN, _SCATTERED = 0.15, 1.0
 # Where lanes are factors: share of the issue's cycles that count although multiply-adds hide them, so that among tiles
 # which are equal otherwise the one with the fewest instructions is taken.
 _ISSUED = 0.15
-# Share of its loads' rate that a core keeps up where every factor is one (Zen 3: tiles of 14 pixels by one vector, fifteen
-# loads for fourteen multiply-adds, took 1.19 times as long as four by three).
+# Share of its loads' rate that a core keeps up where every factor is one (Zen 3: tiles of 14 pixels by one vector,
+# fifteen loads for fourteen multiply-adds, took 1.19 times as long as four by three).
 _LOADED = 0.92
 # Instructions of the innermost loop itself: its counter, its branch, two addresses.
 _LOOP = 4
