@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from farm.cli import completion, options, output
+from farm.cli import options, output
 from farm.crew import power as switching
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_board import name_owner
@@ -21,7 +21,7 @@ _OFF = "its power was switched off"
 
 @output.command
 def power(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     action: Annotated[Literal["on", "off", "cycle"], typer.Argument(metavar="on|off|cycle")],
     force: Annotated[bool, typer.Option("--force", help="Revoke the lease of whoever holds the board.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")] = "",

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import completion, options, output
+from farm.cli import options, output
 from farm.cli.durations import read_duration_s
 from farm.crew import reservation
 
 
 @output.command
 def reserve(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.list_boards)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     for_: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, such as 30m or 2h; up to 7 days.")],
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, which others see.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Time limit of waiting for the board.")] = "10m",
