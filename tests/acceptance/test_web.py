@@ -16,6 +16,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.store import Store
 from tests.acceptance.browser import Browser, open_browser
 from tests.acceptance.conftest import Home, new_home, wait_until
+from tests.integration.prometheus import prometheus_server
 
 CAMPAIGN = """\
 name: vision
@@ -171,6 +172,18 @@ def test_pause_by_the_keyboard_alone(farm: Home, browser: Browser) -> None:
     _open_budget(browser)
     assert farm.run("campaign", "show", "vision", "--json").json()["budget"]["trials"] == 21000
     assert browser.list_complaints() == []
+
+
+def test_prometheus_scrapes_the_same_farm(farm: Home, tmp_path: pathlib.Path) -> None:
+    """A real one, by the example's configuration: six boards, and the trials of the campaign that the page shows."""
+    address = urllib.parse.urlsplit(farm.run("status", "--json").json()["metrics"])
+    assert address.port is not None
+    with prometheus_server(tmp_path, address.port) as ask:
+        wait_until(lambda: ask('tvm_farm_campaign_trials_total{campaign="vision"}'), "a scrape", 60.0)
+        [boards] = ask("sum(tvm_farm_boards)")
+        assert boards["value"][1] == "6"
+        [trials] = ask('sum(tvm_farm_campaign_trials_total{campaign="vision"})')
+        assert int(trials["value"][1]) > 20
 
 
 def test_who_does_not_finish_holds_up_nobody(farm: Home, browser: Browser) -> None:

@@ -7,16 +7,11 @@ import json
 import os
 import pathlib
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -29,25 +24,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual
 from tests.integration.conftest import ROOT, find_free_port, wait_until
-
-DEPLOY = ROOT / "deploy" / "prometheus"
-Ask = Callable[[str], list[dict[str, Any]]]
-
-
-def require(program: str) -> str:
-    """The path of one of Prometheus' programs. Skips without, and fails where FARM_REQUIRE_PROMETHEUS is set."""
-    if path := shutil.which(program):
-        return path
-    reason = f"{program} is not installed (Debian: apt-get install prometheus)"
-    if os.environ.get("FARM_REQUIRE_PROMETHEUS"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def fetch(url: str) -> str:
-    """What a server answers."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
 
 
 @pytest.fixture(scope="module")
@@ -156,45 +133,6 @@ def ask(coordinator: Exporter, board: int, tmp_path_factory: pytest.TempPathFact
     with prometheus_server(tmp_path_factory.mktemp("prometheus"), coordinator.address[1]) as ask:
         wait_until(lambda: len(ask("up == 1")) == 2, "both to be scraped")
         yield ask
-
-
-@contextlib.contextmanager
-def prometheus_server(
-    folder: pathlib.Path, metrics_port: int, change: tuple[str, str] = ("groups:", "groups:")
-) -> Iterator[Ask]:
-    """A server by the example's configuration and rules, which looks every second; `change`: a text in the rules."""
-    prometheus = require("prometheus")
-    text = (DEPLOY / "prometheus.yml").read_text()
-    for old, new in (
-        ("127.0.0.1:9464", f"127.0.0.1:{metrics_port}"),
-        ("scrape_interval: 15s", "scrape_interval: 1s"),
-        ("evaluation_interval: 15s", "evaluation_interval: 1s"),
-        ("refresh_interval: 30s", "refresh_interval: 1s"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "prometheus.yml").write_text(text)
-    rules = (DEPLOY / "tvm-farm.rules.yml").read_text()
-    assert rules.count(change[0]) == 1
-    (folder / "tvm-farm.rules.yml").write_text(rules.replace(*change))
-    port = find_free_port()
-    command = [prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder
-        )
-
-    def ask(query: str) -> list[dict[str, Any]]:
-        with contextlib.suppress(ConnectionError, urllib.error.URLError):
-            url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
-            return list(json.loads(fetch(url))["data"]["result"])
-        return []
-
-    try:
-        yield ask
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_prometheus_server_scrapes_both(ask: Ask) -> None:
