@@ -24,7 +24,7 @@ _FOLDER_SUFFIX = ".artifacts"
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
 
 
-class Entry(StrictModel):
+class BaselineEntry(StrictModel):
     """One model on one board type. `latency_s` is its median when the baseline was made, for people alone."""
 
     model: str
@@ -48,7 +48,7 @@ class Baseline(StrictModel):
 
     format: Literal["tvm-farm baseline"] = "tvm-farm baseline"
     version: Literal[1] = 1
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[BaselineEntry, ...] = ()
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -85,13 +85,13 @@ def open_entry(path: Path, baseline: Baseline, key: tuple[str, str, bool, str, s
     return artifact
 
 
-def keep(path: Path, artifact: Artifact, point: str, latency_s: float) -> Entry:
+def keep(path: Path, artifact: Artifact, point: str, latency_s: float) -> BaselineEntry:
     """Make an artifact what its model is held against, in place of another one; the file's other entries stay."""
     manifest = artifact.manifest
     name = to_name(manifest.name, f"{manifest.board_type}-{manifest.device}{'-simulated' * manifest.simulated}")
     place = Path(f"{path.stem}{_FOLDER_SUFFIX}") / (name if point == "default" else f"{name}-{_to_word(point)}")
     write_artifact(path.parent / place, manifest, {each: artifact.read_file(each) for each in manifest.files})
-    entry = Entry(
+    entry = BaselineEntry(
         model=manifest.name,
         board_type=manifest.board_type,
         simulated=manifest.simulated,

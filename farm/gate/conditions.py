@@ -36,7 +36,7 @@ class GateVerdict(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class MetricEstimate:
     """A figure with its interval; both ends are the figure where it is exact."""
 
     value: float
@@ -53,7 +53,7 @@ class Condition:
     limit: float
     is_change: bool
 
-    def judge(self, found: Estimate) -> GateVerdict:
+    def judge(self, found: MetricEstimate) -> GateVerdict:
         """By the interval of a ratio to the baseline, or of the figure itself."""
         limit = 1 + self.limit if self.is_change else self.limit
         if found.low > limit:

@@ -21,7 +21,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Turns, Variant, ordered
 from farm.crew.visits import plan_window
-from farm.gate.conditions import Condition, Estimate, GateVerdict, find_worst
+from farm.gate.conditions import Condition, MetricEstimate, GateVerdict, find_worst
 from farm.measure.statistics import CONFIDENCE, summarise
 from farm.models.inputs import InputSpec, make_inputs
 from farm.selection import tie
@@ -96,7 +96,7 @@ def decide(order: GateOrder, board: HeldForModels, settings: Settings, say: Call
     return document
 
 
-Judged = list[tuple[Condition, Estimate | None, GateVerdict]]
+Judged = list[tuple[Condition, MetricEstimate | None, GateVerdict]]
 
 
 def _time(order: GateOrder, board: HeldForModels, settings: Settings) -> tuple[Timed, Judged, int]:
@@ -128,7 +128,7 @@ def _to_variant(name: str, artifact: Artifact, seed: int) -> Variant:
 
 def _judge(
     condition: Condition, order: GateOrder, timed: Timed, board: str
-) -> tuple[Condition, Estimate | None, GateVerdict]:
+) -> tuple[Condition, MetricEstimate | None, GateVerdict]:
     found = _find_change(condition.metric, order, timed, board) if condition.is_change else None
     if not condition.is_change:
         found = _find_figure(condition.metric, order.candidate, timed, CANDIDATE)
@@ -136,14 +136,14 @@ def _judge(
     return condition, found, GateVerdict.UNDECIDED if found is None else condition.judge(found)
 
 
-def _find_change(metric: str, order: GateOrder, timed: Timed, board: str) -> Estimate | None:
+def _find_change(metric: str, order: GateOrder, timed: Timed, board: str) -> MetricEstimate | None:
     """How many times the baseline's the candidate's is."""
     if order.baseline is None:
         return None
     if metric == "latency":
         rounds = [tie.Round(number, board, each) for number, each in sorted(timed.rounds.items())]
         [ratio] = tie.compare(rounds, BASELINE, [CANDIDATE], _RULE)
-        return Estimate(ratio.value, ratio.low, ratio.high)
+        return MetricEstimate(ratio.value, ratio.low, ratio.high)
     if metric in _QUANTILES:
         return _compare_quantiles(timed.samples[CANDIDATE], timed.samples[BASELINE], _QUANTILES[metric])
     mine = _find_figure(metric, order.candidate, timed, CANDIDATE)
@@ -151,13 +151,13 @@ def _find_change(metric: str, order: GateOrder, timed: Timed, board: str) -> Est
     if mine is None or theirs is None or not theirs.low > 0:
         return None
     # Both intervals at their ends: wider than need be, which leaves open rather than errs.
-    return Estimate(mine.value / theirs.value, mine.low / theirs.high, mine.high / theirs.low)
+    return MetricEstimate(mine.value / theirs.value, mine.low / theirs.high, mine.high / theirs.low)
 
 
-def _find_figure(metric: str, artifact: Artifact, timed: Timed, name: str) -> Estimate | None:
+def _find_figure(metric: str, artifact: Artifact, timed: Timed, name: str) -> MetricEstimate | None:
     if metric == "latency":
         summary = summarise(timed.samples[name])
-        return Estimate(summary.median, summary.ci_low, summary.ci_high)
+        return MetricEstimate(summary.median, summary.ci_low, summary.ci_high)
     if metric in _QUANTILES:
         draws = _draw_quantiles(timed.samples[name], _QUANTILES[metric])
         value = float(np.quantile(timed.samples[name], _QUANTILES[metric]))
@@ -165,14 +165,14 @@ def _find_figure(metric: str, artifact: Artifact, timed: Timed, name: str) -> Es
     if metric == "energy":
         return _read_energy(timed.outcomes[name])
     size = artifact.manifest.memory_bytes if metric == "memory" else artifact.manifest.library.bytes
-    return Estimate(float(size), float(size), float(size))
+    return MetricEstimate(float(size), float(size), float(size))
 
 
-def _read_energy(outcome: Outcome) -> Estimate | None:
+def _read_energy(outcome: Outcome) -> MetricEstimate | None:
     energy = outcome.energy
     if energy is None or energy.per_call_j is None or energy.per_call_ci_j is None:
         return None
-    return Estimate(energy.per_call_j, *energy.per_call_ci_j)
+    return MetricEstimate(energy.per_call_j, *energy.per_call_ci_j)
 
 
 def _draw_quantiles(samples: Sequence[float], quantile: float) -> np.ndarray[Any, Any]:
@@ -182,17 +182,17 @@ def _draw_quantiles(samples: Sequence[float], quantile: float) -> np.ndarray[Any
     return np.asarray(np.quantile(values[drawn], quantile, axis=1))
 
 
-def _compare_quantiles(mine: Sequence[float], theirs: Sequence[float], quantile: float) -> Estimate:
+def _compare_quantiles(mine: Sequence[float], theirs: Sequence[float], quantile: float) -> MetricEstimate:
     value = float(np.quantile(mine, quantile) / np.quantile(theirs, quantile))
     # The draws are the same for both: shuffled, so that they do not move together.
     others = np.random.default_rng(_SEED + 1).permutation(_draw_quantiles(theirs, quantile))
     return _to_estimate(value, _draw_quantiles(mine, quantile) / others)
 
 
-def _to_estimate(value: float, draws: np.ndarray[Any, Any]) -> Estimate:
+def _to_estimate(value: float, draws: np.ndarray[Any, Any]) -> MetricEstimate:
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(each) for each in np.quantile(draws, (tail, 1 - tail)))
-    return Estimate(value, min(low, value), max(high, value))
+    return MetricEstimate(value, min(low, value), max(high, value))
 
 
 def _describe(artifact: Artifact, timed: Timed, name: str) -> Mapping[str, Any]:

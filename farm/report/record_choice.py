@@ -9,7 +9,7 @@ import time
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.store import Store
-from farm.store.records import RecordChoice
+from farm.store.records import RecordCriteria
 from farm.units import parse_duration_s
 from farm.values import Record
 
@@ -44,7 +44,7 @@ class Filters:
         """Some of them, and how many there are."""
         return store.fetch_record_page(limit, offset, **self._choose(store))
 
-    def _choose(self, store: Store, simulated: bool | None = None) -> RecordChoice:
+    def _choose(self, store: Store, simulated: bool | None = None) -> RecordCriteria:
         return {
             "workloads": self._list_workloads(store) if self.workload or self.operator else None,
             "board_type": require_board_type(self.board_type).name if self.board_type else None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class RecordChoice(TypedDict, total=False):
+class RecordCriteria(TypedDict, total=False):
     """Which records are meant; None, as what is left out, asks for nothing, and of `simulated` for both kinds.
 
     `campaign`: those whose candidate it tried. `target`: whose target has this text in one of its values.
@@ -57,22 +57,22 @@ class RecordQueries(Base):
             self._put_record(connection, record, self._wall_clock())
         return True
 
-    def fetch_records(self, **choice: Unpack[RecordChoice]) -> list[Record]:
+    def fetch_records(self, **choice: Unpack[RecordCriteria]) -> list[Record]:
         """Records, by board type and falling FLOP; real ones alone unless asked for others."""
         return [to_record(row) for row in self._rows(self._choose(choice))]
 
-    def fetch_record_page(self, limit: int, offset: int, **choice: Unpack[RecordChoice]) -> tuple[list[Record], int]:
+    def fetch_record_page(self, limit: int, offset: int, **choice: Unpack[RecordCriteria]) -> tuple[list[Record], int]:
         """Some of these, in the same order, and how many there are."""
         rows = self._rows(self._choose(choice).limit(limit).offset(offset))
         return [to_record(row) for row in rows], self.count_records(**choice)
 
-    def count_records(self, **choice: Unpack[RecordChoice]) -> int:
+    def count_records(self, **choice: Unpack[RecordCriteria]) -> int:
         """How many there are."""
         count = sa.func.count().label("count")
         chosen = self._choose(choice).order_by(None).with_only_columns(count, maintain_column_froms=True)
         return int(self._rows(chosen)[0]["count"])
 
-    def _choose(self, choice: RecordChoice) -> sa.Select[Any]:
+    def _choose(self, choice: RecordCriteria) -> sa.Select[Any]:
         table, query = schema.records, _select_records()
         workloads, simulated = choice.get("workloads"), choice.get("simulated", False)
         target, imported = choice.get("target"), choice.get("imported")
