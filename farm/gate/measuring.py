@@ -21,7 +21,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
 from farm.artifacts.timing import Timed, Turns, Variant, ordered
 from farm.crew.visits import plan_window
-from farm.gate.conditions import Condition, MetricEstimate, GateVerdict, find_worst
+from farm.gate.conditions import Condition, GateVerdict, MetricEstimate, find_worst
 from farm.measure.statistics import CONFIDENCE, summarise
 from farm.models.inputs import InputSpec, make_inputs
 from farm.selection import tie
