@@ -74,7 +74,8 @@ def test_mistakes_are_told_at_once_with_their_lines(rack: Home) -> None:
     )
     done = rack.run("campaign", "plan", "wrong.yaml", "--json")
     assert (done.code, done.out) == (2, "")
-    lines = done.err.removeprefix("error: ").splitlines()
+    *lines, more = done.err.removeprefix("error: ").splitlines()
+    assert more.strip() == "More: docs/howto/plan-a-campaign.md"
     assert [re.match(r"wrong\.yaml line (\d+):", line)[1] for line in lines] == ["3", "4", "8"]  # type: ignore[index]
     assert "no such file" in lines[0]
     assert "no power mode MAXQ; it has MAXN, 5W" in lines[2]

@@ -200,7 +200,7 @@ def spoil(path: pathlib.Path, how: str) -> None:
         ("UPDATE boards SET labels = '{'", PermanentError),
         ("UPDATE boards SET added_at = 'yesterday'", PermanentError),
         ("UPDATE boards SET added_at = 9e999", PermanentError),
-        ("INSERT INTO leases VALUES (9, 'nobody', 'me', 'test', 1, 1, 1, 'c', 1, '', '', 1)", PermanentError),
+        ("INSERT INTO leases VALUES (9, 'nobody', 'me', 'test', 1, 1, 1, 'c', 1, '', '', 1, '')", PermanentError),
     ],
 )
 def test_what_is_no_whole_backup_is_refused(
