@@ -67,14 +67,20 @@ def find_folder(home: Path) -> Path:
 def prepare(loaded: settings.Settings) -> Path | None:
     """Build them, unless they are there; returns their folder, None where virtual boards run this machine's code.
 
-    Raises UnavailableError where the emulator is not installed; what the linker raises.
+    Raises UnavailableError where the emulator is not installed or the home is no folder; what the linker raises.
     """
     if loaded.virtual_code != EMULATED:
         return None
     require_installed()
     loaded.share_linker_cache()
     folder = find_folder(loaded.home_path)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"there is no room for the emulator's parts: {folder}: {error.strerror}",
+            "Set FARM_HOME to a folder of yours.",
+        ) from error
     sources = {path.name: path for path in _list_sources()}
     for name in (WORLD, HOOKS):
         if not (folder / name).exists():

@@ -21,6 +21,7 @@ from device_agent.emulated.runs import Emulator
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from device_agent.rig import Rig
 from farm import emulation, settings
+from farm.errors import UnavailableError
 from farm.measure.session import BoardSession, Direct
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
@@ -113,6 +114,13 @@ def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], se
     for each in placed[:-1]:
         each.array[...] = random.standard_normal(each.shape)
     return placed
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path) -> None:
+    """Its parts have no place there, which is said with what to do."""
+    (home := tmp_path / "home").write_text("")
+    with pytest.raises(UnavailableError, match="no room for the emulator's parts.*Not a directory"):
+        emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))
 
 
 def test_it_computes_what_this_machine_computes(
