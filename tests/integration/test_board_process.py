@@ -68,13 +68,13 @@ def test_a_stopped_process_holds_nobody_up(process: BoardProcess) -> None:
 def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: BoardProcess) -> None:
     """A job revoked before it began ends with None; the end of the process is heard by whoever waits for it."""
     os.kill(process.pid, signal.SIGSTOP)
-    order = JobOrder(Open(10.0))
-    numbers = [process.ask(order, Request(NOWHERE, order.job, OperatingPoint(), 10.0)) for _ in range(2)]
+    order = JobOrder(Open(0.2))
+    numbers = [process.ask(order, Request(NOWHERE, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
     process.revoke(numbers[1])
     process.revoke(numbers[0])
     os.kill(process.pid, signal.SIGCONT)
     assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]
-    ended = process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 10.0), lambda: None)
+    ended = process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 0.2), lambda: None)
     assert ended is not None
     assert isinstance(ended.result, TransientError)
     assert not isinstance(ended.result, DeadlineError)
