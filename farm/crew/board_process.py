@@ -199,7 +199,7 @@ def main(parent: Parent) -> None:
     """Carry out what comes, until whoever started us is gone or wants us gone."""
     holder = BoardHolder()
     parent.on_stop = holder.cut
-    parent.on_urgent = lambda said: holder.revoke(int(said))
+    parent.on_urgent(lambda said: holder.revoke(int(said)))
     try:
         while True:
             message = parent.receive()

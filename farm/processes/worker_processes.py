@@ -143,14 +143,23 @@ class Parent:
         self._pid = pid
         # Called once, on another thread, when it is time to end: for work that no signal reaches.
         self.on_stop: Callable[[], None] = lambda: None
-        # Called on that thread with what `Child.send_urgent` said.
-        self.on_urgent: Callable[[str], None] = lambda said: None
+        self._hear: Callable[[str], None] | None = None
+        # What was said urgently before anybody heard it: a child that begins is spoken to already.
+        self._unheard: list[str] = []
         self._arrived = threading.Condition()
         self._inbox: list[bytes] = []
         self._stopping = self._leaving = False
         signal.signal(signal.SIGTERM, self._interrupt)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._read, name="farm-parent", daemon=True).start()
+
+    def on_urgent(self, hear: Callable[[str], None]) -> None:
+        """Have `hear` called with what `Child.send_urgent` said, also before now: on the thread that reads, or here."""
+        with self._arrived:
+            self._hear = hear
+            unheard, self._unheard = self._unheard, []
+        for said in unheard:
+            hear(said)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Any, ...] | None:
         """The next message, or None after `timeout_s`, where given. Raises StoppedError."""
@@ -178,7 +187,7 @@ class Parent:
                 if self._connection.poll(_PARENT_LOOK_S):
                     message = self._connection.recv_bytes()
                     if message.startswith(_URGENT):
-                        self.on_urgent(message.removeprefix(_URGENT).decode())
+                        self._say(message.removeprefix(_URGENT).decode())
                         continue
                     with self._arrived:
                         self._inbox.append(message)
@@ -189,6 +198,14 @@ class Parent:
         self.on_stop()
         if not self._leaving:
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _say(self, said: str) -> None:
+        with self._arrived:
+            hear = self._hear
+            if hear is None:
+                self._unheard.append(said)
+        if hear is not None:
+            hear(said)
 
     def _interrupt(self, *_: Any) -> None:
         if not self._leaving:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
@@ -66,14 +67,17 @@ def test_a_stopped_process_holds_nobody_up(process: BoardProcess) -> None:
 
 
 def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: BoardProcess) -> None:
-    """A job revoked before it began ends with None; the end of the process is heard by whoever waits for it."""
-    os.kill(process.pid, signal.SIGSTOP)
+    """A job revoked before it began ends with None, also where the process itself has only begun; the end of the
+    process is heard by whoever waits for it.
+    """
     order = JobOrder(Open(0.2))
-    numbers = [process.ask(order, Request(NOWHERE, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
-    process.revoke(numbers[1])
-    process.revoke(numbers[0])
-    os.kill(process.pid, signal.SIGCONT)
-    assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]
+    # The first job waits for a board that never answers, so that the second has not begun when it is taken back.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nobody = Address(Direct(*silent.getsockname()), "jetson-nano/n1", None)
+        numbers = [process.ask(order, Request(nobody, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
+        process.revoke(numbers[1])
+        process.revoke(numbers[0])
+        assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]
     ended = process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 0.2), lambda: None)
     assert ended is not None
     assert isinstance(ended.result, TransientError)
