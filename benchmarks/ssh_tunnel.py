@@ -23,8 +23,8 @@ from farm.connectivity.relay import Relay
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_files import get, put
 from farm.connectivity.tunnels import Forward
-from tests.integration.conftest import find_free_port
 from tests.integration.sshd import Sshd, running_sshd
+from tests.ports import find_free_port
 
 _CHUNK = bytes(1 << 18)
 # What the service does with a connection, as its first byte says.

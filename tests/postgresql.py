@@ -13,7 +13,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ import psycopg
 import pytest
 
 from device_agent.processes import die_with_parent
+from tests.ports import find_free_port
 
 REQUIRED = "FARM_REQUIRE_POSTGRESQL"
 _START_TIMEOUT_S = 60.0
@@ -127,7 +127,7 @@ def running(**changed: str) -> Iterator[Cluster]:
             locale += ["--locale-provider=icu", "--icu-locale=en"]
         initdb = [programs / "initdb", "--no-sync", "--auth=scram-sha-256", f"--pwfile={secret}", "--username=farm"]
         _run([*initdb, *locale, f"--pgdata={data}"], user)
-        port = _find_port()
+        port = find_free_port()
         settings = [part for name, value in (_OPTIONS | changed).items() for part in ("-c", f"{name}={value}")]
         parent = os.getpid()
         with (folder / "log").open("wb") as log:
@@ -168,12 +168,6 @@ def _run(command: list[object], user: pwd.struct_passwd | None) -> None:
         [str(each) for each in command], capture_output=True, text=True, timeout=120, cwd="/", **_as_user(user)
     )
     assert done.returncode == 0, done.stderr
-
-
-def _find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_ready(cluster: Cluster, log: pathlib.Path) -> None:

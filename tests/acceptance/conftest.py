@@ -10,7 +10,6 @@ import pathlib
 import select
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -27,6 +26,7 @@ import typer.testing
 from farm.cli.main import make_app
 from tests.acceptance.forks import FARM as FARM
 from tests.acceptance.forks import Forked, start
+from tests.ports import find_free_port
 from tests.together import run_folder
 
 # A machine that runs other things as well takes ten times the usual.
@@ -211,13 +211,6 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def find_free_port() -> int:
-    """A port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

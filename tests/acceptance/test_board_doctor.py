@@ -14,8 +14,9 @@ import pytest
 
 from farm.store import Store
 from farm.values import Ssh
-from tests.acceptance.conftest import Home, find_free_port, new_home, wait_until
+from tests.acceptance.conftest import Home, new_home, wait_until
 from tests.integration.sshd import Sshd, running_sshd
+from tests.ports import find_free_port
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.acceptance.conftest import find_free_port, wait_until
+from tests.acceptance.conftest import wait_until
 from tests.acceptance.rack import NAME, Rack, running_rack, timed
 from tests.integration.sshd import make_key
+from tests.ports import find_free_port
 
 # What a user is promised.
 DEAD_S, BACK_S = 10.0, 20.0

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.conftest import Home
-from tests.integration.conftest import find_free_port
 from tests.integration.provisioning import SYSTEM_PYTHONS, accounts, find_system_python, list_tree, open_folder
 from tests.integration.sshd import Sshd, running_sshd
+from tests.ports import find_free_port
 
 __all__ = ["accounts"]  # a fixture
 pytestmark = pytest.mark.usefixtures("accounts")

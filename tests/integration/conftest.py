@@ -25,6 +25,7 @@ import pytest
 
 from device_agent import protocol
 from tests.integration import candidates
+from tests.ports import find_free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
 EMULATED_BOARD = ROOT / "deploy" / "emulated-board"
@@ -43,13 +44,6 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
             pytest.fail(f"waited {timeout_s:g} s for {what}")
         select.select([], [], [], 0.01)
     return value
-
-
-def find_free_port() -> int:
-    """A port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # What `python -m tvm.exec.rpc_tracker` runs in a helper process, which outlives it when it is killed: here in one.
@@ -75,7 +69,8 @@ class Tracker:
             [sys.executable, "-c", _TRACKER, self.host, str(self.port)],
             env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
         )
-        wait_until(self._accepts, "the tracker")
+        wait_until(lambda: self.process.poll() is not None or self._accepts(), "the tracker")
+        assert self.process.poll() is None, f"the tracker ended; is port {self.port} somebody else's?"
 
     def stop(self) -> None:
         """Kill it; wait until it is gone."""

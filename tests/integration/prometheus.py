@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ROOT, find_free_port
+from tests.integration.conftest import ROOT
+from tests.ports import find_free_port
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 Ask = Callable[[str], list[dict[str, Any]]]

@@ -28,7 +28,8 @@ from farm.provision.bundle import Bundle, write_bundle
 from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle
 from farm.provision.reports import BoardReport, StepStatus
 from farm.provision.service_files import AgentOptions
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
+from tests.ports import find_free_port
 
 # The Python that a board on this machine has, as its root finds it.
 SYSTEM_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")

@@ -17,7 +17,8 @@ import pytest
 
 from farm.connectivity.host_keys import HostKey
 from farm.connectivity.ssh_handshake import SshAddress
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
+from tests.ports import find_free_port
 
 # Where Debian and others put it; it is seldom on a user's PATH, and insists on being started by its full path.
 _PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tests.integration.conftest import find_free_port
+from tests.ports import find_free_port
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ import pytest
 
 from device_agent.protocol import Limits, Status
 from tests.integration import candidates
-from tests.integration.conftest import ROOT, Agent, Board, Tracker, find_free_port, wait_until
+from tests.integration.conftest import ROOT, Agent, Board, Tracker, wait_until
+from tests.ports import find_free_port
 
 # What the agent promises for every kind of accident.
 _PROMISE_S = 2.0

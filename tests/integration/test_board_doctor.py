@@ -25,8 +25,9 @@ from farm.services.doctor_ssh import SshHops
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Direct, Health, Ssh
-from tests.integration.conftest import Agent, find_free_port, wait_until
+from tests.integration.conftest import Agent, wait_until
 from tests.integration.sshd import Sshd, make_key, running_sshd
+from tests.ports import find_free_port
 
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()

@@ -6,7 +6,6 @@ import os
 import pathlib
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +22,7 @@ from farm.campaign.engine.ray_calls import ray_running
 from farm.errors import UnavailableError, UsageError
 from farm.search import target, tvm_env
 from farm.settings import Settings
+from tests.ports import find_free_port
 
 tvm = tvm_env.load()
 
@@ -247,7 +247,7 @@ def test_a_cluster_that_does_not_let_us_in(cluster: Cluster, monkeypatch: pytest
     """A wrong token is told from an address where nothing answers, and both soon, with what to do."""
     with (
         pytest.raises(UnavailableError, match="nothing answers there") as refused,
-        _joined(f"127.0.0.1:{_free_port()}"),
+        _joined(f"127.0.0.1:{find_free_port()}"),
     ):
         pass
     assert "ray start --head" in refused.value.hint
@@ -260,12 +260,6 @@ def test_a_cluster_that_does_not_let_us_in(cluster: Cluster, monkeypatch: pytest
 
 def _joined(address: str) -> Any:
     return ray_nodes.farm_ray(Settings(ray_address=address), 1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_another_version_is_named() -> None:

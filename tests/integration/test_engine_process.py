@@ -22,7 +22,7 @@ from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
-from tests.acceptance.conftest import find_free_port
+from tests.ports import find_free_port
 from tests.unit.campaign_orders import make_order, submit
 
 ROOT = pathlib.Path(__file__).parents[2]

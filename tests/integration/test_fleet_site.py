@@ -14,7 +14,7 @@ from farm.crew.leased_site import FleetSite
 from farm.errors import BoardUnsafeError, UnavailableError
 from farm.store import Store
 from farm.values import Board, Virtual
-from tests.integration.conftest import find_free_port
+from tests.ports import find_free_port
 
 TYPE = "jetson-nano"
 

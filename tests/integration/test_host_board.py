@@ -25,7 +25,8 @@ from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
 from tests.integration import candidates
-from tests.integration.conftest import PATIENCE_S, find_free_port, wait_until
+from tests.integration.conftest import PATIENCE_S, wait_until
+from tests.ports import find_free_port
 
 SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
 QUICK = MeasureSpec((SHAPE,) * 3, limits=Limits(3.0, threads=1))

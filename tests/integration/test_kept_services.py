@@ -13,7 +13,7 @@ from farm.connectivity.services import Services, find_services, start_services
 from farm.errors import FarmError
 from farm.settings import Settings
 from farm.store import Store
-from tests.acceptance.conftest import find_free_port
+from tests.ports import find_free_port
 
 PATIENCE_S = 100.0
 

@@ -20,7 +20,8 @@ from farm.processes import user_commands
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Direct
-from tests.acceptance.conftest import find_free_port, wait_until
+from tests.acceptance.conftest import wait_until
+from tests.ports import find_free_port
 
 # What a power supply does: whatever had power has none, and then it starts anew. The board's process is nobody's child.
 _PLUG = """#!{python}

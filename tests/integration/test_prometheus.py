@@ -23,8 +23,9 @@ from farm.metrics.farm_metrics import FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual
-from tests.integration.conftest import ROOT, find_free_port, wait_until
+from tests.integration.conftest import ROOT, wait_until
 from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
+from tests.ports import find_free_port
 
 
 @pytest.fixture(scope="module")

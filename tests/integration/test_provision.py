@@ -26,7 +26,7 @@ from farm.provision.bundle_build import BundleCache
 from farm.provision.proof import TunnelProof
 from farm.provision.reports import ProvisioningOutcome, StepReport
 from farm.search.build.golden import GoldenKernels
-from tests.integration.conftest import Tracker, find_free_port, wait_until
+from tests.integration.conftest import Tracker, wait_until
 from tests.integration.provisioning import (
     BROKEN,
     SYSTEM_PYTHONS,
@@ -44,6 +44,7 @@ from tests.integration.provisioning import (
     provision,
 )
 from tests.integration.sshd import Sshd, running_sshd
+from tests.ports import find_free_port
 
 __all__ = ["accounts"]  # a fixture
 pytestmark = [

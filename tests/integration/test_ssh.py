@@ -27,8 +27,9 @@ from farm.errors import (
     TransientError,
     UsageError,
 )
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
 from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
+from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
 

@@ -21,8 +21,9 @@ from farm.connectivity.tunnels import Forward, ReverseForward
 from farm.errors import DeadlineError, PermanentError, TransientError
 from farm.processes.restarts import Backoff
 from tests import hostile_board
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd
+from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
 QUICK = Backoff(first_s=0.1, last_s=0.5)

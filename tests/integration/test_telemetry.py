@@ -19,7 +19,8 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import require_kept
 from farm.values import Board, Virtual
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
+from tests.ports import find_free_port
 
 
 def scrape(telemetry: Telemetry) -> dict[str, float]:

@@ -16,7 +16,8 @@ import pytest
 from farm.connectivity import tracker as farm_tracker
 from farm.connectivity.tracker import Tracker
 from farm.errors import DeadlineError, TransientError, UnavailableError
-from tests.integration.conftest import find_free_port, wait_until
+from tests.integration.conftest import wait_until
+from tests.ports import find_free_port
 
 
 @pytest.fixture(scope="module")
