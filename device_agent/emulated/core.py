@@ -55,4 +55,4 @@ def _read_fitted(name: str) -> dict[str, float]:
     if path is None or not path.is_file():
         return {}
     data = yaml.safe_load(path.read_text())
-    return {each: float(data[each]) for each in FITTED}
+    return {each: float(data[each]) for each in FITTED if each in data}

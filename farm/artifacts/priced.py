@@ -1,11 +1,13 @@
-"""What programs take on a board that is certified, beside what the model of its core says of the same code.
+"""What a certified board's core can do beside its type, and what programs take there beside the core's model.
 
-Micro-kernels and small models without a record, on one core and on all. Counted in the emulator's process, on this
-machine (`device_agent/emulated/pricing.py`); constants are fitted to it in `farm.services.calibrate_model`.
+What a core can do: `farm.services.core_probe`. Programs are micro-kernels and small models without a record, on one
+core and on all. They are counted in the emulator's process, on this machine (`device_agent/emulated/pricing.py`);
+constants are fitted to that in `farm.services.calibrate_model`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,14 @@ from farm import emulation
 from farm.artifacts.compile import compile_model
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError
 from farm.inventory.board_types import BoardType, Target
-from farm.inventory.core_types import CoreType
+from farm.inventory.core_types import CoreType, find_core_type
 from farm.measure.arrays import pack_arrays
 from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
 from farm.models.source import resolve_model
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import streams
 from farm.search.build import golden
+from farm.services import core_probe
 from farm.services.calibrate_model import PricedRun
 from farm.services.certify_hardware import HardwareChecks
 from farm.services.checks import Doubt, Work
@@ -40,6 +43,7 @@ _RUNS, _WARMUP = 7, 2
 _COUNT_TIMEOUT_S = 240.0
 # What docs/fidelity.md hopes for: in the middle, and at worst.
 _MIDDLE, _WORST = 0.20, 0.40
+_LEARN = "It throttles, is of another type, or `farm board calibrate-model REPORT` has predictions go by it."
 _FIT = "`farm board calibrate-model REPORT` fits the model's two constants to this report."
 
 
@@ -59,7 +63,36 @@ def plan_prices(
     settings: Settings, models: Sequence[str] = MODELS
 ) -> Callable[[HardwareChecks], list[tuple[str, Work]]]:
     """What `certify_board` takes as more checks."""
-    return lambda hardware: [("prices", lambda: price_programs(hardware, settings, models))]
+    return lambda hardware: [
+        ("core", lambda: ask_core(hardware)),
+        ("prices", lambda: price_programs(hardware, settings, models)),
+    ]
+
+
+def ask_core(hardware: HardwareChecks) -> str | Doubt:
+    """What the core can do at its highest clocks; it is in the facts, too. Raises FarmError."""
+    kind, about = hardware.kind, hardware.session.description
+    if kind.target is None:
+        return "not asked: its type names no target"
+    core = find_core_type(kind.target.mcpu, kind.target.mtriple.partition("-")[0])
+    if core is None or about.architecture != kind.target.mtriple.partition("-")[0]:
+        return f"not asked: it runs code for {about.architecture}, as virtual boards may"
+    try:
+        with _held_highest(hardware):
+            figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
+    except _NotHeldError:  # its clocks are its own: it is asked at those
+        figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
+    hardware.facts["core"] = figures.to_dict() | {"type": core_probe.list_typical(core)}
+    differing = core_probe.find_differing({name: each.value for name, each in figures.found.items()}, core)
+    said = f"{len(figures.found)} figures at {figures.clock_hz / 1e6:.0f} MHz"
+    if figures.unknown:
+        said += f", not told: {', '.join(figures.unknown)}"
+    if not differing:
+        return f"{said}; as its type has them"
+    said += "; " + ", ".join(
+        f"{name} {value:.4g} (type: {getattr(core, name):.4g})" for name, value in differing.items()
+    )
+    return said if about.simulated else Doubt(said, _LEARN)  # a model's core is another matter than hardware's
 
 
 def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequence[str]) -> str | Doubt:
@@ -75,7 +108,7 @@ def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequenc
     except UnavailableError as error:
         return Doubt(f"not compared: {error.message}", error.hint)
     assert natives is not None
-    cores = min(kind.target.num_cores, len(about.cores_online) or kind.target.num_cores)
+    cores = _count_cores(hardware)
     programs = [_take_golden(hardware.require_kernel()), *_build_apart(kind, kind.target, cores, models)]
     hz, measured_s, missing = _measure(hardware, settings, programs)
     programs = [each for each in programs if each.name not in missing]
@@ -152,18 +185,10 @@ def _measure(
     hardware: HardwareChecks, settings: Settings, programs: Sequence[PricedProgram]
 ) -> tuple[float, dict[tuple[str, int], float], dict[str, str]]:
     """The clock of its open clusters, what every run took there, and why programs do not run."""
-    clocks = hardware.before
-    high = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
-    memory_hz = max(clocks.memory.available_hz) if clocks.memory and clocks.memory.available_hz else None
-    report = hardware.pin(OperatingPoint(cpu_freq_hz=high, memory_freq_hz=memory_hz))
-    if report.status is not PinStatus.OK or report.reached is None:
-        hardware.unpin()
-        raise PermanentError(f"the highest clocks are not held: {report.message}")
-    reached = report.reached.cpu_freq_hz
-    hz = float(min(hz for name, hz in reached.items() if name in _list_open(hardware.kind)))
     taken_s: dict[tuple[str, int], float] = {}
     missing: dict[str, str] = {}
-    try:
+    with _held_highest(hardware) as reached:
+        hz = float(min(hz for name, hz in reached.cpu_freq_hz.items() if name in _list_open(hardware.kind)))
         for program, threads in _list_runs(programs):
             if program.name in missing:
                 continue
@@ -178,9 +203,34 @@ def _measure(
                 missing[program.name] = f"{program.name} does not run: {outcome.status} {outcome.message}"
                 continue
             taken_s[program.name, threads] = statistics.median(outcome.latency_s)
+    return hz, taken_s, missing
+
+
+class _NotHeldError(PermanentError):
+    """The board does not hold its highest clocks."""
+
+
+@contextlib.contextmanager
+def _held_highest(hardware: HardwareChecks) -> Iterator[OperatingPoint]:
+    """The highest clocks for the length of a block; gives what was reached. Raises _NotHeldError, BoardUnsafeError."""
+    clocks = hardware.before
+    high = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
+    memory_hz = max(clocks.memory.available_hz) if clocks.memory and clocks.memory.available_hz else None
+    report = hardware.pin(OperatingPoint(cpu_freq_hz=high, memory_freq_hz=memory_hz))
+    if report.status is not PinStatus.OK or report.reached is None:
+        hardware.unpin()
+        raise _NotHeldError(f"the highest clocks are not held: {report.message}")
+    try:
+        yield report.reached
     finally:
         hardware.unpin()
-    return hz, taken_s, missing
+
+
+def _count_cores(hardware: HardwareChecks) -> int:
+    """How many of its cores a program gets."""
+    kind, online = hardware.kind, len(hardware.session.description.cores_online)
+    assert kind.target is not None
+    return min(kind.target.num_cores, online or kind.target.num_cores)
 
 
 def _list_open(kind: BoardType) -> set[str]:

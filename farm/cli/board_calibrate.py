@@ -21,9 +21,11 @@ def calibrate_model(
     ] = Path("core-types"),
     json: options.Json = False,
 ) -> None:
-    """Fit the two constants of a core's model to what real boards took, and write them as an inventory overlay.
+    """Learn from certificates what a core can do, and write it as an inventory overlay.
 
-    FARM_CORE_TYPES names the folder, for the farm and for the agents of virtual boards alike: prices go by it then.
+    Figures of the core that are not what its type says, and the two constants of its model, fitted to what programs
+    took. FARM_CORE_TYPES names the folder, for the farm and for the agents of virtual boards alike: predictions and
+    prices go by it then.
     """
     from farm.services.calibrate_model import calibrate
 
@@ -35,13 +37,16 @@ def calibrate_model(
         )
         return
     for each, path in zip(found, paths, strict=True):
-        (wait, crowding), (was_wait, was_crowding) = each.after, each.before
-        (middle, worst), (was_middle, was_worst) = each.errors_after, each.errors_before
-        output.say(
-            f"{each.core}, {each.runs} runs{' of simulated boards' if each.simulated else ''}: "
-            f"wait_cycles {wait:g} (was {was_wait:g}), crowding {crowding:g} (was {was_crowding:g}); "
-            f"prices are off by {middle:.0%} in the middle and {worst:.0%} at worst "
-            f"(were {was_middle:.0%} and {was_worst:.0%})"
-        )
+        of = f"{each.core}{' of simulated boards' if each.simulated else ''}"
+        figures = [f"{name} {value:.4g} (type: {each.typical[name]:.4g})" for name, value in each.measured.items()]
+        output.say(f"{of}: {', '.join(figures) or 'its figures are as the type has them'}")
+        if constants := each.constants:
+            (wait, crowding), (was_wait, was_crowding) = constants.after, constants.before
+            (middle, worst), (was_middle, was_worst) = constants.errors_after, constants.errors_before
+            output.say(
+                f"{of}, {constants.runs} runs: wait_cycles {wait:g} (was {was_wait:g}), "
+                f"crowding {crowding:g} (was {was_crowding:g}); prices are off by {middle:.0%} in the middle and "
+                f"{worst:.0%} at worst (were {was_middle:.0%} and {was_worst:.0%})"
+            )
         output.say(f"written: {path}")
-    output.say(f"Have prices go by it: export FARM_CORE_TYPES={out.resolve()}")
+    output.say(f"Have the farm go by it: export FARM_CORE_TYPES={out.resolve()}")

@@ -32,15 +32,15 @@ def certify(
     ] = False,
     prices: Annotated[
         bool,
-        typer.Option("--prices/--no-prices", help="Compare what programs take with the model of the core, or do not."),
+        typer.Option("--prices/--no-prices", help="Compare core and programs with the core's model, or do not."),
     ] = True,
     json: options.Json = False,
 ) -> None:
     """Check a board's hardware for a minute or two, harmlessly, and write a report that can be sent away.
 
     What `farm board doctor` checks, then clock tables, holding and letting go, speed against the clock, rails and
-    power, what would tell of throttling, and what programs take beside what the model of the core says. Every clock is
-    as before afterwards; Ctrl-C leaves nothing behind.
+    power, what would tell of throttling, what the core can do, and what programs take beside what its model says.
+    Every clock is as before afterwards; Ctrl-C leaves nothing behind.
     """
     from farm.artifacts.priced import plan_prices
     from farm.services.board_certify import certify_board

@@ -1,6 +1,6 @@
 """Kinds of processor cores, read from `inventory/core_types`: what predictions of speed know of them.
 
-Two constants of a core may come from a folder of the user's, fitted to a board's certificate.
+What a certificate found out of a board's core, and constants fitted to it, come from a folder of the user's.
 
 Which core a board has is its target's `mcpu`; what the numbers lead to is `farm.search.cores`' business.
 """
@@ -18,8 +18,21 @@ import pydantic
 from farm.errors import UsageError
 from farm.inventory import documents, paths
 
-# Names a folder with constants that were fitted to a board, one YAML file a core type; agents read the same one.
+# Names a folder with what was found out of boards' cores, one YAML file a core type; agents read the same one.
 FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
+
+# What a board may be asked of its core (`farm.services.core_probe`), with the least and the most that any core has.
+MEASURED: Mapping[str, tuple[float, float]] = {
+    "fma_latency": (1.5, 16),
+    "fma_pipes": (0.25, 8),
+    "load_pipes": (0.25, 8),
+    "l1_bytes": (4 << 10, 1 << 20),
+    "l2_bytes": (32 << 10, 64 << 20),
+    "l2_bytes_per_cycle": (0.5, 256),
+    "far_bytes_per_cycle": (0.1, 128),
+    "memory_bytes_per_s": (1e8, 2e12),
+    "region_s": (1e-8, 1e-2),
+}
 
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
 Rate = Annotated[float, pydantic.Field(gt=0)]
@@ -70,7 +83,8 @@ class CoreType(documents.StrictModel):
     `match` are beginnings of what LLVM calls it (`mcpu`), `machine` the architecture in a target's triple. A pipe works
     on `datapath_bits` per cycle; a wider vector takes several cycles of it. Latencies in cycles, caches and bandwidths
     in bytes (per cycle of one core but for memory, which all cores share). `l1_bytes` and `l2_bytes` are of the cache
-    that a core sees, `l2_cores` how many share it.
+    that a core sees, `l2_cores` how many share it. `region_s` is what a parallel region costs TVM's pool to start and
+    to join, threads spinning: two to ten microseconds were seen.
     `lane_fma`: a multiply-add may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
     `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
     """
@@ -96,6 +110,7 @@ class CoreType(documents.StrictModel):
     l2_bytes_per_cycle: Rate
     far_bytes_per_cycle: Rate
     memory_bytes_per_s: Rate
+    region_s: Rate = 5e-6
     compiled_as: Mapping[str, str] = pydantic.Field(default_factory=dict)
     pipeline: Pipeline | None = None
 
@@ -110,25 +125,44 @@ class CoreType(documents.StrictModel):
         }
 
 
-class FittedConstants(documents.StrictModel):
-    """The two constants of a core type's pipeline that a board may be asked for, as a board's certificate has them."""
+class FittedCore(documents.StrictModel):
+    """What boards told of a core type: the two constants of its pipeline, and figures in the place of its own.
+
+    `measured` has fields of `CoreType` that are in `MEASURED`.
+    """
 
     name: str
     sources: tuple[str, ...] = pydantic.Field(min_length=1)
-    wait_cycles: Rate
-    crowding: float = pydantic.Field(ge=0)
+    wait_cycles: Rate | None = None
+    crowding: float | None = pydantic.Field(default=None, ge=0)
+    measured: Mapping[str, float] = pydantic.Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _check_measured(self) -> FittedCore:
+        for name, value in self.measured.items():
+            if name not in MEASURED:
+                raise ValueError(f"measured: {name!r} is nothing that a core is asked; there are {', '.join(MEASURED)}")
+            least, most = MEASURED[name]
+            if not least <= value <= most:
+                raise ValueError(f"measured: {name} is {value:g}; cores have {least:g} to {most:g}")
+        return self
 
 
 @functools.cache
 def load_core_types() -> tuple[CoreType, ...]:
-    """All core types, by name, with the constants of FARM_CORE_TYPES. Raises UsageError where a file is wrong."""
-    folder = paths.require_inventory_folder() / "core_types"
-    found = [documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml"))]
-    fitted = {each.name: each for each in _read_fitted({core.name for core in found if core.pipeline})}
+    """All core types, by name, with what FARM_CORE_TYPES has of them. Raises UsageError where a file is wrong."""
+    found = load_plain_core_types()
+    fitted = {each.name: each for each in _read_fitted({core.name for core in found})}
     return tuple(_apply(core, fitted.get(core.name)) for core in found)
 
 
-def _read_fitted(known: set[str]) -> list[FittedConstants]:
+def load_plain_core_types() -> tuple[CoreType, ...]:
+    """All core types as the inventory has them. Raises UsageError where a file is wrong."""
+    folder = paths.require_inventory_folder() / "core_types"
+    return tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
+
+
+def _read_fitted(known: set[str]) -> list[FittedCore]:
     if not (setting := os.environ.get(FITTED_FOLDER_VARIABLE)):
         return []
     folder = pathlib.Path(setting).expanduser()
@@ -136,7 +170,7 @@ def _read_fitted(known: set[str]) -> list[FittedConstants]:
         raise UsageError(f"{FITTED_FOLDER_VARIABLE} names {setting!r}, which is not a folder")
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        fitted = documents.read_document(path, FittedConstants)
+        fitted = documents.read_document(path, FittedCore)
         if fitted.name != path.stem or fitted.name not in known:
             raise UsageError(
                 f"{path}: name is {fitted.name!r}; it must be the file's, and one of {', '.join(sorted(known))}"
@@ -145,12 +179,16 @@ def _read_fitted(known: set[str]) -> list[FittedConstants]:
     return found
 
 
-def _apply(core: CoreType, fitted: FittedConstants | None) -> CoreType:
-    if fitted is None or core.pipeline is None:
+def _apply(core: CoreType, fitted: FittedCore | None) -> CoreType:
+    if fitted is None:
         return core
-    constants = {"wait_cycles": fitted.wait_cycles, "crowding": fitted.crowding}
-    sources = (*core.sources, *fitted.sources)
-    return core.model_copy(update={"pipeline": core.pipeline.model_copy(update=constants), "sources": sources})
+    pipeline = core.pipeline
+    if pipeline is not None:
+        constants = {"wait_cycles": fitted.wait_cycles, "crowding": fitted.crowding}
+        pipeline = pipeline.model_copy(update={name: value for name, value in constants.items() if value is not None})
+    integers = {name: int(value) for name, value in fitted.measured.items() if name in ("l1_bytes", "l2_bytes")}
+    changes = {**fitted.measured, **integers, "pipeline": pipeline, "sources": (*core.sources, *fitted.sources)}
+    return core.model_copy(update=changes)
 
 
 def find_core_type(mcpu: str, machine: str) -> CoreType | None:

@@ -68,6 +68,16 @@ def _list_facts(facts: Mapping[str, Any]) -> list[str]:
         ]
         head = ("clock", "asked MHz", "reached MHz", "ms", "what was said")
         parts += ["## Points held", foreign.table(head, rows, left=(0, 4))]
+    if core := facts.get("core"):
+        figures = [
+            (name, f"{each['value']:.4g}", f"{each['low']:.4g} to {each['high']:.4g}", f"{core['type'][name]:.4g}")
+            for name, each in core["found"].items()
+        ]
+        figures += [(name, "not told", "", f"{core['type'][name]:.4g}") for name in core["unknown"]]
+        parts += [
+            f"## What its core can do at {format_mhz(core['clock_hz'])} MHz",
+            foreign.table(("figure", "found", "rounds that agree", "core type"), figures),
+        ]
     if runs := (facts.get("prices") or {}).get("runs"):
         rows = [
             (

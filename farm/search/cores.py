@@ -9,8 +9,6 @@ from typing import Any
 from farm.errors import UsageError
 from farm.inventory.core_types import CoreType, find_core_type
 
-# What a parallel region costs TVM's pool to start and to join, threads spinning: two to ten microseconds were seen.
-_REGION_S = 5e-6
 # Instructions that a core looks ahead where its type does not say how many, and one that executes in order.
 _WINDOW, _IN_ORDER = 120.0, 2.0
 
@@ -42,7 +40,7 @@ class Core:
     l2_bytes_per_cycle: float
     far_bytes_per_cycle: float
     memory_bytes_per_s: float
-    region_s: float = _REGION_S
+    region_s: float
     window: float = _WINDOW
 
     def lanes(self, element_bytes: int) -> int:
@@ -90,5 +88,6 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         l2_bytes_per_cycle=kind.l2_bytes_per_cycle,
         far_bytes_per_cycle=kind.far_bytes_per_cycle,
         memory_bytes_per_s=kind.memory_bytes_per_s,
+        region_s=kind.region_s,
         window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )

@@ -1,7 +1,9 @@
-"""Fit the two constants of a core's model to certificates of boards that have it: `farm board calibrate-model`.
+"""Learn what is known of a core from certificates of boards that have it: `farm board calibrate-model`.
 
-A certificate holds what was counted of each program, without those constants, and what the board took. What is run, and
-how it is counted, is `farm.artifacts.priced`'s business; what the constants mean is in docs/fidelity.md.
+A certificate holds what the core can do, which takes the place of what its type says where that differs; and what was
+counted of each program, without the two constants of the core's model, and what the board took, to which these are
+fitted. How either is found out is the business of `farm.services.core_probe` and `farm.artifacts.priced`; what the
+constants mean is in docs/fidelity.md.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy as np
 
 from device_agent.protocol import CountedSegment, count_seconds
 from farm.errors import UsageError
-from farm.inventory.core_types import CoreType, FittedConstants, load_core_types
+from farm.inventory.core_types import CoreType, FittedCore, load_plain_core_types
+from farm.services.core_probe import find_differing
 
 # What `farm board certify` writes is looked through no further than that.
 _MOST_BYTES = 64 << 20
@@ -47,17 +50,14 @@ class PricedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fitted:
-    """A core type's constants, before and after, and how far prices are off with each: in the middle, at worst."""
+class FittedConstants:
+    """`wait_cycles` and `crowding`, before and after, and how far prices are off with each: in the middle, at worst."""
 
-    core: str
     before: tuple[float, float]
     after: tuple[float, float]
     errors_before: tuple[float, float]
     errors_after: tuple[float, float]
     runs: int
-    simulated: bool
-    sources: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -66,17 +66,41 @@ class Fitted:
             f"errors_{name}": dict(zip(("median", "worst"), getattr(self, f"errors_{name}"), strict=True))
             for name in _SIDES
         }
-        about = {"core": self.core, "runs": self.runs, "simulated": self.simulated, "sources": list(self.sources)}
-        return about | constants | errors
+        return {"runs": self.runs} | constants | errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What certificates say of a core type.
+
+    `measured` are figures in the place of the type's, `typical` what those were; `constants` is None where no program
+    was priced.
+    """
+
+    core: str
+    measured: Mapping[str, float]
+    typical: Mapping[str, float]
+    constants: FittedConstants | None
+    simulated: bool
+    sources: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        about = {"core": self.core, "simulated": self.simulated, "sources": list(self.sources)}
+        about |= {"measured": dict(self.measured), "typical": dict(self.typical)}
+        return about | (self.constants.to_dict() if self.constants else {"runs": 0})
 
     def write(self, folder: pathlib.Path) -> pathlib.Path:
         """Write what FARM_CORE_TYPES takes of it. Raises OSError."""
-        wait_cycles, crowding = self.after
-        made = FittedConstants(name=self.core, sources=self.sources, wait_cycles=wait_cycles, crowding=crowding)
-        lines = ["# Fitted by `farm board calibrate-model`; FARM_CORE_TYPES names the folder of such files."]
+        wait_cycles, crowding = self.constants.after if self.constants else (None, None)
+        made = FittedCore(
+            name=self.core, sources=self.sources, wait_cycles=wait_cycles, crowding=crowding, measured=self.measured
+        )
+        lines = ["# Written by `farm board calibrate-model`; FARM_CORE_TYPES names the folder of such files."]
         if self.simulated:
-            lines.append("# To a simulated board: this says nothing of a real one.")
-        lines += [f"{key}: {json.dumps(value)}" for key, value in made.model_dump(mode="json").items()]
+            lines.append("# Of a simulated board: this says nothing of a real one.")
+        document = made.model_dump(mode="json", exclude_none=True)
+        lines += [f"{key}: {json.dumps(value)}" for key, value in document.items()]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.core}.yaml"
         part = path.with_suffix(".part")
@@ -88,30 +112,39 @@ class Fitted:
 _SIDES = ("before", "after")
 
 
-def calibrate(paths: Sequence[pathlib.Path]) -> list[Fitted]:
-    """Fit each core type that the reports at `paths` have programs of.
+@dataclasses.dataclass
+class _Told:
+    """What several certificates say of one core type."""
 
-    Raises UsageError for what is no report, has no prices, or mixes simulated boards with real ones.
+    runs: list[PricedRun] = dataclasses.field(default_factory=list)
+    figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    sources: dict[str, None] = dataclasses.field(default_factory=dict)
+
+
+def calibrate(paths: Sequence[pathlib.Path]) -> list[Fitted]:
+    """What the reports at `paths` say of each core type.
+
+    Raises UsageError for what is no report, says nothing of a core, or mixes simulated boards with real ones.
     """
-    by_core: dict[str, list[PricedRun]] = {}
-    sources: dict[str, list[str]] = {}
+    told: dict[str, _Told] = {}
     kinds = set()
     for path in paths:
         document = read_report(path)
         kinds.add(bool(document["simulated"]))
-        core, runs = read_runs(document, path)
-        by_core.setdefault(core, []).extend(runs)
         word = "simulated " if document["simulated"] else ""
-        sources.setdefault(core, []).append(f"certificate of a {word}{document['board_type']}, {document['at']}")
+        source = f"certificate of a {word}{document['board_type']}, {document['at']}"
+        for core, figures, runs in read_cores(document, path):
+            of_core = told.setdefault(core, _Told())
+            of_core.runs += runs
+            of_core.sources[source] = None
+            for name, value in figures.items():
+                of_core.figures.setdefault(name, []).append(value)
     if len(kinds) > 1:
         raise UsageError("some of these reports are of simulated boards, and others are not", "Give one kind at once.")
-    cores = {core.name: core for core in load_core_types() if core.pipeline is not None}
-    if unknown := sorted(by_core.keys() - cores.keys()):
-        raise UsageError(f"there is no model of the core {unknown[0]!r}", f"Known: {', '.join(sorted(cores))}.")
-    return [
-        _fit(cores[name], runs, tuple(dict.fromkeys(sources[name])), simulated=kinds == {True})
-        for name, runs in sorted(by_core.items())
-    ]
+    cores = {core.name: core for core in load_plain_core_types()}
+    if unknown := sorted(told.keys() - cores.keys()):
+        raise UsageError(f"there is no core type {unknown[0]!r}", f"Known: {', '.join(sorted(cores))}.")
+    return [_fit(cores[name], of_core, simulated=kinds == {True}) for name, of_core in sorted(told.items())]
 
 
 def read_report(path: pathlib.Path) -> dict[str, Any]:
@@ -131,14 +164,29 @@ def read_report(path: pathlib.Path) -> dict[str, Any]:
     return document
 
 
+def read_cores(document: Mapping[str, Any], path: pathlib.Path) -> list[tuple[str, dict[str, float], list[PricedRun]]]:
+    """Each core that a report tells of: its figures, and the programs that were priced. Raises UsageError."""
+    facts = document.get("facts", {})
+    found: list[tuple[str, dict[str, float], list[PricedRun]]] = []
+    try:
+        if core := facts.get("core"):
+            found.append((str(core["core"]), {name: float(each["value"]) for name, each in core["found"].items()}, []))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: what it says of the core cannot be read: {error}") from error
+    if (facts.get("prices") or {}).get("runs"):
+        name, runs = read_runs(document, path)
+        found.append((name, {}, runs))
+    if not found:
+        raise UsageError(
+            f"{path} says nothing of the board's core",
+            "`farm board certify` without --no-prices does.",
+        )
+    return found
+
+
 def read_runs(document: Mapping[str, Any], path: pathlib.Path) -> tuple[str, list[PricedRun]]:
     """The core of a report's board, and the programs that were priced. Raises UsageError."""
-    prices = document.get("facts", {}).get("prices")
-    if not prices or not prices.get("runs"):
-        raise UsageError(
-            f"{path} holds no prices",
-            "`farm board certify` of this version writes them, for boards whose core has a model.",
-        )
+    prices = document["facts"]["prices"]
     try:
         runs = [
             PricedRun(
@@ -180,7 +228,15 @@ def _sum_squares(ratios: Sequence[Ratio], wait_cycles: float, crowding: float) -
     return float(sum(math.log(ratio(wait_cycles, crowding)) ** 2 for ratio in ratios))
 
 
-def _fit(core: CoreType, runs: Sequence[PricedRun], sources: tuple[str, ...], *, simulated: bool) -> Fitted:
+def _fit(core: CoreType, told: _Told, *, simulated: bool) -> Fitted:
+    medians = {name: statistics.median(values) for name, values in told.figures.items()}
+    measured = find_differing(medians, core)
+    typical = {name: float(getattr(core, name)) for name in measured}
+    constants = _fit_constants(core, told.runs) if told.runs and core.pipeline else None
+    return Fitted(core.name, measured, typical, constants, simulated, tuple(told.sources))
+
+
+def _fit_constants(core: CoreType, runs: Sequence[PricedRun]) -> FittedConstants:
     assert core.pipeline is not None
     before = (core.pipeline.wait_cycles, core.pipeline.crowding)
     alone = list_ratios(core, [run for run in runs if run.threads == 1])
@@ -191,4 +247,4 @@ def _fit(core: CoreType, runs: Sequence[PricedRun], sources: tuple[str, ...], *,
     after = (wait_cycles, crowding if beside else before[1])
     errors = [[abs(ratio(*constants) - 1) for ratio in (*alone, *beside)] for constants in (before, after)]
     summed = [(statistics.median(each), max(each)) for each in errors]
-    return Fitted(core.name, before, after, summed[0], summed[1], len(runs), simulated, sources)
+    return FittedConstants(before, after, summed[0], summed[1], len(runs))

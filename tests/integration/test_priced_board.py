@@ -1,4 +1,4 @@
-"""A certificate's prices: what programs take on a board beside the model of its core, and constants fitted to that."""
+"""A certificate's core and prices: what is found out of a board, and what the farm goes by once it was told."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 
 from device_agent.emulated.core import load_core
 from farm import emulation, settings
-from farm.artifacts.priced import price_programs
+from farm.artifacts.priced import ask_core, price_programs
 from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
-from farm.inventory.core_types import load_core_types
+from farm.inventory.core_types import find_core_type, load_core_types
 from farm.measure.session import BoardSession, Direct
 from farm.search.build import golden
+from farm.search.cores import core_of
 from farm.services.board_certify import SCHEMA
 from farm.services.calibrate_model import calibrate
 from farm.services.certify_hardware import HardwareChecks
@@ -74,25 +75,37 @@ def test_constants_are_found_again(
         require = functools.partial(golden_runs.require_kernel, kernels, kind, "aarch64")
         hardware = HardwareChecks(session, kind, session.description.clocks, require, facts)
         said = price_programs(hardware, loaded, ("mlp",))
+        assert "as its type has" not in str(ask_core(hardware))
     assert isinstance(said, Doubt), said
     assert [run["threads"] for run in facts["prices"]["runs"]] == [1, 1, 4, 1, 4, 1, 4]
+
+    # Of a core that was emulated: what it can do in a cycle and where its first cache ends. Its sum waits four cycles.
+    known = find_core_type("cortex-a57", "aarch64")
+    assert known is not None
+    found = {name: each["value"] for name, each in facts["core"]["found"].items()}
+    assert facts["core"]["clock_hz"] == pytest.approx(1.479e9, rel=0.01)
+    for name in ("fma_pipes", "load_pipes", "l1_bytes"):
+        assert found[name] == pytest.approx(getattr(known, name), rel=0.1), name
+    assert found["fma_latency"] == pytest.approx(4, rel=0.05)
 
     report = tmp_path / "report.json"
     about = {"schema": SCHEMA, "board_type": kind.name, "at": "now", "simulated": True}
     report.write_text(json.dumps(about | {"facts": facts}))
     [fitted] = calibrate([report])
-    assert (fitted.core, fitted.simulated, fitted.runs) == ("cortex-a57", True, 7)
-    wait_cycles, crowding = fitted.after
+    assert fitted.constants is not None
+    assert (fitted.core, fitted.simulated, fitted.constants.runs) == ("cortex-a57", True, 7)
+    wait_cycles, crowding = fitted.constants.after
     assert wait_cycles == pytest.approx(WAIT_CYCLES, abs=1)
     assert crowding == pytest.approx(CROWDING, abs=0.1)
-    assert fitted.errors_before[0] > 0.2
-    assert fitted.errors_after[1] < 0.05
+    assert fitted.constants.errors_before[0] > 0.2
+    assert fitted.constants.errors_after[1] < 0.05
 
     folder = fitted.write(tmp_path / "fitted").parent
     with core_types(folder):
         core, [known] = load_core("cortex-a57"), [each for each in load_core_types() if each.name == "cortex-a57"]
         assert core is not None
         assert known.pipeline is not None
-        assert (core["wait_cycles"], core["crowding"]) == fitted.after
-        assert (known.pipeline.wait_cycles, known.pipeline.crowding) == fitted.after
+        assert (core["wait_cycles"], core["crowding"]) == fitted.constants.after
+        assert (known.pipeline.wait_cycles, known.pipeline.crowding) == fitted.constants.after
+        assert core_of(kind.target.to_tvm()).fma_latency == found["fma_latency"]
         assert known.sources[-1] == "certificate of a simulated jetson-nano, now"

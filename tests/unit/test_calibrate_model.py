@@ -42,9 +42,31 @@ def test_constants_are_found(tmp_path: pathlib.Path, wait_cycles: float, crowdin
     """From what was counted and what it took, to the grid's digit; two reports of it say the same."""
     reports = [write_report(tmp_path / f"{n}.json", wait_cycles, crowding) for n in range(2)]
     [fitted] = calibrate(reports)
-    assert fitted.after == pytest.approx((wait_cycles, crowding))
-    assert fitted.errors_after[1] < 1e-9
-    assert fitted.runs == 2 * len(COUNTED)
+    assert fitted.constants is not None
+    assert fitted.constants.after == pytest.approx((wait_cycles, crowding))
+    assert fitted.constants.errors_after[1] < 1e-9
+    assert fitted.constants.runs == 2 * len(COUNTED)
+
+
+def test_what_differs_takes_the_types_place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of several boards where it is not what the type says, in the overlay and from there in the type."""
+    reports = []
+    for number, pipes in enumerate((1.9, 2.0, 7.0)):
+        found = {"fma_pipes": pipes, "load_pipes": 1.1, "l2_bytes": 1 << 20}
+        core = {"core": "cortex-a57", "found": {name: {"value": value} for name, value in found.items()}}
+        reports.append(write_report(tmp_path / f"{number}.json", 4, 0, facts={"core": core}))
+    [fitted] = calibrate(reports)
+    assert (fitted.measured, fitted.constants) == ({"fma_pipes": 2.0, "l2_bytes": 1 << 20}, None)
+    monkeypatch.setenv("FARM_CORE_TYPES", str(fitted.write(tmp_path / "overlay").parent))
+    load_core_types.cache_clear()
+    try:
+        changed = find_core_type("cortex-a57", "aarch64")
+        assert changed is not None
+        assert CORE is not None
+        assert (changed.fma_pipes, changed.l2_bytes, changed.load_pipes) == (2.0, 1 << 20, CORE.load_pipes)
+        assert changed.pipeline == CORE.pipeline
+    finally:
+        load_core_types.cache_clear()
 
 
 def test_what_is_no_report_is_refused(tmp_path: pathlib.Path) -> None:
@@ -54,7 +76,7 @@ def test_what_is_no_report_is_refused(tmp_path: pathlib.Path) -> None:
     for path, said in ((other, "no report"), (tmp_path / "none", "cannot be read"), (tmp_path, "cannot be read")):
         with pytest.raises(UsageError, match=said):
             calibrate([path])
-    with pytest.raises(UsageError, match="holds no prices"):
+    with pytest.raises(UsageError, match="says nothing of the board's core"):
         calibrate([write_report(tmp_path / "bare.json", 4, 0, facts={})])
     real, made = write_report(tmp_path / "a.json", 4, 0), write_report(tmp_path / "b.json", 4, 0, simulated=True)
     with pytest.raises(UsageError, match="simulated"):
@@ -67,12 +89,14 @@ def test_what_is_no_report_is_refused(tmp_path: pathlib.Path) -> None:
         ("cortex-a57", "name: cortex-a57\nsources: [x]\nwait_cycles: -1\ncrowding: 0\n", "wait_cycles"),
         ("cortex-a58", "name: cortex-a58\nsources: [x]\nwait_cycles: 1\ncrowding: 0\n", "one of"),
         ("cortex-a57", "name: cortex-a57\nsources: [x]\nwait_cycles: 1\ncrowding: 0\ndispatch: 9\n", "unknown key"),
+        ("zen", "name: zen\nsources: [x]\nmeasured: {l1_bytes: 99}\n", "cores have 4096"),
+        ("zen", "name: zen\nsources: [x]\nmeasured: {lane_fma: 1}\n", "nothing that a core is asked"),
     ],
 )
 def test_wrong_overlays_are_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
 ) -> None:
-    """Only the two constants of a core that is described, and only what can be."""
+    """Only what a board may be asked, and only what a core can have."""
     (tmp_path / f"{name}.yaml").write_text(text)
     monkeypatch.setenv("FARM_CORE_TYPES", str(tmp_path))
     load_core_types.cache_clear()
