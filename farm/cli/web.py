@@ -69,7 +69,10 @@ def add_token(
     name: Who,
     role: Annotated[
         Literal["reader", "user", "operator"],
-        typer.Option("--role", help="reader: read; user: also order campaigns; operator: also boards."),
+        typer.Option(
+            "--role",
+            help="reader: read; user: also reserve boards, order own campaigns; operator: all.",
+        ),
     ] = "reader",
 ) -> None:
     """Make a token for somebody, in place of an older one of the name. It is printed once and kept nowhere."""

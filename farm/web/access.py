@@ -157,9 +157,11 @@ class Access:
 
 
 def find_role(path: str) -> Role:
-    """The role that changing something at a path needs: campaigns are anybody's who works here, boards are not."""
+    """The least role that changing something at a path needs. Whose it has to be, `orders` says."""
     parts = path.removeprefix("/api/v1").strip("/").split("/")
-    return Role.READER if parts == ["sign-out"] else Role.USER if parts[0] == "campaigns" else Role.OPERATOR
+    if parts == ["sign-out"]:
+        return Role.READER
+    return Role.USER if parts[0] == "campaigns" or parts[2:] == ["reservation"] else Role.OPERATOR
 
 
 def _owner() -> Person:

@@ -20,6 +20,7 @@ from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
 from farm.web import documents, orders
 from farm.web.record_filters import RecordFilters, Text
+from farm.web.tokens import Person
 from farm.web.view import View
 
 PREFIX = "/api/v1"
@@ -46,8 +47,9 @@ def _view(request: Request) -> View:
     return view
 
 
-def _by(request: Request) -> str:
-    return orders.name_person(request.state.person)
+def _who(request: Request) -> Person:
+    person: Person = request.state.person
+    return person
 
 
 def _answer(model: type[Any]) -> dict[int | str, dict[str, Any]]:
@@ -76,11 +78,27 @@ def show_board(request: Request, name: Name) -> JSONResponse:
         return JSONResponse(to_board_document(board, fetch_calibration(store, board), store.fetch_board_events(name)))
 
 
+@router.post("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
+def reserve_board(request: Request, name: Name, body: documents.Reservation) -> JSONResponse:
+    """Reserve a board for whoever asks; a reservation of one's own lasts as long from now."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(orders.reserve_board(store, name, body.for_s, body.why, _who(request)))
+
+
+@router.delete("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
+def end_reservation(
+    request: Request, name: Name, reason: Annotated[str, Query(max_length=500, description="Why.")] = ""
+) -> JSONResponse:
+    """End a reservation before its time: one's own, or as an operator anybody's."""
+    with _view(request).stores.lend() as store:
+        return JSONResponse(orders.end_reservation(store, name, reason, _who(request)))
+
+
 @router.post("/boards/{name}/{order}", responses=_answer(documents.Board) | _REFUSALS)
 def order_board(request: Request, name: Name, order: Name, body: documents.BoardOrder) -> JSONResponse:
     """`drain`, `undrain`, `quarantine` or `clear` a board."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(orders.order_board(store, name, order, body.reason, _by(request)))
+        return JSONResponse(orders.order_board(store, name, order, body.reason, _who(request)))
 
 
 @router.get("/campaigns", responses=_answer(documents.CampaignPage))
@@ -103,7 +121,7 @@ def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
     """`pause`, `resume` or `cancel` a campaign."""
     view = _view(request)
     with view.stores.lend() as store:
-        return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order, _by(request))))
+        return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order, _who(request))))
 
 
 @router.patch("/campaigns/{name}/budget", responses=_answer(documents.Campaign) | _REFUSALS)
@@ -111,7 +129,7 @@ def change_budget(request: Request, name: Name, body: documents.BudgetChange) ->
     """Change limits of a campaign that is not over."""
     with _view(request).stores.lend() as store:
         changes = body.model_dump(exclude_unset=True)
-        return JSONResponse(shorten(orders.change_budget(store, name, changes, _by(request))))
+        return JSONResponse(shorten(orders.change_budget(store, name, changes, _who(request))))
 
 
 @router.get("/sweeps", responses=_answer(documents.SweepPage))

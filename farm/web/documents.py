@@ -305,6 +305,13 @@ class BoardOrder(_Model):
     reason: str = pydantic.Field("", max_length=500)
 
 
+class Reservation(_Model):
+    """For how long a board is reserved (s, up to 7 days), and why, on one line that others see."""
+
+    for_s: float = pydantic.Field(gt=0, le=7 * 86400)
+    why: str = pydantic.Field("", max_length=200)
+
+
 class BudgetChange(_Model):
     """Limits that change; what is left out stays, null takes a limit away."""
 

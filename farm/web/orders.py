@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from farm.campaign.engine import client, control
+from farm.crew import reservation
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import FleetCampaign
-from farm.web.tokens import Person
+from farm.values import FleetCampaign, WorkKind
+from farm.web.problems import Refused
+from farm.web.tokens import Person, Role
 
 CAMPAIGN_ORDERS = ("pause", "resume", "cancel")
 BOARD_ORDERS = (Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR)
+# A campaign gives a board up after the trial under way. Who waits has a thread of the server's eight, so few may.
+_WAIT_S, _MOST_WAITING = 10.0, 3
+_waiting = threading.BoundedSemaphore(_MOST_WAITING)
 
 
-def order_campaign(settings: Settings, store: Store, name: str, order: str, by: str) -> FleetCampaign:
-    """Pause, resume or cancel a campaign; returns it as it is then. Raises what the command does."""
+def order_campaign(settings: Settings, store: Store, name: str, order: str, person: Person) -> FleetCampaign:
+    """Pause, resume or cancel a campaign; returns it as it is then. Raises what the command does; Refused."""
+    by = _check_own(store, name, person)
     if order == "pause":
         return control.pause(settings, store, name, by)
     if order == "cancel":
@@ -31,20 +39,80 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, by: 
     raise UsageError(f"a campaign cannot be told {order!r}", f"It can: {', '.join(CAMPAIGN_ORDERS)}.")
 
 
-def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> FleetCampaign:
-    """Change limits of a campaign; returns it as it is then. Raises UsageError."""
+def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> FleetCampaign:
+    """Change limits of a campaign; returns it as it is then. Raises UsageError, Refused."""
+    by = _check_own(store, name, person)
     if not changes:
         raise UsageError("no limit was given", "Give trials, per_workload, wall_clock_s or board_s.")
     control.change_budget(store, name, changes, by)
     return store.fetch_fleet_campaign(name)
 
 
-def order_board(store: Store, name: str, order: str, reason: str, by: str) -> dict[str, Any]:
+def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> dict[str, Any]:
     """Give an order for a board; returns it as it is then. Raises UsageError where the order does not fit it."""
     if order not in BOARD_ORDERS:
         raise UsageError(f"a board cannot be told {order!r}", f"It can: {', '.join(BOARD_ORDERS)}.")
-    store.observe_board(name, order, by, decide_by(Observation(Kind(order), reason)))
+    store.observe_board(name, order, name_person(person), decide_by(Observation(Kind(order), reason)))
     return store.require_board(name)
+
+
+def reserve_board(store: Store, name: str, for_s: float, why: str, person: Person) -> dict[str, Any]:
+    """Reserve a board for whoever asks, or have it last as long from now; returns it as it is then.
+
+    Raises UsageError, UnavailableError where it is not free within some seconds.
+    """
+    with _some_wait_s() as wait_s:
+        reservation.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
+    return store.require_board(name)
+
+
+def end_reservation(store: Store, name: str, reason: str, person: Person) -> dict[str, Any]:
+    """End a reservation, which its holder may, and an operator; returns the board as it is then.
+
+    Raises UsageError where there is none, Refused.
+    """
+    board = store.require_board(name)
+    lease = board["lease"] or {}
+    if lease.get("kind") != WorkKind.RESERVED:
+        raise UsageError(f"{name} is not reserved", "`farm queue` shows who has it.")
+    if not may_change(person, lease["owner"]):
+        raise _refuse(person, f"the reservation of {lease['owner']}")
+    store.force_release(name, name_person(person), reason or "ended before its time")
+    return store.require_board(name)
+
+
+def may_change(person: Person | None, owner: str) -> bool:
+    """Whether somebody may change what is an owner's (`name@host`): a user what carries the user's own name."""
+    if person is None or not person.role.covers(Role.USER):
+        return False
+    return person.role is Role.OPERATOR or owner.partition("@")[0] == person.name
+
+
+def _check_own(store: Store, name: str, person: Person) -> str:
+    """Refuse who may not change a campaign; returns what the person is called in events."""
+    owner = store.fetch_fleet_campaign(name).owner
+    if not may_change(person, owner):
+        raise _refuse(person, f"the campaign of {owner}")
+    return name_person(person)
+
+
+def _refuse(person: Person, what: str) -> Refused:
+    return Refused(
+        403,
+        f"{person.name} is a {person.role}; changing {what} needs the role {Role.OPERATOR}",
+        "A user changes what carries the user's own name.",
+    )
+
+
+@contextlib.contextmanager
+def _some_wait_s() -> Iterator[float]:
+    if not _waiting.acquire(blocking=False):
+        yield 0.0
+        return
+    try:
+        yield _WAIT_S
+    finally:
+        _waiting.release()
 
 
 def read_budget(form: Mapping[str, str]) -> dict[str, Any]:
@@ -59,14 +127,24 @@ def read_budget(form: Mapping[str, str]) -> dict[str, Any]:
         given = form.get(field, "").strip()
         if not given:
             continue
-        try:
-            value = float(given) if factor else int(given)
-        except ValueError:
-            value = 0
-        if not 0 < value < 1e9:
-            raise UsageError(f"{given[:40]!r} is no limit", "Give a number above 0.")
+        value = _read_number(given, float if factor else int)
         changes[key] = value * factor if factor else value
     return changes
+
+
+def _read_number(given: str, kind: type[int] | type[float]) -> float:
+    try:
+        value = kind(given)
+    except ValueError:
+        value = 0
+    if not 0 < value < 1e9:
+        raise UsageError(f"{given[:40]!r} is no number of these", "Give one above 0.")
+    return value
+
+
+def read_hours(form: Mapping[str, str]) -> float:
+    """The time in a form's field `hours`, in seconds. Raises UsageError."""
+    return float(_read_number(form.get("hours", "").strip(), float)) * 3600.0
 
 
 def list_fields(campaign: FleetCampaign) -> dict[str, Any]:
@@ -81,5 +159,9 @@ _HOURS = {"wall_clock_h": "wall_clock_s", "board_h": "board_s"}
 
 def name_person(person: Person) -> str:
     """Who gave an order, for events: a person by a named token is named with the host that took the order."""
-    name = person.name if "@" in person.name else f"{person.name}@{socket.gethostname()}"
-    return f"{name} (web)"
+    return f"{_name_holder(person)} (web)"
+
+
+def _name_holder(person: Person) -> str:
+    """As the command line names the same person on this host, whose commands then work on what was reserved here."""
+    return person.name if "@" in person.name else f"{person.name}@{socket.gethostname()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import time
 import urllib.parse
@@ -44,7 +45,8 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
     html = view.render(
         template,
         person=person,
-        may_change=person is not None and person.role.covers(Role.USER),
+        may_reserve=person is not None and person.role.covers(Role.USER),
+        may_change=functools.partial(orders.may_change, person),
         may_operate=person is not None and person.role.covers(Role.OPERATOR),
         path=request.url.path,
         query=dict(request.query_params),
@@ -180,11 +182,27 @@ def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
 @router.post("/boards/{name}/orders")
 async def order_board(request: Request, name: str) -> Response:
     """What a form on the board's page orders."""
-    form, by = await read_form(request), orders.name_person(request.state.person)
+    form, person = await read_form(request), request.state.person
 
     def work() -> None:
         with get_view(request).stores.lend() as store:
-            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500], by)
+            orders.order_board(store, name, form.get("order", ""), form.get("reason", "")[:500], person)
+
+    await run_apart(work)
+    return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)
+
+
+@router.post("/boards/{name}/reservation")
+async def reserve_board(request: Request, name: str) -> Response:
+    """What the form for reserving orders: hours and a reason, or the end of it."""
+    form, person = await read_form(request), request.state.person
+
+    def work() -> None:
+        with get_view(request).stores.lend() as store:
+            if form.get("order") == "release":
+                orders.end_reservation(store, name, "", person)
+            else:
+                orders.reserve_board(store, name, orders.read_hours(form), form.get("why", ""), person)
 
     await run_apart(work)
     return RedirectResponse(f"/boards/{urllib.parse.quote(name, safe='')}", 303)

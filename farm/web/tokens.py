@@ -30,8 +30,8 @@ class Role(StrEnum):
     """What a token's owner may do; each may do what those before it may."""
 
     READER = "reader"  # read, where that needs a token
-    USER = "user"  # order campaigns
-    OPERATOR = "operator"  # order boards
+    USER = "user"  # order campaigns of the same name, reserve boards
+    OPERATOR = "operator"  # order boards, and anybody's campaigns
 
     def covers(self, other: Role) -> bool:
         """Whether who has this role may do what needs the other."""

@@ -178,14 +178,14 @@ def _sum_gaps(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
 async def order_campaign(request: Request, name: str) -> Response:
     """What a form on the campaign's page orders."""
     form, view = await read_form(request), get_view(request)
-    by = orders.name_person(request.state.person)
+    person = request.state.person
 
     def work() -> None:
         with view.stores.lend() as store:
             if form.get("order") == "budget":
-                orders.change_budget(store, name, orders.read_budget(form), by)
+                orders.change_budget(store, name, orders.read_budget(form), person)
             else:
-                orders.order_campaign(view.settings, store, name, form.get("order", ""), by)
+                orders.order_campaign(view.settings, store, name, form.get("order", ""), person)
 
     await run_apart(work)
     return RedirectResponse(f"/campaigns/{urllib.parse.quote(name, safe='')}", 303)

@@ -20,7 +20,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import documents, tokens
+from farm.web import documents, orders, tokens
 from farm.web.access import Access, read_token
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import Place
@@ -351,29 +351,74 @@ def test_what_was_vendored_is_what_was_published() -> None:
 
 
 def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient) -> None:
-    """A reader changes nothing, a user orders campaigns, an operator boards, too; each change has its person's name."""
-    made = {role: tokens.add(home, f"{role}-1", role, "test") for role in tokens.Role}
-    headers = {role: {"authorization": f"Bearer {token}"} for role, token in made.items()}
-    budget, drain = f"/api/v1/campaigns/{web_store.CAMPAIGN}/budget", "/api/v1/boards/nano-03/drain"
+    """A reader changes nothing, a user campaigns of the same name, an operator all; changes have their person's name."""
+    owner = web_store.OWNER.partition("@")[0]
+    people = {
+        "rita": tokens.Role.READER,
+        "ulf": tokens.Role.USER,
+        owner: tokens.Role.USER,
+        "olga": tokens.Role.OPERATOR,
+    }
+    headers = {
+        name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in people.items()
+    }
+    campaign, drain = f"/api/v1/campaigns/{web_store.CAMPAIGN}", "/api/v1/boards/nano-03/drain"
 
-    def try_both(role: tokens.Role) -> tuple[int, int]:
-        changed = client.patch(budget, json={"trials": 140_000 + len(role)}, headers=headers[role])
-        return changed.status_code, client.post(drain, json={"reason": "x"}, headers=headers[role]).status_code
+    def try_all(name: str) -> tuple[int, int]:
+        changed = client.patch(f"{campaign}/budget", json={"trials": 140_000 + len(name)}, headers=headers[name])
+        return changed.status_code, client.post(drain, json={"reason": "x"}, headers=headers[name]).status_code
 
-    assert try_both(tokens.Role.READER) == (403, 403)
-    assert try_both(tokens.Role.USER) == (200, 403)
-    assert try_both(tokens.Role.OPERATOR) == (200, 200)
+    assert try_all("rita") == (403, 403)
+    assert try_all("ulf") == (403, 403)
+    assert client.post(f"{campaign}/cancel", headers=headers["ulf"]).status_code == 403
+    assert web_store.OWNER in client.post(f"{campaign}/pause", headers=headers["ulf"]).json()["detail"]
+    assert try_all(owner) == (200, 403)
+    assert try_all("olga") == (200, 200)
     with Store(home / "farm.db") as store:
         changes = store.fetch_changes(3)
         assert [change["kind"] for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
-        assert [change["by"].partition("@")[0] for change in changes] == ["operator-1", "operator-1", "user-1"]
-        assert store.fetch_changes(9, by="user-1")[0]["subject"] == web_store.CAMPAIGN
-    client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers[tokens.Role.OPERATOR])
+        assert [change["by"].partition("@")[0] for change in changes] == ["olga", "olga", owner]
+        assert store.fetch_changes(9, by=owner)[0]["subject"] == web_store.CAMPAIGN
+    client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers["olga"])
+
+
+def test_people_reserve_boards_and_end_what_is_theirs(
+    home: pathlib.Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user reserves a free board and ends that; another user does not, an operator does; a reader reserves none."""
+    monkeypatch.setattr(orders, "_WAIT_S", 0.0)
+    roles = {"rob": tokens.Role.READER, "una": tokens.Role.USER, "udo": tokens.Role.USER, "otto": tokens.Role.OPERATOR}
+    keys = {name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in roles.items()}
+    with Store(home / "farm.db") as store:
+        rows = store.fetch_boards()
+    free, busy = (next(row["name"] for row in rows if is_leased == bool(row["lease"])) for is_leased in (False, True))
+    path, wanted = f"/api/v1/boards/{free}/reservation", {"for_s": 7200, "why": "debugging"}
+
+    assert client.post(path, json=wanted, headers=keys["rob"]).status_code == 403
+    board = client.post(path, json=wanted, headers=keys["una"]).json()
+    documents.Board.model_validate(board)
+    assert (board["lease"]["owner"].partition("@")[0], board["lease"]["purpose"]) == ("una", "reserved: debugging")
+    assert client.post(path, json=wanted, headers=keys["udo"]).status_code == 503
+    assert client.post(f"/api/v1/boards/{busy}/reservation", json=wanted, headers=keys["una"]).status_code == 503
+    assert client.delete(f"/api/v1/boards/{busy}/reservation", headers=keys["otto"]).status_code == 422
+    assert client.delete(path, headers=keys["udo"]).status_code == 403
+    assert "End the reservation" in client.get(f"/boards/{free}", headers=keys["una"]).text
+    assert "End the reservation" not in client.get(f"/boards/{free}", headers=keys["udo"]).text
+    assert client.delete(path, headers=keys["una"]).json()["lease"] is None
+    site = keys["udo"] | {"origin": "http://localhost"}
+    form = {"order": "reserve", "hours": "2", "why": "x"}
+    assert client.post(f"/boards/{free}/reservation", data=form, headers=site).status_code == 303
+    assert client.post(f"/boards/{free}/reservation", data=form | {"hours": "-1"}, headers=site).status_code == 422
+    assert client.delete(path, params={"reason": "needed"}, headers=keys["otto"]).json()["lease"] is None
+    with Store(home / "farm.db") as store:
+        last = store.fetch_changes(1)[0]
+    assert (last["subject"], last["by"].partition("@")[0]) == (free, "otto")
 
 
 def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestClient) -> None:
     """Its cookie is the person's and of the role; another token of the name ends it, and so does removing the name."""
-    token, site = tokens.add(home, "ann", tokens.Role.USER, "test"), {"origin": "http://localhost"}
+    who = web_store.OWNER.partition("@")[0]
+    token, site = tokens.add(home, who, tokens.Role.USER, "test"), {"origin": "http://localhost"}
     order = {"order": "drain", "reason": ""}
 
     def sign_in(token: str) -> int:
@@ -389,10 +434,10 @@ def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestCli
         ).status_code
         == 303
     )
-    tokens.add(home, "ann", tokens.Role.OPERATOR, "test")
+    tokens.add(home, who, tokens.Role.OPERATOR, "test")
     assert client.post(f"/campaigns/{web_store.CAMPAIGN}/orders", data=budget, headers=site).status_code == 401
     assert sign_in(token) == 401
-    tokens.remove(home, "ann")
-    assert "ann" not in (home / tokens.FILE).read_text()
+    tokens.remove(home, who)
+    assert who not in (home / tokens.FILE).read_text()
     assert (home / tokens.FILE).stat().st_mode & 0o077 == 0
     client.cookies.clear()
