@@ -22,7 +22,7 @@ TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reru
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch check \
-	lint unit bench generated docs pictures dist dist-check sbom release lock clean
+	lint unit bench generated docs pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -40,6 +40,7 @@ help:
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
+	@echo "make images       images of coordinator, builder and agent, with buildah, podman or docker"
 	@echo "make sbom         licences of all pinned packages, and dist/sbom.cdx.json"
 	@echo "make release      check, build, write notes and tag; VERSION=x.y.z, ARGS=--dry-run"
 	@echo "make lock         resolve requirements/ again from pyproject.toml"
@@ -131,6 +132,14 @@ docs: build/docs/packages
 
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
+
+# ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md.
+images:
+	@builder=$$(command -v buildah podman docker | head -n 1); test -n "$$builder" || { \
+		echo "error: no buildah, podman or docker (on Debian: apt-get install buildah)." >&2; exit 2; }; \
+	for image in coordinator builder agent; do \
+		$$builder build --target $$image --tag localhost/tvm-farm-$$image --file deploy/images/Containerfile $(ARGS) .; \
+	done
 
 # The same sources make the same bytes, here and by `python -m build`.
 dist: setup

@@ -50,19 +50,23 @@ def up(
         _require_shared(settings)
     if foreground:
         from farm.services import daemon
+        from farm.web import running
 
-        raise SystemExit(daemon.main(["--stay", "--foreground", *(["--take-over"] if take_over else [])]))
+        if web:
+            _serve_page(settings)
+        try:
+            code = daemon.main(["--stay", "--foreground", *(["--take-over"] if take_over else [])])
+        finally:
+            if web:
+                running.stop(settings.home_path)
+        raise SystemExit(code)
     services, started = start_services(settings, take_over)
     if started:
         output.stderr.print("the farm's services are up; `farm down` ends them")
     else:
         output.stderr.print("the farm's services were up already")
     if web:
-        from farm.cli.web import require_server
-        from farm.web import running
-
-        require_server()
-        output.stderr.print(f"the farm's page: {running.start(settings)}")
+        _serve_page(settings)
     if wait_s:
         _wait_probed(settings, services, wait_s)
     _show(settings, services, json)
@@ -157,6 +161,14 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
         ],
         left=(0, 1, 2, 5),
     )
+
+
+def _serve_page(settings: Settings) -> None:
+    from farm.cli.web import require_server
+    from farm.web import running
+
+    require_server()
+    output.stderr.print(f"the farm's page: {running.start(settings)}")
 
 
 def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:

@@ -351,7 +351,7 @@ def test_what_was_vendored_is_what_was_published() -> None:
 
 
 def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient) -> None:
-    """A reader changes nothing, a user campaigns of the same name, an operator all; changes have their person's name."""
+    """A reader changes nothing, a user campaigns of the same name, an operator all; changes name their person."""
     owner = web_store.OWNER.partition("@")[0]
     people = {
         "rita": tokens.Role.READER,
