@@ -205,10 +205,12 @@ def test_two_at_once_start_one(rack: Home) -> None:
 
 
 def test_services_in_the_foreground_end_with_ctrl_c() -> None:
-    """`farm up --foreground` is for a service manager: it logs to stderr and a signal ends it in order."""
+    """`farm up --foreground` is for service managers and containers: it logs to stderr, a signal ends it and the page."""
     with new_home() as home:
-        running = home.start("up", "--foreground")
+        running = home.start("up", "--foreground", "--web")
         running.wait_for("up, tracker on")
+        assert "the farm's page: http://127.0.0.1:" in running.err
+        assert home.run("status").code == 0, "what an image's health check asks"
         running.send(signal.SIGINT, group=True)
         assert running.wait(15).code == 0
         home.expect_no_processes()
