@@ -205,7 +205,7 @@ def test_two_at_once_start_one(rack: Home) -> None:
 
 
 def test_services_in_the_foreground_end_with_ctrl_c() -> None:
-    """`farm up --foreground` is for service managers and containers: it logs to stderr, a signal ends it and the page."""
+    """`farm up --foreground` is for service managers and containers: logs on stderr; a signal ends it and the page."""
     with new_home() as home:
         running = home.start("up", "--foreground", "--web")
         running.wait_for("up, tracker on")
