@@ -133,12 +133,13 @@ docs: build/docs/packages
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
 
-# ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md.
+# ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md. OCI's format has no health checks.
 images:
 	@builder=$$(command -v buildah podman docker | head -n 1); test -n "$$builder" || { \
 		echo "error: no buildah, podman or docker (on Debian: apt-get install buildah)." >&2; exit 2; }; \
+	case "$$builder" in *docker) format= ;; *) format=--format=docker ;; esac; \
 	for image in coordinator builder agent; do \
-		$$builder build --target $$image --tag localhost/tvm-farm-$$image --file deploy/images/Containerfile $(ARGS) .; \
+		$$builder build $$format --target $$image --tag localhost/tvm-farm-$$image --file deploy/images/Containerfile $(ARGS) .; \
 	done
 
 # The same sources make the same bytes, here and by `python -m build`.
