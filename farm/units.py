@@ -43,6 +43,11 @@ def seconds_scale(values: Iterable[float]) -> Scale:
     return _scale(values, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
 
 
+def format_latency(seconds: float) -> str:
+    """Three significant digits in the unit that fits."""
+    return seconds_scale((seconds,)).text(seconds)
+
+
 def joule_scale(values: Iterable[float]) -> Scale:
     """As `seconds_scale`, for energy."""
     return _scale(values, ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ")))

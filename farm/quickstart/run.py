@@ -272,11 +272,11 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
     board = document["board"]
     title = f"{document['model']} on {board['type']}/{board['name']}"
     roles = {
-        "untuned": plots.Role.BASELINE,
-        "predicted": plots.Role.OURS,
-        "recorded": plots.Role.OURS,
-        "tuned": plots.Role.OURS,
-        "onnxruntime": plots.Role.RIVAL,
+        "untuned": plots.BASELINE,
+        "predicted": plots.OURS,
+        "recorded": plots.OURS,
+        "tuned": plots.OURS,
+        "onnxruntime": plots.RIVAL,
     }
     rows, references = [], []
     for name, label in LABELS.items():
@@ -284,7 +284,7 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
             rows.append(plots.LatencyRow(label, median, roles[name], low, high))
             if name == "onnxruntime":
-                references.append(plots.Reference(label, median, plots.Role.RIVAL))
+                references.append(plots.Reference(label, median, plots.RIVAL))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""

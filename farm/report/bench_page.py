@@ -10,7 +10,7 @@ from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
 from farm.points.conditions import format_conditions
 from farm.report import plots
 
-_ROLES = {OURS: plots.Role.OURS, RULE: plots.Role.OURS, ONNXRUNTIME: plots.Role.RIVAL, UNTUNED: plots.Role.BASELINE}
+_ROLES = {OURS: plots.OURS, RULE: plots.OURS, ONNXRUNTIME: plots.RIVAL, UNTUNED: plots.BASELINE}
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:

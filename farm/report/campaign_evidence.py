@@ -6,12 +6,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from farm.report import campaign_frame, canvas
+from farm.report import canvas
 from farm.report.canvas import Picture
 
 Rows = Sequence[Mapping[str, Any]]
@@ -41,39 +40,25 @@ def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bo
     left_out = f"; the {len(shown)} busiest of {len(boards)}" if len(shown) < len(boards) else ""
     counts = {side: [_count(each, side) for each in shown] for side in SIDES}
     used = [side for side in SIDES if any(counts[side])]
-    with matplotlib.rc_context(canvas.STYLE):
-        figure = canvas.new_figure(1.55 + 0.32 * len(shown))
-        handles = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in used]
-        subtitle = f"trials of every board, and the hours that they held it{left_out}"
-        bottom, top = campaign_frame.draw_head(figure, title, subtitle, "", handles, simulated=simulated, columns=5)
+    handles = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in used]
+    subtitle = f"trials of every board, and the hours that they held it{left_out}"
+    room = 0.7 + 0.32 * len(shown)
+    with canvas.framed(room, title, subtitle, "", handles, simulated=simulated, columns=5) as figure:
         trials, hours = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
-        places = [float(index) for index in range(len(shown))][::-1]
+        places = canvas.name_rows(trials, [each["board"] for each in shown])
         start = [0.0] * len(shown)
         for side in used:
             trials.barh(places, counts[side], left=start, height=0.66, color=SIDES[side][1], zorder=2)
             start = [before + count for before, count in zip(start, counts[side], strict=True)]
-        hours.barh(places, [each["board_hours"] for each in shown], height=0.66, color=canvas.GREY, zorder=2)
-        trials.set_yticks(places, [each["board"] for each in shown])
-        for axes, what, ends, form in (
-            (trials, "trials", start, "{:,.0f}"),
-            (hours, "board-hours", [each["board_hours"] for each in shown], "{:,.2f}"),
-        ):
+        held = [each["board_hours"] for each in shown]
+        hours.barh(places, held, height=0.66, color=canvas.GREY, zorder=2)
+        for axes, what, ends, form in ((trials, "trials", start, "{:,.0f}"), (hours, "board-hours", held, "{:,.2f}")):
             axes.tick_params(axis="y", length=0)
             canvas.strip(axes, "x")
             axes.set_xlabel(what)
-            axes.set_xlim(0, max(*ends, 1e-9) * 1.22)
+            axes.set_xlim(0, max(*ends, 1e-9) * 1.02)
             for place, end in zip(places, ends, strict=True):
-                _write(axes, end, place, form.format(end))
-        trials.set_ylim(-0.6, len(shown) - 0.4)
-        width, height = figure.get_size_inches()
-        longest = max(len(each["board"]) for each in shown)
-        figure.subplots_adjust(
-            left=(0.25 + 0.085 * longest) / width,
-            right=1 - 0.15 / width,
-            top=top - 0.06 / height,
-            bottom=bottom + 0.42 / height,
-            wspace=0.08,
-        )
+                canvas.write_beside(axes, end, place, form.format(end))
         return canvas.finish(figure, folder, "boards", "Trials and hours of every board")
 
 
@@ -100,39 +85,27 @@ def plot_winners(folder: pathlib.Path, winners: Rows, title: str, *, simulated: 
     shown = contests[:_MOST_TASKS]
     band = max((each["evidence"].get("band") or 0.0) for each in shown)
     several = len({(each["board_type"], each["point"]) for each in shown}) > 1
-    with matplotlib.rc_context(canvas.STYLE):
-        figure = canvas.new_figure(1.75 + (0.36 if several else 0.28) * len(shown))
-        used = {rival["verdict"] for each in shown for rival in each["evidence"]["rivals"]}
-        handles = [_dot(colour, label) for verdict, (colour, label) in VERDICTS.items() if verdict in used]
-        left_out = f"; the {len(shown)} closest of {len(contests)}" if len(shown) < len(contests) else ""
-        subtitle = f"rivals of each winner, measured in turns with it on the same boards{left_out}"
-        confidence = shown[0]["evidence"].get("confidence")
-        note = "Dots: median ratio." + (f" Whiskers: its {confidence * 100:g} % interval." if confidence else "")
-        note += f" Grey: differences below {band * 100:g} % do not matter." if band else ""
-        bottom, top = campaign_frame.draw_head(figure, title, subtitle, note, handles, simulated=simulated)
+    rivals = [rival for each in shown for rival in each["evidence"]["rivals"]]
+    used = {rival["verdict"] for rival in rivals}
+    handles = [_dot(colour, label) for verdict, (colour, label) in VERDICTS.items() if verdict in used]
+    left_out = f"; the {len(shown)} closest of {len(contests)}" if len(shown) < len(contests) else ""
+    subtitle = f"rivals of each winner, measured in turns with it on the same boards{left_out}"
+    confidence = shown[0]["evidence"].get("confidence")
+    note = "Dots: median ratio." + (f" Whiskers: its {confidence * 100:g} % interval." if confidence else "")
+    note += f" Grey: differences below {band * 100:g} % do not matter." if band else ""
+    room = 0.6 + (0.36 if several else 0.28) * len(shown)
+    with canvas.framed(room, title, subtitle, note, handles, simulated=simulated) as figure:
         axes = figure.subplots()
-        far = min(_FAR, max(_reach(rival) for each in shown for rival in each["evidence"]["rivals"]) * 1.02)
-        low = min(0.99, *(rival["low"] for each in shown for rival in each["evidence"]["rivals"] if rival["low"]))
-        for row, each in enumerate(shown):
-            _draw_rivals(axes, len(shown) - 1.0 - row, each["evidence"]["rivals"], far)
+        places = canvas.name_rows(axes, [_label(each, several) for each in shown], fontsize=8)
+        far = min(_FAR, max(map(_reach, rivals)) * 1.02)
+        low = min(0.99, *(rival["low"] for rival in rivals if rival["low"]))
+        for place, each in zip(places, shown, strict=True):
+            _draw_rivals(axes, place, each["evidence"]["rivals"], far)
         if band:
             axes.axvspan(1.0, 1.0 + band, color="#eeeeee", zorder=0)
         axes.axvline(1.0, color=canvas.INK, linewidth=1.2, zorder=2)
         axes.set_xlim(max(low - 0.005, 0.8), max(far, 1.02))
-        axes.set_ylim(-0.7, len(shown) - 0.3)
-        labels = [_label(each, several) for each in shown]
-        axes.set_yticks([len(shown) - 1.0 - row for row in range(len(shown))], labels, fontsize=8)
-        axes.tick_params(axis="y", length=0)
-        canvas.strip(axes, "x")
         axes.set_xlabel("latency of the rival over that of the winner")
-        width, height = figure.get_size_inches()
-        longest = max(len(line) for label in labels for line in label.split("\n"))
-        figure.subplots_adjust(
-            left=(0.25 + 0.064 * longest) / width,
-            right=1 - 0.25 / width,
-            top=top - 0.06 / height,
-            bottom=bottom + 0.45 / height,
-        )
         return canvas.finish(figure, folder, "winners", "Winners and how far behind their rivals are")
 
 
@@ -165,9 +138,3 @@ def _dot(colour: str, label: str) -> Line2D:
 
 def _count(board: Mapping[str, Any], side: str) -> int:
     return int(board["ok"] if side == "ok" else board["faults"].get(side, 0))
-
-
-def _write(axes: Axes, value: float, place: float, text: str) -> None:
-    axes.annotate(
-        text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5, color=canvas.FAINT
-    )

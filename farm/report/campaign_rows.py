@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.points.conditions import format_conditions, format_threads
+from farm.units import format_latency
 from farm.values import DEFAULT_POINT
 
 Document = Mapping[str, Any]
@@ -99,20 +100,6 @@ def format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def choose_unit(smallest_s: float) -> tuple[float, str]:
-    """The unit in which the smallest figure has a digit before the point: units per second, and its name."""
-    if smallest_s >= 1:
-        return 1.0, "s"
-    return (1e3, "ms") if smallest_s >= 1e-3 else (1e6, "µs")
-
-
-def format_latency(seconds: float) -> str:
-    """Three significant digits in the unit that fits."""
-    scale, unit = choose_unit(seconds)
-    value = seconds * scale
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 
 def list_finals(progress: Document | None) -> list[Document]:

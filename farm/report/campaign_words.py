@@ -13,8 +13,8 @@ from farm.artifacts.listed import list_artifacts
 from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
-from farm.report.campaign_rows import format_latency
 from farm.report.pages import CODE, NUMBER, Cell, Commands, Line, Listing, Page, PageAnswer, PageTable, Section
+from farm.units import format_latency
 
 _SIDES = {
     "ok": "good",

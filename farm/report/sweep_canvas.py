@@ -1,4 +1,4 @@
-"""What the pictures of a sweep have in common: frame, legend, markers with their intervals, and how they are written.
+"""What the pictures of a sweep have in common: legend, markers and their intervals.
 
 Which points a picture shows is decided in `sweep_plots.py`.
 """
@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from farm.report import canvas
 from farm.sweep import rows as sweep_rows
-from farm.sweep.rows import Document, Row, Series
+from farm.sweep.rows import Row, Series
 from farm.units import Scale
 
 DOMINATED = "#b4b4b4"
-_LEFT_INCHES, TOP_INCHES = 0.85, 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,37 +104,6 @@ def plan_legend(looks: Sequence[Look], rows: Sequence[Row], *, front: bool, domi
 
 def _mark(shape: str, edge: str, face: str, label: str) -> Line2D:
     return Line2D([], [], linestyle="none", marker=shape, color=edge, markerfacecolor=face, markersize=6.5, label=label)
-
-
-def draw_frame(
-    figure: Figure, stack: Sequence[Axes], document: Document, subtitle: str, handles: Sequence[Line2D]
-) -> None:
-    """Title, subtitle, legend and the simulated mark above the axes; room for their labels around them."""
-    board = document["board"]
-    width, height = figure.get_size_inches()
-    for axes in stack:
-        canvas.strip(axes, "both")
-    title = f"{document['model']} on {sweep_rows.name_boards(document)}"
-    canvas.draw_title(figure, title, subtitle, simulated=board["simulated"])
-    figure.legend(
-        handles=list(handles),
-        loc="upper left",
-        bbox_to_anchor=(0.02 / width, 1 - 0.57 / height),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9,
-        handletextpad=0.3,
-        columnspacing=1.4,
-        borderpad=0.3,
-    )
-    figure.subplots_adjust(
-        left=_LEFT_INCHES / width,
-        right=1 - 0.2 / width,
-        top=1 - TOP_INCHES / height,
-        bottom=0.55 / height,
-        hspace=0.16,
-    )
-    figure.align_ylabels(list(stack))
 
 
 def find_errors(row: Row, quantity: str, scale: Scale) -> tuple[float, float]:

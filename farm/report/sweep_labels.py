@@ -50,10 +50,10 @@ def write_labels(
     rings: Sequence[tuple[float, float]] = (),
 ) -> int:
     """Write labels around `marks` and the wider `rings` (data coordinates); return how many found room."""
-    figure = axes.get_figure()
+    figure = axes.get_figure(root=True)
     if figure is None:
         return 0
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     per_point = figure.dpi / 72
     taken: list[_Extents] = []
     for place, points in [*((mark, _MARK_POINTS) for mark in marks), *((ring, _RING_POINTS) for ring in rings)]:

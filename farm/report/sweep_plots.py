@@ -6,16 +6,18 @@ slides and given as SVG for the page.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib import ticker
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from farm import units
-from farm.report import canvas, plots, sweep_canvas, sweep_labels
+from farm.report import canvas, sweep_canvas, sweep_labels
 from farm.report.canvas import Picture
 from farm.report.sweep_canvas import Look
 from farm.sweep import rows as sweep_rows
@@ -74,28 +76,31 @@ def _draw_front(document: Document, looks: Sequence[Look], folder: pathlib.Path,
     times = [row["latency_s"]["value"] for row in rows]
     energies = [row["energy_j"]["value"] for row in rows]
     time, energy = units.seconds_scale(times), units.joule_scale(energies)
-    with matplotlib.rc_context(canvas.STYLE):
-        figure = canvas.new_figure(4.6)
+    handles = sweep_canvas.plan_legend(looks, rows, front=True, dominated=any(not row["on_front"] for row in rows))
+    points = "1 point far from the front is" if left_out == 1 else f"{left_out} points far from the front are"
+    beyond = f"; {points} in the table only" if left_out else ""
+    with _framed(document, 3.6, f"Latency against energy, lower left is better{beyond}", handles) as figure:
         axes = figure.subplots()
+        canvas.strip(axes, "both")
         for look in looks:
             _draw_cloud(axes, look, [row for row in look.series["rows"] if row in rows], time, energy)
-        if max(times) > plots.LOG_RATIO * min(times):
-            plots.log_axis(axes, "x", max(times) / min(times))
-        if max(energies) > plots.LOG_RATIO * min(energies):
-            plots.log_axis(axes, "y", max(energies) / min(energies))
+        canvas.scale(axes, "x", times)
+        canvas.scale(axes, "y", energies)
         sweep_canvas.grow(axes, 0.06)
         axes.set_xlabel(f"latency per inference, {time.unit}")
         axes.set_ylabel(f"energy per inference, {energy.unit}")
-        handles = sweep_canvas.plan_legend(looks, rows, front=True, dominated=any(not row["on_front"] for row in rows))
-        points = "1 point far from the front is" if left_out == 1 else f"{left_out} points far from the front are"
-        beyond = f"; {points} in the table only" if left_out else ""
-        sweep_canvas.draw_frame(
-            figure, [axes], document, f"Latency against energy, lower left is better{beyond}", handles
-        )
         _draw_limits(axes, document["goal"], time, energy)
         _label_points(axes, document, looks, rows, time, energy)
         caption = "Latency and energy per inference at every operating point, with the Pareto front"
         return canvas.finish(figure, folder, f"front{suffix}", caption)
+
+
+def _framed(
+    document: Document, room_inches: float, subtitle: str, handles: Sequence[Artist]
+) -> contextlib.AbstractContextManager[Figure]:
+    title = f"{document['model']} on {sweep_rows.name_boards(document)}"
+    simulated = document["board"]["simulated"]
+    return canvas.framed(room_inches, title, subtitle, "", handles, simulated=simulated, columns=len(handles))
 
 
 def _choose_rows(looks: Sequence[Look]) -> tuple[list[Row], int]:
@@ -212,8 +217,8 @@ def _draw_clock(
         panels.append(("power_w", "power", units.WATT))
     if energies := [row["energy_j"]["value"] for row in rows if row["energy_j"]]:
         panels.append(("energy_j", "energy", units.joule_scale(energies)))
-    with matplotlib.rc_context(canvas.STYLE):
-        figure = canvas.new_figure(sweep_canvas.TOP_INCHES + 0.55 + 1.75 * len(panels))
+    handles = sweep_canvas.plan_legend([look for look, _ in slices], rows, front=False, dominated=False)
+    with _framed(document, 0.55 + 1.75 * len(panels), _explain_slice(document, clock, slices), handles) as figure:
         stack = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (quantity, label, unit) in zip(stack, panels, strict=True):
             for look, some in slices:
@@ -221,8 +226,7 @@ def _draw_clock(
             _finish_panel(axes, rows, quantity, f"{label}, {unit.unit}")
         stack[-1].set_xlabel(f"clock of {' and '.join(clock)}, MHz")
         _tick_clocks(stack[-1], sorted({(sweep_rows.clock_hz(row, clock) or 0) / 1e6 for row in rows}))
-        handles = sweep_canvas.plan_legend([look for look, _ in slices], rows, front=False, dominated=False)
-        sweep_canvas.draw_frame(figure, list(stack), document, _explain_slice(document, clock, slices), handles)
+        figure.align_ylabels()
         name = "-".join(clock)
         quantities = " and ".join([label for _, label, _ in panels][:2])
         variants = " and ".join(look.label for look, _ in slices)
@@ -252,8 +256,8 @@ def _draw_course(axes: Axes, clock: Sequence[str], look: Look, rows: list[Row], 
 
 def _finish_panel(axes: Axes, rows: Sequence[Row], quantity: str, label: str) -> None:
     values = [row[quantity]["value"] for row in rows if row[quantity]]
-    if max(values) > plots.LOG_RATIO * min(values):
-        plots.log_axis(axes, "y", max(values) / min(values))
+    canvas.strip(axes, "both")
+    if canvas.scale(axes, "y", values):
         sweep_canvas.grow(axes, 0.1, "y")
     else:
         axes.set_ylim(0, axes.get_ylim()[1] * 1.08)

@@ -136,7 +136,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "moment": _moment, "stamp": _stamp, "age": _age, "span": campaign_rows.format_clock, "percent": _percent,
-        "latency": campaign_rows.format_latency, "number": units.format_number, "point": units.format_point,
+        "latency": units.format_latency, "number": units.format_number, "point": units.format_point,
         "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
         "asdict": dataclasses.asdict,
     }  # fmt: skip

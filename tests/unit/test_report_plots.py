@@ -9,26 +9,26 @@ import pytest
 from PIL import Image
 
 from farm.report import canvas, plots
-from farm.report.plots import LatencyRow, ProgressPoint, Reference, Role
+from farm.report.plots import LatencyRow, ProgressPoint, Reference
 
 ROWS = {
     "three far apart": [
-        LatencyRow("untuned TVM", 0.396, Role.BASELINE, 0.392, 0.401),
-        LatencyRow("tuned TVM", 0.0098, Role.OURS, 0.0096, 0.0101, "40.4× faster than untuned"),
-        LatencyRow("ONNX Runtime", 0.0046, Role.RIVAL, 0.0045, 0.0050, "tuned takes 2.13× as long"),
+        LatencyRow("untuned TVM", 0.396, plots.BASELINE, 0.392, 0.401),
+        LatencyRow("tuned TVM", 0.0098, plots.OURS, 0.0096, 0.0101, "40.4× faster than untuned"),
+        LatencyRow("ONNX Runtime", 0.0046, plots.RIVAL, 0.0045, 0.0050, "tuned takes 2.13× as long"),
     ],
     "two close": [
-        LatencyRow("untuned TVM", 0.0396, Role.BASELINE, 0.037, 0.0421),
-        LatencyRow("tuned TVM", 0.0390, Role.OURS, 0.0381, 0.0399, "1.02× faster than untuned"),
+        LatencyRow("untuned TVM", 0.0396, plots.BASELINE, 0.037, 0.0421),
+        LatencyRow("tuned TVM", 0.0390, plots.OURS, 0.0381, 0.0399, "1.02× faster than untuned"),
     ],
-    "one without interval": [LatencyRow("tuned TVM", 3.2e-5, Role.OURS)],
+    "one without interval": [LatencyRow("tuned TVM", 3.2e-5, plots.OURS)],
     "seconds and a wide interval": [
-        LatencyRow("untuned TVM", 5.41, Role.BASELINE, 1.0, 30.0, "a remark of some length beside it"),
-        LatencyRow("a board with a rather long name", 5.40, Role.OURS, 5.3, 5.5),
+        LatencyRow("untuned TVM", 5.41, plots.BASELINE, 1.0, 30.0, "a remark of some length beside it"),
+        LatencyRow("a board with a rather long name", 5.40, plots.OURS, 5.3, 5.5),
     ],
     "a million times apart": [
-        LatencyRow("slow", 12.0, Role.BASELINE, 11.0, 13.0, "remark"),
-        LatencyRow("fast", 1e-5, Role.OURS, 0.9e-5, 1.1e-5, "remark"),
+        LatencyRow("slow", 12.0, plots.BASELINE, 11.0, 13.0, "remark"),
+        LatencyRow("fast", 1e-5, plots.OURS, 0.9e-5, 1.1e-5, "remark"),
     ],
 }
 POINTS = {
@@ -65,7 +65,7 @@ def test_latency_chart_is_whole(tmp_path: pathlib.Path, name: str, simulated: bo
 def test_progress_chart_is_whole(tmp_path: pathlib.Path, name: str) -> None:
     """Steps and line labels fit, with references near each other, and with none."""
     path = tmp_path / "progress.png"
-    references = [Reference("ONNX Runtime", 0.0046, Role.RIVAL), Reference("untuned", 0.0047, Role.BASELINE)]
+    references = [Reference("ONNX Runtime", 0.0046, plots.RIVAL), Reference("untuned", 0.0047, plots.BASELINE)]
     for lines in (references, []) if name == "one" else (references,):
         plots.plot_progress(path, POINTS[name], "squeezenet1.1", "best so far", references=lines)
         assert_whole(path)
