@@ -13,7 +13,7 @@ from farm.artifacts.listed import list_artifacts
 from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
-from farm.report.pages import CODE, NUMBER, Cell, Commands, Line, Listing, Page, PageAnswer, PageTable, Section
+from farm.report.pages import CODE, Cell, Commands, Listing, Page, PageAnswer, PageTable, Section, make_table
 from farm.units import format_latency
 
 _SIDES = {
@@ -105,29 +105,20 @@ def _commands(document: Document) -> Iterator[Commands]:
 
 
 def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | Listing | str]:
-    lines = [
-        Line(
-            [
-                Cell(each.model),
-                Cell(each.board_type),
-                Cell(each.point),
-                Cell(_latency(each.predicted_s), kind=NUMBER),
-                Cell(
-                    _latency(each.last_s),
-                    note="" if each.verified or each.last_s is None else _describe_sources(each),
-                    kind=NUMBER,
-                ),
-                Cell("–" if each.factor is None else f"{each.factor:.2f}", kind=NUMBER),
-                Cell(each.said or "–"),
-                Cell(f"{each.recorded}/{each.workloads}", kind=NUMBER),
-            ]
+    if not gains:
+        return
+    rows = [
+        (
+            *(each.model, each.board_type, each.point, _latency(each.predicted_s)),
+            (_latency(each.last_s), "" if each.verified or each.last_s is None else _describe_sources(each)),
+            "–" if each.factor is None else f"{each.factor:.2f}",
+            each.said or "–",
+            f"{each.recorded}/{each.workloads}",
         )
         for each in gains
     ]
-    if not lines:
-        return
     head = ("model", "board type", "point", "no trial", "compiled now", "times as fast", "what the trials gained")
-    yield PageTable((*head, "records"), lines)
+    yield make_table((*head, "records"), rows, left=(0, 1, 2, 6))
     yield (
         "No trial and compiled now: the model itself, timed in turns on one board, scheduled by prediction "
         "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum over "
@@ -152,35 +143,27 @@ def _describe_sources(gain: Gain) -> str:
 
 
 def _winners(document: Document) -> Iterator[PageTable | Listing]:
-    lines = []
+    rows: list[list[Any]] = []
     for each in document["winners"]:
         if each["median_s"] is None:
             continue
         evidence = each["evidence"] or {}
         boards = evidence.get("boards", {})
-        lines.append(
-            Line(
-                [
-                    Cell(each["name"], kind=CODE),
-                    Cell(each["board_type"]),
-                    Cell(each["point"]),
-                    Cell(f"{each['weight']:g}", kind=NUMBER),
-                    Cell(format_latency(each["median_s"]), kind=NUMBER),
-                    Cell(_DECIDED.get(evidence.get("decided", ""), "one trial")),
-                    Cell(*_nearest(evidence), kind=NUMBER),
-                    Cell(
-                        ", ".join(f"{name} {format_latency(about['median_s'])}" for name, about in boards.items())
-                        or "–"
-                    ),
-                    Cell(str(evidence.get("rounds", "–")), kind=NUMBER),
-                    Cell("–" if each["max_rel_error"] is None else f"{each['max_rel_error']:.1e}", kind=NUMBER),
-                    Cell("" if each["since"] else "earlier"),
-                ]
-            )
+        rows.append(
+            [
+                Cell(each["name"], kind=CODE),
+                *(each["board_type"], each["point"], f"{each['weight']:g}", format_latency(each["median_s"])),
+                _DECIDED.get(evidence.get("decided", ""), "one trial"),
+                _nearest(evidence),
+                ", ".join(f"{name} {format_latency(about['median_s'])}" for name, about in boards.items()) or "–",
+                str(evidence.get("rounds", "–")),
+                "–" if each["max_rel_error"] is None else f"{each['max_rel_error']:.1e}",
+                "" if each["since"] else "earlier",
+            ]
         )
     head = ("workload", "board type", "point", "weight", "median", "decided", "nearest rival", "boards", "rounds")
-    if lines:
-        yield PageTable((*head, "relative error", "found"), lines)
+    if rows:
+        yield make_table((*head, "relative error", "found"), rows, left=(1, 2, 5, 7, 10))
     if undecided := _list_undecided(document):
         yield Listing(undecided, "No winner:")
     verdict = (document["progress"] or {}).get("verdict") or {}
@@ -214,31 +197,23 @@ def _list_undecided(document: Document) -> list[str]:
 
 
 def _boards(document: Document) -> Iterator[PageTable]:
-    lines = [
-        Line(
-            [
-                Cell(each["board"]),
-                Cell(each["board_type"]),
-                Cell(f"{each['trials']:,}", kind=NUMBER),
-                Cell(f"{each['ok']:,}", kind=NUMBER),
-                *(
-                    Cell(f"{each['faults'].get(side, 0):,}", kind=NUMBER)
-                    for side in ("candidate", "sample", "board", "farm")
-                ),
-                Cell(campaign_rows.format_clock(3600 * each["board_hours"]), kind=NUMBER),
-            ]
+    rows = [
+        (
+            *(each["board"], each["board_type"], f"{each['trials']:,}", f"{each['ok']:,}"),
+            *(f"{each['faults'].get(side, 0):,}" for side in ("candidate", "sample", "board", "farm")),
+            campaign_rows.format_clock(3600 * each["board_hours"]),
         )
         for each in document["boards"]
     ]
-    if lines:
+    if rows:
         head = ("board", "type", "trials", "good", "candidate", "sample", "board's", "farm's", "board time")
-        yield PageTable(head, lines)
+        yield make_table(head, rows, left=(0, 1))
 
 
 def _trials(document: Document) -> Iterator[PageTable | str]:
     trials = document["trials"]
-    lines = [Line([Cell(_SIDES[side]), Cell(f"{trials['by_side'].get(side, 0):,}", kind=NUMBER)]) for side in _SIDES]
-    yield PageTable(("trials by whose fault it was", "count"), lines)
+    rows = [(said, f"{trials['by_side'].get(side, 0):,}") for side, said in _SIDES.items()]
+    yield make_table(("trials by whose fault it was", "count"), rows)
     statuses = {status: count for status, count in trials["by_status"].items() if status != "ok"}
     if statuses:
         yield "Not ok: " + ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items())) + "."
@@ -264,14 +239,7 @@ def _warm_start(document: Document) -> Iterator[Listing]:
 
 def _order(document: Document) -> Iterator[PageTable | Listing]:
     models = [
-        Line(
-            [
-                Cell(each["name"]),
-                Cell(each["origin"]),
-                Cell(each["sha256"][:12]),
-                Cell("–" if each["batch"] is None else str(each["batch"]), kind=NUMBER),
-            ]
-        )
+        (each["name"], each["origin"], each["sha256"][:12], "–" if each["batch"] is None else str(each["batch"]))
         for each in document["models"]
     ]
     about = {
@@ -286,7 +254,7 @@ def _order(document: Document) -> Iterator[PageTable | Listing]:
         "search": _pairs(document["search"]),
         "measurement": _pairs(document["measure"]),
     }
-    yield PageTable(("model", "from", "SHA-256", "batch"), models)
+    yield make_table(("model", "from", "SHA-256", "batch"), models, left=(0, 1, 2))
     yield Listing([f"{key}: {value}" for key, value in about.items() if value is not None])
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from device_agent.protocol import format_mhz
 from farm import foreign
+from farm.report import pages
 
 PAGE, JSON = "report.md", "report.json"
 _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}
@@ -27,92 +28,18 @@ def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict
 
 def write_page(document: Mapping[str, Any]) -> str:
     """The page's text."""
-    shown = foreign.escaped(document)
-    simulated = " (simulated)" if document["simulated"] else ""
-    parts = [
-        f"# {shown['title']}{simulated}: {shown['result']}",
-        f"{shown['board_type']}{' ' + shown['board'] if 'board' in shown else ''}, {shown['at']}, "
-        f"{document['took_s']:g} s; agent {shown['agent_version']}, farm {shown['farm_version']}",
-    ]
-    if document["simulated"]:
-        parts.append("This board's figures come from a model of hardware: they say nothing about a real one.")
-    troubles = [check for check in shown["checks"] if check["level"] in ("failed", "warning")]
-    if troubles:
-        parts.append("## What to look at")
-        parts += ["\n".join(f"- {_LEVELS[one['level']]} {one['name']}: {_with_advice(one)}" for one in troubles)]
-    rows = [
-        (check["name"], _LEVELS[check["level"]], check["detail"], f"{check['seconds']:.1f}")
-        for check in shown["checks"]
-    ]
-    parts += ["## Every check", foreign.table(("check", "result", "what was found", "s"), rows, left=(0, 1, 2))]
-    parts += _list_facts(shown["facts"])
-    return "\n\n".join(parts) + "\n"
+    values = {"board": "", "levels": _LEVELS} | foreign.escaped(dict(document))
+    rails = _list_rails(values["facts"].get("power") or {})
+    return pages.render_markdown(
+        "certificate.md", values | {"rails": rails}, {"mhz": lambda hz: format_mhz(hz, "none")}
+    )
 
 
-def _with_advice(check: Mapping[str, Any]) -> str:
-    return ". ".join(filter(None, (check["detail"], check["advice"])))
-
-
-def _list_facts(facts: Mapping[str, Any]) -> list[str]:
-    parts = []
-    if held := facts.get("held"):
-        rows = [
-            (
-                one["clock"],
-                format_mhz(one["asked_hz"], "none"),
-                format_mhz(one["reached_hz"], "none"),
-                f"{one['took_s'] * 1e3:.0f}",
-                "; ".join([one["message"], *one["notes"]]).strip("; "),
-            )
-            for one in held
-        ]
-        head = ("clock", "asked MHz", "reached MHz", "ms", "what was said")
-        parts += ["## Points held", foreign.table(head, rows, left=(0, 4))]
-    if core := facts.get("core"):
-        figures = [
-            (name, f"{each['value']:.4g}", f"{each['low']:.4g} to {each['high']:.4g}", f"{core['type'][name]:.4g}")
-            for name, each in core["found"].items()
-        ]
-        figures += [(name, "not told", "", f"{core['type'][name]:.4g}") for name in core["unknown"]]
-        parts += [
-            f"## What its core can do at {format_mhz(core['clock_hz'])} MHz",
-            foreign.table(("figure", "found", "rounds that agree", "core type"), figures),
-        ]
-    if runs := (facts.get("prices") or {}).get("runs"):
-        rows = [
-            (
-                one["program"],
-                str(one["threads"]),
-                f"{one['measured_s'] * 1e3:.4g}",
-                f"{one['priced_s'] * 1e3:.4g}",
-                f"{one['priced_s'] / one['measured_s']:.2f}",
-            )
-            for one in runs
-        ]
-        head = ("program", "threads", "measured ms", "priced ms", "priced over measured")
-        parts += ["## What programs take, and cost by the model of the core", foreign.table(head, rows)]
-    if any((facts.get("power") or {}).values()):
-        parts += [
-            "## Power",
-            foreign.table(("rail", "idle W", "busy W", "95 % interval", "updates"), _rails(facts["power"])),
-        ]
-    return parts
-
-
-def _rails(power: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What each rail drew, and all of them: idle, where that is known, and busy."""
     windows = {
         name: {rail["rail"]: rail for rail in window["rails"]} | ({"total": window["total"]} if window["total"] else {})
         for name, window in power.items()
         if window
     }
-    idle, busy = windows.get("idle", {}), windows.get("busy", {})
-    return [
-        (
-            name,
-            f"{idle[name]['power_w']:.3f}" if name in idle else "unknown",
-            f"{rail['power_w']:.3f}",
-            f"{rail['power_ci_w'][0]:.3f} to {rail['power_ci_w'][1]:.3f}",
-            str(rail["updates"]),
-        )
-        for name, rail in busy.items()
-    ]
+    return [(name, windows.get("idle", {}).get(name), rail) for name, rail in windows.get("busy", {}).items()]

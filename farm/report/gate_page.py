@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from xml.etree import ElementTree  # written, never read
 
 from farm import foreign
 from farm.points.conditions import format_conditions
+from farm.report import pages
 from farm.units import format_bytes
 
 _MARKS = {"pass": "passed", "fail": "**FAILED**", "undecided": "*undecided*"}
@@ -43,7 +44,17 @@ def write_junit(document: Mapping[str, Any]) -> str:
 
 def write_summary(document: Mapping[str, Any]) -> str:
     """A page that a CI system shows beside the run."""
-    return "\n".join(_list_lines(document)) + "\n"
+    boards = [
+        part
+        | {
+            "name": _name(part),
+            "ran_at": format_conditions(part["threads"], part["clocks"], part["operating_point"]),
+            "conditions": [each | {"found": describe(each)} for each in part["conditions"]],
+        }
+        for part in document["boards"]
+    ]
+    filters: dict[str, Callable[[Any], str]] = {"escape_more": _escape, "bytes": format_bytes}
+    return pages.render_markdown("gate.md", {**document, "boards": boards, "marks": _MARKS}, filters)
 
 
 def describe(condition: Mapping[str, Any]) -> str:
@@ -56,40 +67,6 @@ def describe(condition: Mapping[str, Any]) -> str:
     return f"{_figure(condition['metric'], value)} ({_figure(condition['metric'], low)} to " + (
         f"{_figure(condition['metric'], high)})"
     )
-
-
-def _list_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    yield f"## farm gate: {_MARKS[document['verdict']]}"
-    for part in document["boards"]:
-        yield ""
-        yield f"### {_escape(_name(part))}"
-        if part["simulated"]:
-            yield "*Simulated: nothing was measured on a real board.*"
-        yield ""
-        if not part["verified"]["matches"]:
-            yield f"**Wrong outputs**: {_escape(part['verified']['reason'])}"
-            continue
-        if part["conditions"]:
-            yield "| condition | found | verdict |"
-            yield "|---|---|---|"
-            for each in part["conditions"]:
-                yield f"| {_escape(each['condition'])} | {describe(each)} | {_MARKS[each['verdict']]} |"
-            yield ""
-        yield "| | median | p90 | p99 | energy | size |"
-        yield "|---|---|---|---|---|---|"
-        for name in ("candidate", "baseline"):
-            if part[name] is not None:
-                yield _row(name, part[name])
-        yield ""
-        conditions = format_conditions(part["threads"], part["clocks"], part["operating_point"])
-        yield f"{part['rounds']} rounds in turns; {_escape(conditions)}. Intervals are at 95 %."
-
-
-def _row(name: str, figures: Mapping[str, Any]) -> str:
-    latency, energy_j = figures["latency_s"], figures["energy_j"]
-    energy = "–" if energy_j is None else f"{energy_j * 1e3:.2f} mJ"
-    times = " | ".join(f"{latency[key] * 1e3:.3f} ms" for key in ("median", "p90", "p99"))
-    return f"| {name} | {times} | {energy} | {format_bytes(figures['bytes'])} |"
 
 
 def _name(part: Mapping[str, Any]) -> str:

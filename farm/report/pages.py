@@ -9,12 +9,13 @@ import base64
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jinja2
 
-from farm import foreign
+from farm import foreign, units
 
 if TYPE_CHECKING:  # loads Matplotlib
     from farm.report.canvas import Picture
@@ -34,6 +35,10 @@ class Cell:
     badges: Sequence[tuple[str, str]] = ()
 
 
+# A text, a text with a note, or more than that.
+Content: TypeAlias = str | tuple[str, str] | Cell
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
     """A table's row; `kind` decides how it looks."""
@@ -49,6 +54,28 @@ class PageTable:
     head: Sequence[str]
     lines: Sequence[Line]
     caption: str = ""
+
+
+def make_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[Content]],
+    left: Sequence[int] = (0,),
+    caption: str = "",
+    kinds: Sequence[str] = (),
+) -> PageTable:
+    """A table of texts, and of texts with notes; columns hold numbers, except those in `left`. `kinds`: its lines'."""
+    lines = [
+        [
+            cell if isinstance(cell, Cell) else Cell(*_pair(cell), kind="" if column in left else NUMBER)
+            for column, cell in enumerate(row)
+        ]
+        for row in rows
+    ]
+    return PageTable(head, [Line(*pair) for pair in zip(lines, kinds or [""] * len(lines), strict=True)], caption)
+
+
+def _pair(cell: str | tuple[str, str]) -> tuple[str, str]:
+    return (cell, "") if isinstance(cell, str) else cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +144,22 @@ def write_markdown(page: Page, pictures: Sequence[Picture]) -> str:
         for each in page.sections
     ]
     whole = dataclasses.replace(foreign.escaped(dataclasses.replace(page, sections=())), sections=sections)
-    return _environment().get_template("page.md").render(page=whole, pictures=pictures).rstrip() + "\n"
+    return render_markdown("page.md", {"page": whole, "pictures": pictures})
 
 
 def render(template: str, **values: object) -> str:
     """A page from a template's file name. Raises jinja2.TemplateError where the template and the values do not fit."""
     return _environment().get_template(template).render(values)
+
+
+def render_markdown(
+    template: str, values: Mapping[str, object], filters: Mapping[str, Callable[[Any], str]] | None = None
+) -> str:
+    """As `render`, in Markdown, whose texts are escaped already; what blocks leave between paragraphs is one line."""
+    environment = _environment().overlay()
+    environment.filters = environment.filters | dict(filters or {})
+    text = re.sub(r"[ \t]+$", "", environment.get_template(template).render(values), flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def embed(svg: str) -> str:
@@ -141,8 +178,21 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_keep_together,
     )
-    environment.filters["markdown_table"] = _write_table
+    filters: dict[str, Callable[[Any], str]] = {
+        "markdown_table": _write_table,
+        "number": lambda value: units.NOTHING if value is None else units.format_number(value),
+        "figure": lambda value: f"{value:.2f}" if value < 1 else units.format_number(value),
+        "ms": lambda value: units.format_latency(value / 1e3),
+        "duration": units.format_duration,
+        "flop": _write_flop,
+    }
+    environment.filters |= filters
     return environment
+
+
+def _write_flop(flop: float) -> str:
+    size, unit = next(((size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if flop >= size), (1, ""))
+    return f"{units.format_number(flop / size) if unit else round(flop)}{unit}"
 
 
 def _write_table(table: PageTable) -> str:

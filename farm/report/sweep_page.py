@@ -11,7 +11,7 @@ from typing import Any
 from farm import units
 from farm.report import pages, sweep_answer, sweep_csv, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
 from farm.report.canvas import Picture
-from farm.report.pages import Cell, Line, PageTable
+from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
 
@@ -93,24 +93,22 @@ def _runners_up(document: Document, series: Series) -> PageTable | None:
     time_scale = units.seconds_scale(row["latency_s"]["value"] for row in sweep_rows.counted(series))
     energies = [row["energy_j"]["value"] for row in sweep_rows.counted(series) if row["energy_j"]]
     energy_scale = units.joule_scale(energies)
-    lines = []
+    rows: list[list[Content]] = []
     for runner in series["pick"]["runners_up"]:
         row = sweep_rows.find_row(series, runner["key"])
         if row is None or not row["latency_s"]:
             continue
-        value, interval = time_scale.interval(row["latency_s"])
-        cells = [Cell(units.format_point(runner["key"])), Cell(value, note=interval, kind="number")]
+        cells: list[Content] = [units.format_point(runner["key"]), time_scale.interval(row["latency_s"])]
         if energies:
-            power = row["power_w"]["value"] if row["power_w"] else None
-            value, interval = energy_scale.interval(row["energy_j"]) if row["energy_j"] else (units.NOTHING, "")
-            cells += [Cell(units.WATT.number(power), kind="number"), Cell(value, note=interval, kind="number")]
-        lines.append(Line(cells))
+            cells.append(units.WATT.number(row["power_w"]["value"] if row["power_w"] else None))
+            cells.append(energy_scale.interval(row["energy_j"]) if row["energy_j"] else units.NOTHING)
+        rows.append(cells)
     head = [
         "operating point",
         f"latency, {time_scale.unit}",
         *(["power, W", f"energy, {energy_scale.unit}"] if energies else []),
     ]
-    return PageTable(head, lines, sweep_rows.name_series(series, document))
+    return make_table(head, rows, caption=sweep_rows.name_series(series, document))
 
 
 def _unmeasured(document: Document) -> list[str]:
@@ -150,17 +148,8 @@ def _merged(document: Document) -> PageTable | None:
     merged = document["grid"]["merged"]
     if not merged:
         return None
-    lines = [
-        Line(
-            [
-                Cell(units.format_point(merge["kept"])),
-                Cell(_list_dropped(merge["dropped"])),
-                Cell(merge["reason"]),
-            ]
-        )
-        for merge in merged
-    ]
-    return PageTable(["measured", "stands for", "why"], lines)
+    rows = [(units.format_point(merge["kept"]), _list_dropped(merge["dropped"]), merge["reason"]) for merge in merged]
+    return make_table(["measured", "stands for", "why"], rows, left=(0, 1, 2))
 
 
 def _list_dropped(keys: list[str]) -> str:

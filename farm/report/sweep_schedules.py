@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm import units
-from farm.report.pages import Cell, Line, PageTable
+from farm.report.pages import PageTable, make_table
 from farm.sweep.rows import Document
 from farm.units import format_percent, format_point
-
-_NUMBER = "number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +54,12 @@ def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
 
 def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> PageTable:
     scale = units.seconds_scale(float(each["best_s"]) for each in better)
-    lines = [
-        Line(
-            [
-                Cell(str(each["name"])),
-                Cell(str(each["weight"]), kind=_NUMBER),
-                Cell(scale.number(each["default_s"]), kind=_NUMBER),
-                Cell(scale.number(each["best_s"]), kind=_NUMBER),
-                Cell(
-                    f"{(1 - each['ratio']) * 100:.1f} %",
-                    note=f"{(1 - each['high']) * 100:.1f} – {(1 - each['low']) * 100:.1f} %",
-                    kind=_NUMBER,
-                ),
-            ]
+    rows = [
+        (
+            *(str(each["name"]), str(each["weight"]), scale.number(each["default_s"]), scale.number(each["best_s"])),
+            (f"{(1 - each['ratio']) * 100:.1f} %", f"{(1 - each['high']) * 100:.1f} – {(1 - each['low']) * 100:.1f} %"),
         )
         for each in better
     ]
     head = ["workload", "calls", f"usual schedule, {scale.unit}", f"best here, {scale.unit}", "shorter by"]
-    return PageTable(head, lines, format_point(fitted["key"]))
+    return make_table(head, rows, caption=format_point(fitted["key"]))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farm import units
-from farm.report.pages import Cell, Line, PageTable
+from farm.report.pages import Cell, Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series
 from farm.units import WATT, Scale, format_point
 
 # Predictions beyond the front are worth a line each only while they are few.
 _MAX_PREDICTIONS = 40
-_NUMBER = "number"
 # More columns than that (a TX2 has twelve rails) no page holds; the CSV has all.
 MOST_RAILS = 6
 
@@ -42,22 +41,19 @@ def list_points(document: Document, series: Series) -> PageTable:
         head += ["power, W", f"energy, {energy.unit}", f"above idle, {energy.unit}"]
         head += ["inferences per J" if batch == 1 else "inputs per J"]
     head += ["°C", ""]
-    lines = []
+    cells: list[list[Content]] = []
     for row in rows:
-        cells = [Cell(format_point(row["key"], common), note=_note(row)), _estimate(row, "latency_s", time)]
-        cells.append(Cell(time.number(row["latency_p95_s"]), kind=_NUMBER))
+        own: list[Content] = [(format_point(row["key"], common), _note(row))]
+        own += [_estimate(row, "latency_s", time), time.number(row["latency_p95_s"])]
         if power:
-            cells += [_estimate(row, "power_w", WATT), _estimate(row, "energy_j", energy)]
-            cells.append(_estimate(row, "energy_above_idle_j", energy))
+            own += [_estimate(row, "power_w", WATT), _estimate(row, "energy_j", energy)]
             each = row["inferences_per_joule"]
-            cells.append(Cell("–" if each is None else units.format_number(each * batch), kind=_NUMBER))
+            own += [_estimate(row, "energy_above_idle_j", energy), WATT.number(each and each * batch)]
         celsius = row["temperature_c"]
-        cells += [
-            Cell("–" if celsius is None else f"{celsius:.0f}", kind=_NUMBER),
-            Cell("", kind="badges", badges=_badges(series, row)),
-        ]
-        lines.append(Line(cells, _line_kind(series, row)))
-    return PageTable(head, lines, _caption(document, series, common))
+        own.append(units.NOTHING if celsius is None else f"{celsius:.0f}")
+        cells.append([*own, Cell("", kind="badges", badges=_badges(series, row))])
+    kinds = [_line_kind(series, row) for row in rows]
+    return make_table(head, cells, caption=_caption(document, series, common), kinds=kinds)
 
 
 def list_rails(document: Document, series: Series) -> PageTable | None:
@@ -69,18 +65,17 @@ def list_rails(document: Document, series: Series) -> PageTable | None:
     if not rails or not rows:
         return None
     common = units.find_common_words(row["key"] for row in series["rows"])
-    lines = [
-        Line(
-            [
-                Cell(format_point(row["key"], common)),
-                Cell(_watts(row["power_w"]["value"] if row["power_w"] else None), kind=_NUMBER),
-                *(Cell(_watts(row["rail_power_w"].get(rail)), kind=_NUMBER) for rail in rails),
-            ],
-            _line_kind(series, row),
+    cells = [
+        (
+            format_point(row["key"], common),
+            _watts(row["power_w"]["value"] if row["power_w"] else None),
+            *(_watts(row["rail_power_w"].get(rail)) for rail in rails),
         )
         for row in rows
     ]
-    return PageTable(["operating point", "total, W", *rails], lines, _caption(document, series, common))
+    kinds = [_line_kind(series, row) for row in rows]
+    caption = _caption(document, series, common)
+    return make_table(["operating point", "total, W", *rails], cells, caption=caption, kinds=kinds)
 
 
 def _most_w(series: Series, rail: str) -> float:
@@ -93,11 +88,8 @@ def _watts(power_w: float | None) -> str:
     return units.NOTHING if power_w is None else f"{power_w:.3f}"
 
 
-def _estimate(row: Row, quantity: str, scale: Scale) -> Cell:
-    if not row[quantity]:
-        return Cell("–", kind=_NUMBER)
-    value, interval = scale.interval(row[quantity])
-    return Cell(value, note=interval, kind=_NUMBER)
+def _estimate(row: Row, quantity: str, scale: Scale) -> Content:
+    return scale.interval(row[quantity]) if row[quantity] else units.NOTHING
 
 
 def _note(row: Row) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from farm import units
-from farm.report.pages import Cell, Line, PageTable
+from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, VariantRatio
 
@@ -102,19 +102,14 @@ def list_variants(document: Document) -> list[PageTable]:
     for variants in pair_variants(document):
         table = tabulate(variants)
         common = units.find_common_words(table.keys)
-        lines = [
-            Line(
-                [
-                    Cell(units.format_point(key, common)),
-                    *(Cell(text, note=note, kind="number") for text, note in zip(cells, notes, strict=True)),
-                ]
-            )
+        rows: list[list[Content]] = [
+            [units.format_point(key, common), *zip(cells, notes, strict=True)]
             for key, cells, notes in zip(table.keys, table.lines, table.intervals, strict=True)
         ]
         batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         simulated = ", simulated" if document["board"]["simulated"] else ""
         caption = f"{TUNED} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
-        tables.append(PageTable(["operating point", *table.head], lines, caption))
+        tables.append(make_table(["operating point", *table.head], rows, caption=caption))
     return tables
 
 
