@@ -21,15 +21,12 @@ def audit(
     ] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="7d", help="Age of the oldest change.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Number of changes.")] = 50,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Show who changed what, the newest first: boards, campaigns, reservations, power, priorities, records, tokens."""
     after = None if since is None else time.time() - read_duration_s("--since", since)
     with options.open_store() as store:
         changes = store.fetch_changes(limit, since=after, subject=subject, by=by)
-    if json:
-        output.print_json(changes)
-        return
+    yield changes
     tables.print_table(
         ("When", "Who", "What", "Of", "Said"),
         [(output.moment(each["at"]), each["by"], each["kind"], each["subject"], each["message"]) for each in changes],

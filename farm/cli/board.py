@@ -68,14 +68,12 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the boa
 
 @app.command("list")
 @output.command
-def list_boards(json: options.Json = False) -> None:
+def list_boards() -> output.Document:
     """List the boards in the store: state, health, and who holds them since when."""
     with options.open_store() as store:
         boards = store.fetch_boards()
     _note_age(boards)
-    if json:
-        output.print_json(boards)
-        return
+    yield boards
     tables.print_table(
         ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
         [
@@ -99,15 +97,13 @@ def list_boards(json: options.Json = False) -> None:
 
 @app.command("types")
 @output.command
-def list_types(json: options.Json = False) -> None:
+def list_types() -> output.Document:
     """List the board types: the farm's own, and those in the folder that FARM_BOARD_TYPES names."""
     from farm.cli import board_types
     from farm.inventory.board_types import load_board_types
 
     types = load_board_types()
-    if json:
-        output.print_json([board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()])
-        return
+    yield [board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()]
     board_types.print_types(types.values())
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import output
 
 
 @output.command
@@ -19,8 +19,7 @@ def calibrate_model(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for the constants, a file for each core type.")
     ] = Path("core-types"),
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Learn from certificates what a core can do, and write it as an inventory overlay.
 
     Figures of the core that are not what its type says, and the two constants of its model, fitted to what programs
@@ -31,11 +30,7 @@ def calibrate_model(
 
     found = calibrate(reports)
     paths = [each.write(out) for each in found]
-    if json:
-        output.print_json(
-            {"cores": [each.to_dict() | {"path": str(path)} for each, path in zip(found, paths, strict=True)]}
-        )
-        return
+    yield {"cores": [each.to_dict() | {"path": str(path)} for each, path in zip(found, paths, strict=True)]}
     for each, path in zip(found, paths, strict=True):
         of = f"{each.core}{' of simulated boards' if each.simulated else ''}"
         figures = [f"{name} {value:.4g} (type: {each.typical[name]:.4g})" for name, value in each.measured.items()]

@@ -17,8 +17,7 @@ def reserve(
     for_: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, such as 30m or 2h; up to 7 days.")],
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, which others see.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Time limit of waiting for the board.")] = "10m",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Reserve a board: nobody else's work gets it, and yours does, until the time is over or `farm board release`.
 
     A campaign gives it up after the trial under way. Reserved again, it is yours for that time from now.
@@ -26,10 +25,6 @@ def reserve(
     for_s, wait_s = read_duration_s("--for", for_), read_duration_s("--wait", wait)
     with options.open_store() as store:
         lease, new = reservation.reserve(store, name, for_s, why, wait_s, output.note)
-    if json:
-        output.print_json(
-            {"board": name, "owner": lease.owner, "purpose": lease.purpose, "until": lease.expires_at, "new": new}
-        )
-        return
+    yield {"board": name, "owner": lease.owner, "purpose": lease.purpose, "until": lease.expires_at, "new": new}
     output.stdout.print(f"{name} is yours until {output.moment(lease.expires_at)}", markup=False)
     output.stderr.print(f"to give it back before: farm board release {name}", markup=False)

@@ -21,8 +21,7 @@ _EVENTS = 30
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
     from farm.crew.board_calibration import fetch_calibration, to_document
 
@@ -31,16 +30,15 @@ def show(
         happened = store.fetch_board_events(name) if board else []
         calibration = fetch_calibration(store, board) if board else None
     if board is None:
-        _show_type(name, json)
-    elif json:
-        output.print_json(to_document(board, calibration, happened))
+        yield from _show_type(name)
     else:
+        yield to_document(board, calibration, happened)
         _print_board(board, calibration)
         output.stdout.print()
         _print_events(happened, events)
 
 
-def _show_type(name: str, json: bool) -> None:
+def _show_type(name: str) -> output.Document:
     from farm.cli import board_types
     from farm.inventory.board_types import require_board_type
 
@@ -48,10 +46,8 @@ def _show_type(name: str, json: bool) -> None:
         board_type = require_board_type(name)
     except UsageError as error:
         raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
-    if json:
-        output.print_json(board_type.model_dump(mode="json", by_alias=True))
-    else:
-        board_types.print_type(board_type)
+    yield board_type.model_dump(mode="json", by_alias=True)
+    board_types.print_type(board_type)
 
 
 def _print_events(events: list[dict[str, Any]], newest: int) -> None:

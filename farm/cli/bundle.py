@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
-from farm.cli import options, output, tables
+from farm.cli import output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.provision.bundle import Bundle, open_bundle
@@ -45,8 +45,7 @@ def build(
         Path | None,
         typer.Option("--out", metavar="PATH", help="File or folder to write; default: a name made up here."),
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Fetch and pack what boards of one machine need. Equal inputs give equal files."""
     farm_settings.load().share_linker_cache()
     if (arch is None) == (board_type is None):
@@ -59,14 +58,14 @@ def build(
     path = Path(called) if out is None else out / called if out.is_dir() else out
     require_room(path.parent)
     bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
-    _print(bundle, json)
+    yield from _tell(bundle)
 
 
 @app.command("show")
 @output.command
-def show(file: Annotated[Path, typer.Argument(metavar="FILE")], json: options.Json = False) -> None:
+def show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> output.Document:
     """Check every file of a bundle and say what it holds."""
-    _print(open_bundle(file), json)
+    yield from _tell(open_bundle(file))
 
 
 def _find_arch(name: str) -> str:
@@ -75,22 +74,19 @@ def _find_arch(name: str) -> str:
     return target.mtriple.partition("-")[0] if target else platform.machine()
 
 
-def _print(bundle: Bundle, json: bool) -> None:
+def _tell(bundle: Bundle) -> output.Document:
     manifest = bundle.manifest
-    if json:
-        document = {
-            "path": str(bundle.path),
-            "bytes": bundle.size,
-            "key": manifest.key,
-            "version": manifest.version,
-            "arch": manifest.arch,
-            "pythons": list(manifest.pythons),
-            "managed_python": manifest.managed_python or None,
-            "unpacked_bytes": manifest.unpacked_bytes,
-            "files": dict(manifest.files),
-        }
-        output.print_json(document)
-        return
+    yield {
+        "path": str(bundle.path),
+        "bytes": bundle.size,
+        "key": manifest.key,
+        "version": manifest.version,
+        "arch": manifest.arch,
+        "pythons": list(manifest.pythons),
+        "managed_python": manifest.managed_python or None,
+        "unpacked_bytes": manifest.unpacked_bytes,
+        "files": dict(manifest.files),
+    }
     facts = {
         "Bundle": f"{bundle.path}, {bundle.size / 1e6:.0f} MB",
         "Version": manifest.key,

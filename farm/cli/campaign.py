@@ -30,7 +30,7 @@ _LIMITS = {
 
 @app.command("plan")
 @output.command
-def plan(file: File, json: options.Json = False) -> None:
+def plan(file: File) -> output.Document:
     """Say what a campaign would do: workloads, boards, what records cover, trials, board-hours, time."""
     # Imported here: a tenth of a second that no other command should wait for.
     from farm.campaign.plan import to_document
@@ -46,9 +46,7 @@ def plan(file: File, json: options.Json = False) -> None:
     for line in _compare(settings.home_path, document):
         output.note(line)
     kept = keep_plan(settings.home_path, document)
-    if json:
-        output.print_json(document)
-        return
+    yield document
     _print_plan(planned)
     output.say(f"kept as {kept}")
 

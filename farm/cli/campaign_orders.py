@@ -32,13 +32,11 @@ def register(app: typer.Typer) -> None:
 
 
 @output.command
-def list_campaigns(json: options.Json = False) -> None:
+def list_campaigns() -> output.Document:
     """List the campaigns in the store, the newest first."""
     with options.open_store_to_show() as store:
         campaigns = store.fetch_fleet_campaigns()[::-1]
-    if json:
-        output.print_json([shorten(each) for each in campaigns])
-        return
+    yield [shorten(each) for each in campaigns]
     tables.print_table(
         ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
         [_row(each) for each in campaigns],
@@ -49,14 +47,12 @@ def list_campaigns(json: options.Json = False) -> None:
 
 
 @output.command
-def show(name: Name, json: options.Json = False) -> None:
+def show(name: Name) -> output.Document:
     """Show a campaign: its tasks, how far each is, its boards and winners."""
     with options.open_store_to_show() as store:
         campaign = store.fetch_fleet_campaign(name)
         document = make_document(store, name)
-    if json:
-        output.print_json(document)
-        return
+    yield document
     output.stdout.print(
         campaign_table.draw(
             campaign.name,
@@ -89,8 +85,7 @@ def report(
         pathlib.Path | None,
         typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./campaign-NAME."),
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Write a campaign's report: a page with its pictures and tables, as HTML and Markdown, and JSON. At any time."""
     # Here, as it loads Matplotlib.
     from farm.report.campaign_page import write_campaign_report
@@ -100,22 +95,20 @@ def report(
     if out is None and not is_name(name):  # one of an earlier version's, which took any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
     paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
-    if json:
-        output.print_json({"campaign": name, "report": paths})
-    else:
-        print(paths["page"])
+    yield {"campaign": name, "report": paths}
+    print(paths["page"])
 
 
 @output.command
-def pause(name: Name, json: options.Json = False) -> None:
+def pause(name: Name) -> output.Document:
     """Stop a campaign for now: boards end what they measure and go to others. `resume` lets it go on."""
-    _change(name, "pause", CampaignState.PAUSED, json)
+    yield from _change(name, "pause", CampaignState.PAUSED)
 
 
 @output.command
-def cancel(name: Name, json: options.Json = False) -> None:
+def cancel(name: Name) -> output.Document:
     """End a campaign for good. Its trials stay, and help later ones; winners are not looked for."""
-    _change(name, "cancel", CampaignState.CANCELLED, json)
+    yield from _change(name, "cancel", CampaignState.CANCELLED)
 
 
 @output.command
@@ -125,8 +118,7 @@ def budget(
     wall_clock: campaign_options.WallClock = None,
     board_hours: campaign_options.BoardHours = None,
     per_workload: campaign_options.PerWorkload = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
     from farm.campaign.engine import control
 
@@ -136,22 +128,19 @@ def budget(
     with options.open_store() as store:
         control.change_budget(store, name, changes, name_user())
         campaign = store.fetch_fleet_campaign(name)
-    if json:
-        output.print_json(shorten(campaign))
-    else:
-        limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
-        print(f"campaign {name} may use: {limits}")
+    yield shorten(campaign)
+    limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
+    print(f"campaign {name} may use: {limits}")
 
 
-def _change(name: str, verb: str, wanted: CampaignState, json: bool) -> None:
+def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:
     from farm.campaign.engine import control
 
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
-    if json:
-        output.print_json(shorten(campaign))
-    elif campaign.state is wanted:
+    yield shorten(campaign)
+    if campaign.state is wanted:
         print(f"campaign {name} is {campaign.state}")
     else:
         print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")

@@ -26,12 +26,10 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/h
 
 @app.command("check")
 @output.command
-def check(file: File, json: options.Json = False) -> None:
+def check(file: File) -> output.Document:
     """Say what is wrong with a fleet file, or list the boards that it describes. Nothing is changed."""
     boards = read_fleet(file).boards
-    if json:
-        output.print_json({"file": str(file), "boards": [_board_document(board) for board in boards]})
-        return
+    yield {"file": str(file), "boards": [_board_document(board) for board in boards]}
     for board in boards:
         _print_line(_describe(board))
     _print_line(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")

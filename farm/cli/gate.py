@@ -49,8 +49,7 @@ def gate(
         Path | None, typer.Option("--summary", metavar="FILE.md", help="File for a page; it is appended to.")
     ] = None,
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for each board.")] = "10m",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Compile, check and time a model in turns with a baseline's on the same boards. Exit code 1 where it got worse."""
     from farm.artifacts import on_board
     from farm.artifacts.places import require_room
@@ -102,13 +101,12 @@ def gate(
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:  # GITHUB_STEP_SUMMARY has what earlier steps wrote
             file.write(gate_page.write_summary(document))
-    if json:
-        output.print_json(document)
-    else:
-        _print(document)
+    error = None
     if verdict is GateVerdict.FAIL or (verdict is GateVerdict.UNDECIDED and undecided == "fail"):
         hint = "" if verdict is GateVerdict.FAIL else "--undecided pass lets that pass."
-        raise PermanentError(_say_why(document), hint)
+        error = PermanentError(_say_why(document), hint)
+    yield output.Failed(document, error)
+    _print(document)
 
 
 class _Subject:

@@ -29,8 +29,7 @@ def init(
         int, typer.Option("--virtual", metavar="N", min=0, max=MAX_EXPANDED, help="Number of virtual boards.")
     ] = 0,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the files into.")] = Path(),
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Write a fleet file, a first campaign and settings, with comments; say what to do next. Nothing is registered.
 
     Without --ssh and --virtual it asks what boards there are.
@@ -52,11 +51,7 @@ def init(
         )
     files = _write(out, start)
     steps = starting.list_next(start)
-    if json:
-        output.print_json(
-            {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
-        )
-        return
+    yield {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
     for path in files:
         output.say(f"wrote {path}")
     output.say("\nNext" + (f", in {out}:" if out != Path() else ":"))

@@ -22,7 +22,7 @@ model_quantize.register(app)
 
 @app.command("zoo")
 @output.command
-def list_zoo(json: options.Json = False) -> None:
+def list_zoo() -> output.Document:
     """List the models that come with the farm: real topologies, seeded random weights."""
     rows: list[dict[str, Any]] = [
         {
@@ -36,9 +36,7 @@ def list_zoo(json: options.Json = False) -> None:
         }
         for model in zoo.ZOO.values()
     ]
-    if json:
-        output.print_json(rows)
-        return
+    yield rows
     tables.print_table(
         ("Name", "Parameters", "GFLOP", "Inputs", "Description"),
         [
@@ -66,8 +64,7 @@ def show(
     shape: options.Shapes = None,
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Show what a model is made of, its workloads as `farm tune` would see them, and what TVM cannot import of it.
 
     Exit code 2 where it cannot be imported.
@@ -113,12 +110,8 @@ def show(
         "error": None if failure is None else failure.message,
         "obstacles": obstacles,
     }
-    if json:
-        output.print_json(document)
-    else:
-        _print(document)
-    if failure is not None:
-        raise failure
+    yield output.Failed(document, failure)
+    _print(document)
 
 
 def _print(model: dict[str, Any]) -> None:

@@ -77,8 +77,7 @@ def compile_(
     shape: options.Shapes = None,
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Compile a model for a board type with the best records there are: a folder with a library and its manifest."""
     since = time.monotonic()
     from farm.artifacts import make
@@ -109,7 +108,7 @@ def compile_(
             artifact = make.make_faster(orders, out, settings, store)
         else:
             artifact = make.make_artifact(orders[0], out, settings, store)
-    _show(artifact, json, since, board)
+    yield from _show(artifact, since, board)
 
 
 @output.command
@@ -126,8 +125,7 @@ def verify(
         str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
     ] = None,
     wait: Wait = "60s",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.brought import bring_again
@@ -149,23 +147,22 @@ def verify(
         on_board.hold_board(settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note) as held,
     ):
         verified = checking.verify_artifact(artifact, held, source, cases)
-    if json:
-        output.print_json(verified.model_dump(mode="json"))
-    else:
-        off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
-        if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
-            off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
-        said = "agrees with" if verified.matches else "DOES NOT AGREE with"
-        output.say(
-            f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
-            f"{len(verified.inputs)} inputs"
-        )
+    wrong = None
     if not verified.matches:
-        raise PermanentError(
+        wrong = PermanentError(
             f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
             "It cannot be packaged. Compile it again, with --exact and without --weights where it is a matter of "
             "rounding.",
         )
+    yield output.Failed(verified.model_dump(mode="json"), wrong)
+    off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
+    if (halved := artifact.manifest.weights.workloads) and verified.rms_rel_error is not None:
+        off += f", root mean square {verified.rms_rel_error:.1e} (weights of {halved} workloads in 16 bits)"
+    said = "agrees with" if verified.matches else "DOES NOT AGREE with"
+    output.say(
+        f"{artifact.manifest.name} on {verified.board} {said} {verified.reference}: largest error {off}, "
+        f"{len(verified.inputs)} inputs"
+    )
 
 
 @output.command
@@ -190,17 +187,14 @@ def package(
             "--runtime", metavar="BUNDLE|DIR", help="Bundle or folder with TVM's runtime for the board (format c)."
         ),
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
     from farm.artifacts.package import write_package
 
     farm_settings.load().share_linker_cache()
     path = write_package(open_artifact(folder), form, out, name, runtime)
-    if json:
-        output.print_json({"package": str(path), "format": form, "bytes": path.stat().st_size})
-    else:
-        output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
+    yield {"package": str(path), "format": form, "bytes": path.stat().st_size}
+    output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
 
 def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:
@@ -253,11 +247,9 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         screen.close()
 
 
-def _show(artifact: Artifact, json: bool, since: float, board: str = "") -> None:
+def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
     manifest = artifact.manifest
-    if json:
-        output.print_json({"artifact": str(artifact.folder), **manifest.model_dump(mode="json")})
-        return
+    yield {"artifact": str(artifact.folder), **manifest.model_dump(mode="json")}
     tables.print_table(
         ("Workload", "Algorithm", "Weight", "Scheduled by", "Latency (us)"),
         [

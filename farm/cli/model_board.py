@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 @output.command
-def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s", json: options.Json = False) -> None:
+def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output.Document:
     """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.deploy import deploy_here, deploy_over_ssh
@@ -65,18 +65,16 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s", json: opt
         else:
             done = deploy_here(artifact, settings.home_path / "models" / held.name)
         name = held.name
-    if json:
-        output.print_json(
-            {
-                "board": name,
-                "package": done.package,
-                "folder": done.folder,
-                "command": done.command,
-                "bytes": done.bytes,
-                "sent_bytes": done.sent_bytes,
-            }
-        )
-        return
+    yield (
+        {
+            "board": name,
+            "package": done.package,
+            "folder": done.folder,
+            "command": done.command,
+            "bytes": done.bytes,
+            "sent_bytes": done.sent_bytes,
+        }
+    )
     for line in (
         f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
         f"there: {done.command} INPUT",
@@ -97,8 +95,7 @@ def run(
     operating_point: Point = "default",
     per_layer: PerLayer = False,
     wait: Wait = "60s",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes."""
     from farm.artifacts import on_board, running
     from farm.points.requests import parse_point
@@ -132,9 +129,7 @@ def run(
         "bytes": manifest.library.bytes,
         "layers": ran.layers,
     }
-    if json:
-        output.print_json(document)
-        return
+    yield document
     _print_run(document)
     if per_layer:
         print_layers(manifest.name, ran.layers, document["latency"]["median"])
@@ -153,8 +148,7 @@ def bench(
     per_layer: PerLayer = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Time models on a board beside ONNX Runtime and untuned code, in turns. Exit code 1 where outputs are wrong."""
     from farm.artifacts import bench as benching
     from farm.artifacts import on_board
@@ -180,22 +174,19 @@ def bench(
         document = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
     if out is not None:
         document["report"] = write_report(document, out)
-    if json:
-        output.print_json(document)
-    else:
-        _print_bench(document)
-        for model in document["models"] if per_layer else ():
-            for each in model["variants"].values():
-                if each["latency_s"] is not None and each["layers"]:
-                    print_layers(f"{model['model']}, {each['label']}", each["layers"], each["latency_s"]["median"])
     wrong = [
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]
         for each in model["variants"].values()
         if each.get("matches") is False
     ]
-    if wrong:
-        raise PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}")
+    error = PermanentError(f"not all compute what ONNX Runtime does: {'; '.join(wrong)}") if wrong else None
+    yield output.Failed(document, error)
+    _print_bench(document)
+    for model in document["models"] if per_layer else ():
+        for each in model["variants"].values():
+            if each["latency_s"] is not None and each["layers"]:
+                print_layers(f"{model['model']}, {each['label']}", each["layers"], each["latency_s"]["median"])
 
 
 def _say_sent(size: int, sent: int | None) -> str:

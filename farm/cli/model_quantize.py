@@ -30,8 +30,7 @@ def quantize(
     ] = 16,
     shape: options.Shapes = None,
     batch: options.Batch = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Write a model in 8 bits (QDQ, weights per channel); show how far its outputs are from the float model's."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder", "Give the name of a file.")
@@ -52,19 +51,17 @@ def quantize(
     finally:
         partly.unlink(missing_ok=True)
     before, after = len(source.onnx_bytes), len(done.onnx_bytes)
-    if json:
-        output.print_json(
-            {
-                "model": source.name,
-                "out": str(out),
-                "bytes_before": before,
-                "bytes": after,
-                "examples": done.examples,
-                "random": calibration == quantise.RANDOM,
-                "losses": [dataclasses.asdict(loss) for loss in done.losses],
-            }
-        )
-        return
+    yield (
+        {
+            "model": source.name,
+            "out": str(out),
+            "bytes_before": before,
+            "bytes": after,
+            "examples": done.examples,
+            "random": calibration == quantise.RANDOM,
+            "losses": [dataclasses.asdict(loss) for loss in done.losses],
+        }
+    )
     tables.print_table(
         ("Output", "Error (RMS)", "Largest error", "Same top 1"),
         [

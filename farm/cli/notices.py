@@ -10,7 +10,7 @@ import typer
 
 from farm import foreign
 from farm import settings as farm_settings
-from farm.cli import options, output
+from farm.cli import output
 from farm.errors import UsageError
 from farm.services.notices import document as notices
 from farm.services.notices.sending import Notice, send
@@ -20,13 +20,12 @@ app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a c
 
 @app.command("list")
 @output.command
-def list_ways(json: options.Json = False) -> None:
+def list_ways() -> output.Document:
     """Show the ways of FARM_HOME/notices.yaml and what each hears of; never a URL's path, a header or an argument."""
     ways = _read(farm_settings.load().home_path)
     rows = [{"name": name, "way": way.shown, "classes": list(way.classes)} for name, way in ways.items()]
-    if json:
-        output.print_json(rows)
-    for row in () if json else rows:
+    yield rows
+    for row in rows:
         output.stdout.print(f"{row['name']}  {row['way']}  {', '.join(row['classes'])}", markup=False, soft_wrap=True)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farm import settings as farm_settings
+from farm.cli import output
 from farm.errors import UnavailableError, UsageError
 from farm.inventory import fleet_addresses
 from farm.settings import Settings
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
     from farm.models.source import ModelSource
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = output.Json
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Leave out algorithms that round worse than the model as it stands.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO
@@ -27,12 +28,23 @@ from farm.cli import howto
 from farm.errors import FarmError
 
 INTERRUPTED = 130
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+# What a command returns that yields a document; see `command`.
+Document = Generator[Any, None, None]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 # Seconds; a store of gigabytes is looked over when somebody asks for it.
 _QUICKLY_CHECKED_BYTES = 256 << 20
 
 # Files and pipes have no width of their own: wide enough that no table is folded there.
 _PIPE_WIDTH = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A document after which a command ends with an error or an exit code, where there is one, however it is shown."""
+
+    document: Any
+    end: FarmError | int | None
 
 
 class _Console(Console):
@@ -96,19 +108,46 @@ def interruptible() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--debug`, and the edge at which its errors become exit codes; see `run`."""
+def command(function: Callable[..., Document | None]) -> Callable[..., None]:
+    """Give a command `--debug`, and the edge at which its errors become exit codes; see `run`.
+
+    One that yields has `--json`, too: with it the document that it yields is printed, and what follows, which tells
+    people the same, is left out.
+    """
+    yields = inspect.isgeneratorfunction(function)
 
     @functools.wraps(function)
     def carried_out(*values: Any, debug: bool = False, **options: Any) -> None:
-        run(lambda: function(*values, **options), debug)
+        as_json = options.pop("json", False) if yields else False
+        run(lambda: _tell(function(*values, **options), as_json), debug)
 
-    # Typer reads both: what the function takes, and one option more.
+    # Typer reads both: what the function takes, and the options that all have.
     signature = inspect.signature(function, eval_str=True)
-    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    whole = signature.replace(parameters=[*signature.parameters.values(), last])
+    added = {"json": Json} if yields else {}
+    last = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in (added | {"debug": Debug}).items()
+    ]
+    whole = signature.replace(parameters=[*signature.parameters.values(), *last])
     carried_out.__signature__ = whole  # type: ignore[attr-defined]
     return carried_out
+
+
+def _tell(told: Document | None, as_json: bool) -> None:
+    if told is None:
+        return
+    end: FarmError | int | None = None
+    with contextlib.closing(told):
+        for document in told:
+            if isinstance(document, Failed):
+                document, end = document.document, document.end
+            if as_json:
+                print_json(document)
+                break
+    if isinstance(end, FarmError):
+        raise end
+    if end:
+        raise SystemExit(end)
 
 
 def run(work: Callable[[], None], debug: bool) -> None:

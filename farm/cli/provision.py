@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -68,8 +68,7 @@ def provision(
             help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
         ),
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Install the agent on boards over SSH, or bring it up to date, and prove that it works. Safe to run again."""
     settings = farm_settings.load()
     settings.share_linker_cache()
@@ -95,7 +94,7 @@ def provision(
         if going:
             reports |= {report.board: report for report in provision_boards(going, job, jobs)}
         notes = proof.record_health([r.board for r in reports.values() if r.outcome is ProvisioningOutcome.PROVISIONED])
-    _print([reports[name] for name in addresses], notes, json)
+    yield from _tell_all([reports[name] for name in addresses], notes)
 
 
 class _Proof:
@@ -165,20 +164,15 @@ def _show_step(name: str, step: StepReport) -> None:
 _note: Callable[[str], None] = lambda text: output.stderr.print(text, soft_wrap=True, markup=False)  # noqa: E731
 
 
-def _print(reports: list[BoardReport], notes: dict[str, str], json: bool) -> None:
-    """What became of each board; leaves with 1 where one failed, with 130 where somebody ended it."""
-    if json:
-        documents: list[dict[str, Any]] = [
-            report.to_dict() | {"probe": notes.get(report.board, "")} for report in reports
-        ]
-        output.print_json({"boards": documents})
-    else:
-        rows = [(r.board, r.outcome, r.version, _tell(r, notes.get(r.board, ""))) for r in reports]
-        tables.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
+def _tell_all(reports: list[BoardReport], notes: dict[str, str]) -> output.Document:
+    """What became of each board; the exit code is 1 where one failed, 130 where somebody ended it."""
+    code = 1 if any(report.outcome not in GOOD for report in reports) else None
     if any(report.outcome is ProvisioningOutcome.INTERRUPTED for report in reports):
-        raise SystemExit(output.INTERRUPTED)
-    if any(report.outcome not in GOOD for report in reports):
-        raise SystemExit(1)
+        code = output.INTERRUPTED
+    documents = [report.to_dict() | {"probe": notes.get(report.board, "")} for report in reports]
+    yield output.Failed({"boards": documents}, code)
+    rows = [(r.board, r.outcome, r.version, _tell(r, notes.get(r.board, ""))) for r in reports]
+    tables.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
 
 
 def _tell(report: BoardReport, note: str) -> str:

@@ -17,15 +17,13 @@ app = typer.Typer(help="The queue for boards: what waits, who asked, why not yet
 
 @app.callback(invoke_without_command=True)
 @output.command
-def show(context: typer.Context, json: options.Json = False) -> None:
+def show(context: typer.Context) -> output.Document:
     """Show what waits for boards, who asked, why it has none yet, and who has which board now."""
     if context.invoked_subcommand is not None:
         return
     with options.open_store(farm_settings.load()) as store:
         document = to_document(store)
-    if json:
-        output.print_json(document)
-        return
+    yield document
     tables.print_table(
         ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],
         [_to_row(request) for request in document["requests"]],
@@ -67,12 +65,9 @@ def priority(
     value: Annotated[
         int, typer.Argument(metavar="N", help="Priority from -10 to 10; each step doubles the share. Usually 0.")
     ],
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Give what waits another priority. Interactive work below 0 takes only boards that no campaign wants."""
     with options.open_store(farm_settings.load()) as store:
         request = store.set_queue_priority(number, value, name_user())
-    if json:
-        output.print_json({"id": request.id, "purpose": request.purpose, "priority": request.priority})
-    else:
-        output.say(f"{request.purpose} has priority {request.priority} now")
+    yield {"id": request.id, "purpose": request.purpose, "priority": request.priority}
+    output.say(f"{request.purpose} has priority {request.priority} now")

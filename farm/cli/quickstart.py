@@ -41,8 +41,7 @@ def quickstart(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Refuse, instead of waiting, while another farm measures on this machine.")
     ] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Tune a model on this machine, compile it, check it, time it against untuned TVM and ONNX Runtime."""
     since = time.monotonic()
     options.require_trials(trials)
@@ -64,14 +63,9 @@ def quickstart(
             document = job.run(request, settings, store, kind, screen)
         finally:
             screen.close()
-    if json:
-        output.print_json(document)
-    else:
-        _print(document)
-    if document["outputs_match"] is False:
-        raise SystemExit(1)
-    if error := find_failure(document["trials"], document["records"]["used"]):
-        raise error
+    failure = find_failure(document["trials"], document["records"]["used"])
+    yield output.Failed(document, 1 if document["outputs_match"] is False else failure)
+    _print(document)
 
 
 def _print(document: dict[str, Any]) -> None:

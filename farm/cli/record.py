@@ -34,30 +34,14 @@ _Which = Annotated[
 
 @app.command("list")
 @output.command
-def list_records(
-    workload: filters.Workload = "",
-    operator: filters.Operator = "",
-    board_type: filters.BoardType = "",
-    target: filters.Target = "",
-    operating_point: filters.Point = "",
-    since: filters.Since = "",
-    until: filters.Until = "",
-    campaign: filters.Campaign = "",
-    imported: filters.Imported = False,
-    simulated: filters.Simulated = False,
-    json: options.Json = False,
-) -> None:
+@filters.filtered
+def list_records(wanted: Filters) -> output.Document:
     """List the records in the store."""
-    wanted = Filters(
-        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
-    )
     with options.open_store() as store:
         records = wanted.fetch(store)
         codes = name_codes(store, records)
         others = "" if records else wanted.explain_none(store)
-    if json:
-        output.print_json([to_document(each, codes) for each in records])
-        return
+    yield [to_document(each, codes) for each in records]
     empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
     _print_records(records, codes, empty)
     if others:
@@ -66,16 +50,14 @@ def list_records(
 
 @app.command("show")
 @output.command
-def show_record(workload: _Which, json: options.Json = False) -> None:
+def show_record(workload: _Which) -> output.Document:
     """Show all records of a workload: where they hold, how they were verified, where they are from."""
     with options.open_store() as store:
         key, name = require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
         records = store.fetch_records(workloads=[key], simulated=None)
         codes = name_codes(store, records)
-    if json:
-        output.print_json(make_document(about, records, codes))
-        return
+    yield make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
     for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
@@ -98,8 +80,7 @@ def best_trials(
     operating_point: filters.Point = "",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
     simulated: filters.Simulated = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Show the fastest candidates of a workload, verified or not, at each place where it was measured."""
     if not 1 <= top <= 1000:
         raise UsageError(f"--top must be between 1 and 1000, not {top}")
@@ -122,9 +103,7 @@ def best_trials(
             for each, point in places
             for rank, row in enumerate(store.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1)
         ]
-    if json:
-        output.print_json({"workload": key, "name": name, "simulated": simulated, "candidates": rows})
-        return
+    yield {"workload": key, "name": name, "simulated": simulated, "candidates": rows}
     output.say(f"{key} {name}" + (" (simulated)" if simulated else ""))
     tables.print_table(
         ("Board type", "Clocks", "Rank", "Candidate", "GFLOPS", "Latency (us)", "Board", "Measured", "Record"),
@@ -152,24 +131,12 @@ def best_trials(
 
 @app.command("prune")
 @output.command
+@filters.filtered
 def prune(
-    workload: filters.Workload = "",
-    operator: filters.Operator = "",
-    board_type: filters.BoardType = "",
-    target: filters.Target = "",
-    operating_point: filters.Point = "",
-    since: filters.Since = "",
-    until: filters.Until = "",
-    campaign: filters.Campaign = "",
-    imported: filters.Imported = False,
-    simulated: filters.Simulated = False,
+    wanted: Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Forget records; their trials stay, and a search begins from those. Something must say which."""
-    wanted = Filters(
-        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
-    )
     if not wanted.chooses:
         raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
     with options.open_store() as store:
@@ -179,9 +146,7 @@ def prune(
         gone = 0 if dry_run else store.remove_records(records)
         if gone:
             store.add_event("records_removed", "records", f"{gone} records", name_user())
-    if json:
-        output.print_json({"forgotten": gone, "records": [to_document(each, codes) for each in records]})
-        return
+    yield {"forgotten": gone, "records": [to_document(each, codes) for each in records]}
     _print_records(records, codes, "no records that were asked for")
     output.stderr.print(f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten")
     if others:

@@ -29,24 +29,12 @@ def register(app: typer.Typer) -> None:
 
 
 @output.command
+@filters.filtered
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    workload: filters.Workload = "",
-    operator: filters.Operator = "",
-    board_type: filters.BoardType = "",
-    target: filters.Target = "",
-    operating_point: filters.Point = "",
-    since: filters.Since = "",
-    until: filters.Until = "",
-    campaign: filters.Campaign = "",
-    imported: filters.Imported = False,
-    simulated: filters.Simulated = False,
-    json: options.Json = False,
-) -> None:
+    wanted: Filters,
+) -> output.Document:
     """Write records as a MetaSchedule database that any TVM script applies, with all that another farm needs."""
-    wanted = Filters(
-        workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported
-    )
     with options.open_store() as store:
         records = wanted.fetch(store)
         if not records:
@@ -54,14 +42,12 @@ def export(
             raise UsageError("there are no such records", f"{hint}.")
         bundle = store.fetch_bundle(records)
     written = exchange.write_folder(bundle, folder)
-    if json:
-        output.print_json({"folder": str(folder), "records": written, "trials": len(bundle.trials)})
-    else:
-        output.stderr.print(
-            f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
-            markup=False,
-            soft_wrap=True,
-        )
+    yield {"folder": str(folder), "records": written, "trials": len(bundle.trials)}
+    output.stderr.print(
+        f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 @output.command
@@ -78,8 +64,7 @@ def import_(
         ),
     ] = "script",
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Take in another farm's records, or the candidates of MetaSchedule's files: those count as unverified trials."""
     bundle = exchange.read_folder(folder)
     if bundle is not None:
@@ -89,7 +74,7 @@ def import_(
             taken = store.take_in(bundle, str(folder.absolute()), name_user())
             said = f"{taken.records} records of {folder.absolute()}"
             store.add_event("records_imported", "records", said, name_user())
-        _tell(taken, json)
+        yield from _tell(taken)
         return
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
@@ -101,9 +86,8 @@ def import_(
         store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
         count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
         store.finish_campaign(number, "imported")
-    _tell(Taken(workloads=len(workloads), trials=count), json)
-    if not json:
-        output.stderr.print("nobody verified them here: a search begins from them, and makes records")
+    yield from _tell(Taken(workloads=len(workloads), trials=count))
+    output.stderr.print("nobody verified them here: a search begins from them, and makes records")
 
 
 @output.command
@@ -111,8 +95,7 @@ def merge(
     other: Annotated[str, typer.Argument(metavar="STORE", help="Another farm's farm.db, or its postgresql://… URL.")],
     board_type: filters.BoardType = "",
     simulated: filters.Simulated = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Take in all records of another farm. Where both have one, both keep their trials and the better verified wins."""
     place = parse_store(other)
     if isinstance(place, Path) and not place.is_file():
@@ -125,13 +108,11 @@ def merge(
         exchange.require_sound(bundle, other)
         taken = store.take_in(bundle, other, name_user())
         store.add_event("records_merged", "records", f"{taken.records} records of another farm", name_user())
-    _tell(taken, json)
+    yield from _tell(taken)
 
 
-def _tell(taken: Taken, json: bool) -> None:
-    if json:
-        output.print_json(dataclasses.asdict(taken))
-        return
+def _tell(taken: Taken) -> output.Document:
+    yield dataclasses.asdict(taken)
     lines = [f"{taken.records} records, {taken.trials} trials and {taken.workloads} workloads are new"]
     if taken.theirs_won:
         lines.append(f"{taken.theirs_won} of the records replace ours: they are better verified")

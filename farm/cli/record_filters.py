@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+
+from farm.cli import output
+from farm.report.record_choice import Filters
 
 Workload = Annotated[
     str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
@@ -20,3 +26,38 @@ Campaign = Annotated[
 ]
 Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")]
 Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
+
+_ALL: dict[str, Any] = {
+    "workload": Workload,
+    "operator": Operator,
+    "board_type": BoardType,
+    "target": Target,
+    "operating_point": Point,
+    "since": Since,
+    "until": Until,
+    "campaign": Campaign,
+    "imported": Imported,
+    "simulated": Simulated,
+}
+
+
+def filtered(function: Callable[..., output.Document]) -> Callable[..., output.Document]:
+    """Give a command all of these options, in the place of its parameter `wanted`."""
+
+    @functools.wraps(function)
+    def carried_out(*values: Any, **options: Any) -> output.Document:
+        chosen = {name: options.pop(name) for name in _ALL}
+        yield from function(*values, wanted=Filters(**chosen), **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    defaults = Filters()
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=option)
+        for name, option in _ALL.items()
+    ]
+    own = [each for each in signature.parameters.values() if each.name != "wanted"]
+    # What a command takes without a name comes first, its own options last.
+    at = sum(each.default is inspect.Parameter.empty for each in own)
+    own = [*own[:at], *parameters, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own[at:])]
+    carried_out.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return carried_out

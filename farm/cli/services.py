@@ -15,7 +15,7 @@ from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
 from farm.connectivity.services_state import is_held
-from farm.errors import DeadlineError, PermanentError, TransientError, UsageError
+from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, require_kept
@@ -41,8 +41,7 @@ def up(
             help="Go on here with campaigns whose engine was killed, on any host of a shared store.",
         ),
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Start the farm's services: the tracker, the way to every board, probes of their health, metrics."""
     settings = farm_settings.load()
     wait_s = read_duration_s("--wait", wait) if wait else 0.0
@@ -69,7 +68,7 @@ def up(
         _serve_page(settings)
     if wait_s:
         _wait_probed(settings, services, wait_s)
-    _show(settings, services, json)
+    yield from _show(settings, services)
 
 
 @output.command
@@ -101,17 +100,15 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
 
 
 @output.command
-def status(json: options.Json = False) -> None:
+def status() -> output.Document:
     """Show the farm's services and how each board is reached. Exit code 3 where they do not run."""
     settings = farm_settings.load()
     services = find_services(settings)
     if services is None:
-        if json:
-            output.print_json({"running": False})
-        else:
-            output.stdout.print("the farm's services are not running; `farm up` starts them")
-        raise SystemExit(3)
-    _show(settings, services, json)
+        yield output.Failed({"running": False}, 3)
+        output.stdout.print("the farm's services are not running; `farm up` starts them")
+        return
+    yield from _show(settings, services)
 
 
 @output.command
@@ -120,8 +117,7 @@ def probe(
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="2m", help="Time limit for all of them together.")
     ] = "2m",
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Run the golden kernel on boards now, and let the result decide about their health."""
     # A virtual board takes seconds to start, and a rack of them a minute.
     timeout_s = read_duration_s("--timeout", timeout)
@@ -134,15 +130,17 @@ def probe(
         raise UsageError("there are no boards to probe", "`farm board add` registers one.")
     with using_services(settings, chosen, output.stderr.print) as services:
         reports = services.probe(chosen, timeout_s)
-    if json:
-        output.print_json(reports)
-    else:
-        _print_reports(reports)
+    yield output.Failed(reports, _find_failure(reports))
+    _print_reports(reports)
+
+
+def _find_failure(reports: list[dict[str, Any]]) -> FarmError | None:
     failed = [report["board"] for report in reports if not report["passed"]]
     if failed and all(report.get("skipped") or report["passed"] for report in reports):
-        raise TransientError(f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above.")
+        return TransientError(f"{len(failed)} of {len(reports)} boards could not be probed", "See the reasons above.")
     if failed:
-        raise PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
+        return PermanentError(f"{len(failed)} of {len(reports)} boards did not pass", "See the reasons above.")
+    return None
 
 
 def _print_reports(reports: list[dict[str, Any]]) -> None:
@@ -217,16 +215,14 @@ def _require_unused(settings: Settings, services: Services) -> None:
         raise UsageError(f"boards are in use: {who}", "Wait for them, or end the services with --force.")
 
 
-def _show(settings: Settings, services: Services, json: bool) -> None:
+def _show(settings: Settings, services: Services) -> output.Document:
     status = services.fetch_status()
     with options.open_store(settings) as store:
         rows = {row["name"]: row for row in store.fetch_boards()}
     for board in status["boards"]:
         row = rows.get(board["name"], {})
         board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}
-    if json:
-        output.print_json({"running": True, **status})
-        return
+    yield {"running": True, **status}
     tracker = status["tracker"]
     lasted = _span(time.time() - status["started_at"])
     until = "until `farm down`" if status["stays"] else "until the commands that use them end"

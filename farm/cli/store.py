@@ -81,14 +81,13 @@ def _tell_progress(done: int, of: int) -> None:
 
 @app.command("upgrade")
 @output.command
-def upgrade(json: options.Json = False) -> None:
+def upgrade() -> output.Document:
     """Bring the store to this version's schema; everything on every host that uses it must have ended."""
     location = farm_settings.load().store_location
     before = farm_backup.upgrade(location)
     after = farm_backup.SCHEMA
-    if json:
-        output.print_json({"store": str(location), "before": before, "after": after})
-    elif before == after:
+    yield {"store": str(location), "before": before, "after": after}
+    if before == after:
         output.stderr.print(f"the store has schema {after} already")
     else:
         output.stderr.print(f"the store has schema {after} now; it had {before or 'none'}")

@@ -83,8 +83,7 @@ def run(
     ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
     from farm.sweep.plan.order import SweepOrder, SweepPlace
     from farm.sweep.run import programs, runner
@@ -118,7 +117,7 @@ def run(
         kind, name = _choose_boards(store, board_type, board)
         where = SweepPlace(kind.name, name, boards, wait_s)
         sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
-        _finish(store, sweep, out, json)
+        yield from _finish(store, sweep, out)
 
 
 @app.command("resume")
@@ -126,8 +125,7 @@ def run(
 def resume(
     sweep: Sweep,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Go on with a sweep that was interrupted, from the visits that it holds."""
     from farm.sweep.run import runner
 
@@ -136,18 +134,16 @@ def resume(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         runner.resume_sweep(sweep, settings, store, output.note)
-        _finish(store, sweep, out, json)
+        yield from _finish(store, sweep, out)
 
 
 @app.command("list")
 @output.command
-def list_sweeps(json: options.Json = False) -> None:
+def list_sweeps() -> output.Document:
     """List the sweeps in the store, the newest first."""
     with options.open_store_to_show() as store:
         rows = [stored.summarise(row) for row in store.fetch_sweeps()]
-    if json:
-        output.print_json(rows)
-        return
+    yield rows
     tables.print_table(
         ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
         [
@@ -171,10 +167,12 @@ def list_sweeps(json: options.Json = False) -> None:
 
 @app.command("show")
 @output.command
-def show(sweep: Sweep, json: options.Json = False) -> None:
+def show(sweep: Sweep) -> output.Document:
     """Show what a sweep measured, and its pick."""
     with options.open_store_to_show() as store:
-        _show(_make_document(store, sweep), json)
+        document = _make_document(store, sweep)
+    yield document
+    sweep_table.print_sweep(document)
 
 
 @app.command("pick")
@@ -231,29 +229,21 @@ def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[s
     return make_document(store, sweep, goal)
 
 
-def _finish(store: Store, sweep: int, out: Path | None, json: bool) -> None:
-    """Show a sweep that has just ended. Raises PermanentError where it was voided, or nothing can be picked."""
+def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
+    """A sweep that has just ended; it failed where it was voided, or nothing can be picked."""
+    from farm.sweep.export.document import find_failure
+
     document = _make_document(store, sweep)
     if out is not None:
         document["report"] = _write_report(document, out)
-    _show(document, json)
-    from farm.sweep.export.document import find_failure
-
-    if error := find_failure(document):
-        raise error
+    yield output.Failed(document, find_failure(document))
+    sweep_table.print_sweep(document)
 
 
 def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:
     from farm.report.sweep_page import write_sweep_report
 
     return dict(write_sweep_report(document, out))
-
-
-def _show(document: dict[str, Any], json: bool) -> None:
-    if json:
-        output.print_json(document)
-    else:
-        sweep_table.print_sweep(document)
 
 
 def _choose_boards(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:

@@ -40,18 +40,15 @@ def report(
     out: Annotated[
         pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
     ] = None,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Write a sweep's report: a page with its pictures and tables, CSV and JSON."""
     # Here, as it loads Matplotlib.
     from farm.report import sweep_page
 
     document = _fetch(sweep)
     paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
-    if json:
-        output.print_json({"sweep": sweep, "report": paths})
-    else:
-        print(paths["page"])
+    yield {"sweep": sweep, "report": paths}
+    print(paths["page"])
 
 
 @output.command
@@ -102,14 +99,11 @@ def compare(
     one: Annotated[int, typer.Argument(metavar="A", help="Number of the first sweep.")],
     other: Annotated[int, typer.Argument(metavar="B", help="Number of the second sweep.")],
     mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Compare two sweeps at the operating points that both measured; ratios are B over A."""
     first, second = _fetch(one), _fetch(other)
     pairs = comparing.compare_sweeps(first, second, mixed=mixed)
-    if json:
-        output.print_json(comparing.comparison_to_dict(first, second, pairs))
-        return
+    yield comparing.comparison_to_dict(first, second, pairs)
     for letter, document in (("A", first), ("B", second)):
         board = document["board"]
         simulated = ", simulated" if board["simulated"] else ""

@@ -87,20 +87,15 @@ def add_token(
 
 @tokens_app.command("list")
 @output.command
-def list_tokens(json: options.Json = False) -> None:
+def list_tokens() -> output.Document:
     """List whose tokens there are, and what they may do; never the tokens."""
     require_server()
     from farm.web import tokens
 
     entries = tokens.read_entries(farm_settings.load().home_path)
-    if json:
-        output.print_json(
-            [
-                {"name": each.name, "role": str(each.role), "created_at": each.created_at, "by": each.by}
-                for each in entries
-            ]
-        )
-        return
+    yield (
+        [{"name": each.name, "role": str(each.role), "created_at": each.created_at, "by": each.by} for each in entries]
+    )
     tables.print_table(
         ("Name", "Role", "Since", "Made by"),
         [(each.name, str(each.role), output.moment(each.created_at), each.by) for each in entries],
