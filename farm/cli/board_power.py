@@ -40,14 +40,7 @@ def power(
             )
         if force:
             store.force_release(name, name_user(), reason or f"power {action}")
-        lease = store.acquire_lease(
-            name,
-            name_owner(),
-            f"power {action}",
-            ttl_s=switching.plan_lease_s(commands),
-            allowed=frozenset(Health),
-            within_reach=False,
-        )
+        lease = switching.take_board(store, name, name_owner(), f"power {action}", commands, frozenset(Health))
         try:
             said = switching.switch(name, commands, action)
         finally:

@@ -39,7 +39,7 @@ def serve(
     require_server()
     from farm.web import serve as serving
 
-    place = serving.Place(host, port, tls_cert, tls_key, tuple(name or ()))
+    place = serving.WebPlace(host, port, tls_cert, tls_key, tuple(name or ()))
     serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
 
 

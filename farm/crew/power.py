@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from farm.errors import FarmError, UsageError
 from farm.inventory.power_commands import BOARD, PowerCommands
 from farm.processes import user_commands
+from farm.store import Store
+from farm.values import Health, Lease
 
 # Whether a board that was switched off is left so because one command failed: no, it is tried once more.
 _TRIES_ON = 2
@@ -20,9 +23,12 @@ def parse_power(document: dict[str, Any] | None) -> PowerCommands | None:
     return None if document is None else PowerCommands.model_validate(document)
 
 
-def plan_lease_s(commands: PowerCommands) -> float:
-    """For how long a board is taken to be switched, in s."""
-    return (1 + _TRIES_ON) * commands.timeout_s + commands.pause_s + _MARGIN_S
+def take_board(
+    store: Store, name: str, owner: str, purpose: str, commands: PowerCommands, allowed: Collection[Health]
+) -> Lease:
+    """Lease a board, in reach or not, for as long as switching it may take. Raises TransientError where it is taken."""
+    ttl_s = (1 + _TRIES_ON) * commands.timeout_s + commands.pause_s + _MARGIN_S
+    return store.acquire_lease(name, owner, purpose, ttl_s=ttl_s, allowed=frozenset(allowed), within_reach=False)
 
 
 def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Event | None = None) -> str:

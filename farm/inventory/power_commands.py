@@ -6,6 +6,7 @@ Running them is `farm.crew.power`'s business, when to do so `farm.services.power
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import pydantic
@@ -46,6 +47,11 @@ Command = Annotated[
 ]
 
 
+def can_switch(given: Collection[str], action: str) -> bool:
+    """Whether commands of those names can switch a board `off`, `on`, or `cycle` it."""
+    return action in given or (action == "cycle" and {"off", "on"} <= set(given))
+
+
 class PowerCommands(documents.StrictModel):
     """What switches a board off, on, and off and on again; times are in seconds.
 
@@ -78,9 +84,7 @@ class PowerCommands(documents.StrictModel):
 
     def can(self, action: str) -> bool:
         """Whether it can be switched `off`, `on`, or `cycle`d."""
-        if action == "cycle" and self.cycle is None:
-            return self.off is not None and self.on is not None
-        return getattr(self, action) is not None
+        return can_switch([name for name in ("off", "on", "cycle") if getattr(self, name)], action)
 
     def place(self, folder: pathlib.Path) -> PowerCommands:
         """The same, where a program's path that is relative is taken from `folder`; a bare name is found by PATH."""

@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 from device_agent.protocol import Status
 from farm.metrics import table
 from farm.metrics.campaign_metrics import Values, to_values
-from farm.metrics.table import Kind
 from farm.values import Health, State
 from farm.version import __version__
 
@@ -33,7 +32,7 @@ class FarmMetrics(Collector):
         """Register with `registry`. `clock` gives seconds since the epoch."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._values: Values = {metric: {} for metric in table.METRICS if metric.kind is not Kind.HISTOGRAM}
+        self._values: Values = {metric: {} for metric in table.METRICS if metric.kind != "histogram"}
         self._held_since: dict[str, float] = {}
         disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of every histogram, which is not in the table
         seconds = table.PROBE_SECONDS
@@ -140,7 +139,7 @@ class FarmMetrics(Collector):
             if metric not in values:  # the histogram collects itself
                 continue
             family: Family
-            if metric.kind is Kind.COUNTER:
+            if metric.kind == "counter":
                 family = CounterMetricFamily(metric.full_name, metric.help, labels=metric.labels)
             else:
                 family = GaugeMetricFamily(metric.full_name, metric.help, labels=metric.labels)

@@ -18,7 +18,7 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pin:
+class PinnedPackage:
     """One package at one version; `sha256` are those of its files, any of which may be taken."""
 
     name: str
@@ -30,7 +30,7 @@ class Pin:
         return f"{self.name}=={self.version}" + "".join(f" --hash=sha256:{digest}" for digest in self.sha256)
 
 
-def choose_pins(text: str, python: str, arch: str) -> tuple[Pin, ...]:
+def choose_pins(text: str, python: str, arch: str) -> tuple[PinnedPackage, ...]:
     """The pins of a requirements file that apply on Linux with `python` (`3.11`) and `arch` (`aarch64`).
 
     Raises InternalError where a line is neither a pin nor its hash.
@@ -46,11 +46,11 @@ def choose_pins(text: str, python: str, arch: str) -> tuple[Pin, ...]:
             raise InternalError(f"the pins hold a line that is no pin: {logical.strip()[:80]!r}")
         marker = found["marker"]
         if marker is None or Marker(marker.strip()).evaluate(_environment(python, arch)):
-            chosen.append(Pin(found["name"], found["version"], digests))
+            chosen.append(PinnedPackage(found["name"], found["version"], digests))
     return tuple(chosen)
 
 
-def to_requirements(pins: Iterable[Pin]) -> str:
+def to_requirements(pins: Iterable[PinnedPackage]) -> str:
     """A requirements file of pins with hashes and without markers."""
     return "".join(f"{pin.to_text()}\n" for pin in sorted(pins, key=lambda pin: pin.name))
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import statistics
 
-from farm.connectivity.board_link import BoardLink
-from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.tracker import Tracker
 from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
@@ -31,24 +29,3 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningT
         outcome = golden_runs.require_right(session, kernel)
     median_s = statistics.median(outcome.latency_s)
     return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
-
-
-class TunnelProof:
-    """The same through a tunnel of its own to a tracker of the caller's, where the farm's services do not run.
-
-    Thread-safe.
-    """
-
-    def __init__(self, tracker: tuple[str, int], kernels: golden.GoldenKernels, known_hosts: KnownHosts | None) -> None:
-        self._tracker = tracker
-        self._kernels = kernels
-        self._known_hosts = known_hosts
-
-    def __call__(self, target: ProvisioningTarget) -> str:
-        """What was seen. Raises what `prove` and links raise."""
-        link = BoardLink(target.address, self._known_hosts)
-        forward = link.add_agent(target.options.agent_port)
-        link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
-        with link:
-            link.wait_up(FIND_TIMEOUT_S)
-            return prove(Tracker(*self._tracker), self._kernels, target)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from farm.errors import DeadlineError, PermanentError, TransientError, UnavailableError
-from farm.provision.pins import Pin, to_requirements
+from farm.provision.pins import PinnedPackage, to_requirements
 
 ARCHS = ("aarch64", "x86_64")
 # The oldest a board may have: what TVM's wheels ask for, and what JetPack 4 has.
@@ -37,7 +37,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _running: set[subprocess.Popen[str]] = set()
 
 
-def fetch_wheels(pins: Collection[Pin], python: str, arch: str, folder: Path) -> tuple[Path, ...]:
+def fetch_wheels(pins: Collection[PinnedPackage], python: str, arch: str, folder: Path) -> tuple[Path, ...]:
     """Fetch the wheels of `pins` into `folder`, each checked against its pinned hash.
 
     Raises UnavailableError (no pip here), TransientError (pip found or reached nothing), DeadlineError.

@@ -13,7 +13,7 @@ from farm.artifacts.listed import list_artifacts
 from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
-from farm.report.pages import CODE, Cell, Commands, Listing, Page, PageAnswer, PageTable, Section, make_table
+from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.units import format_latency
 
 _SIDES = {
@@ -31,7 +31,7 @@ _MOST_ANSWERS = 3
 Document = Mapping[str, Any]
 
 
-def write_page(document: Document, gains: Sequence[Gain]) -> Page:
+def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
     """What the report says."""
     sections = {
         "Models": _models(document, gains),
@@ -44,7 +44,7 @@ def write_page(document: Document, gains: Sequence[Gain]) -> Page:
         "What happened": _events(document),
     }
     simulated = _simulated(document)
-    return Page(
+    return ReportPage(
         title=f"Campaign {document['name']}{' (simulated)' if simulated else ''}",
         subtitle=_subtitle(document),
         simulated=simulated,

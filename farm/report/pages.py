@@ -110,7 +110,7 @@ class PageAnswer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Page:
+class ReportPage:
     """What a report says, as plain text; `simulated` says of what figures it is all made, "" where boards are real."""
 
     title: str
@@ -122,13 +122,13 @@ class Page:
     footer: str
 
 
-def write_html(page: Page, pictures: Sequence[Picture], files: Sequence[str]) -> str:
+def write_html(page: ReportPage, pictures: Sequence[Picture], files: Sequence[str]) -> str:
     """The page as HTML which needs nothing but itself; `files` lie beside it."""
     shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
     return render("page.html", page=page, pictures=shown, files=files)
 
 
-def write_markdown(page: Page, pictures: Sequence[Picture]) -> str:
+def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
     """The page as Markdown, with the pictures' files beside it."""
     sections = [
         Section(

@@ -17,7 +17,7 @@ from typing import Any
 from farm.crew import power
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import FarmError
-from farm.inventory.power_commands import PowerCommands
+from farm.inventory.power_commands import PowerCommands, can_switch
 from farm.services.power_rules import PowerOrder, is_network_down, plan_power
 from farm.services.probe_plan import ProbePast
 from farm.store import Store
@@ -57,17 +57,18 @@ class Powering:
         """
         now = time.monotonic()
         self._note_reach(rows, reachable, now)
-        if not any("cycle" in row["power"] or {"off", "on"} <= set(row["power"]) for row in rows):
+        own = [row for row in rows if can_switch(row["power"], "cycle") and row["name"] not in self.busy]
+        if not own:
             return
         documents = self._store.fetch_power()
         cut_off = is_network_down(len(self._lost_since), len(rows))
-        for row in rows:
+        for row in own:
             name = row["name"]
-            commands = power.parse_power(documents.get(name))
-            if commands is None or not commands.can("cycle") or name in self.busy:
-                continue
             since = self._lost_since.get(name)
             if since is not None and (cut_off or name in refused):
+                continue
+            commands = power.parse_power(documents.get(name))
+            if commands is None:
                 continue
             order = plan_power(row, past.get(name), None if since is None else now - since, commands.boot_s)
             if order is PowerOrder.GIVE_UP:
@@ -98,9 +99,7 @@ class Powering:
     def _begin(self, name: str, commands: PowerCommands) -> None:
         owner = f"power@{socket.gethostname()} pid {os.getpid()}"
         try:
-            lease = self._store.acquire_lease(
-                name, owner, PURPOSE, ttl_s=power.plan_lease_s(commands), allowed=PROBE, within_reach=False
-            )
+            lease = power.take_board(self._store, name, owner, PURPOSE, commands, PROBE)
         except FarmError as error:  # somebody was faster
             _log.info("the power of %s is not cycled: %s", name, error, extra={"board": name})
             return

@@ -32,7 +32,7 @@ _MOST_CONNECTIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WebPlace:
     """Where to listen; `names` are those that the server answers to. Raises UsageError where nobody may listen so."""
 
     host: str = "127.0.0.1"
@@ -61,7 +61,7 @@ class Place:
         return self.host == "localhost"
 
 
-def serve(settings: Settings, place: Place, announce: Callable[[str], None]) -> None:
+def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) -> None:
     """Serve until told to end; `announce` is given the address once it is listened on.
 
     Raises UnavailableError where no port is free, or this FARM_HOME has a server already.
@@ -107,14 +107,14 @@ class _Server(uvicorn.Server):
             logging.getLogger(__name__).info("ending")
 
 
-def _list_names(place: Place) -> tuple[str, ...]:
+def _list_names(place: WebPlace) -> tuple[str, ...]:
     names = place.names
     if not place.is_private:
         names = (*names, place.host, socket.gethostname(), socket.getfqdn())
     return names
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: WebPlace) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     for port in range(place.port, min(place.port + _TRIES, 65536)) if place.port else (0,):
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -24,7 +24,7 @@ _LOG_FROM = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """From values to places between two ends; `log` for values that differ by factors."""
 
     low: float
@@ -56,14 +56,14 @@ class Axis:
         return math.log(value) if self.log else value
 
 
-def span_axis(values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False) -> Axis:
+def span_axis(values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False) -> ChartAxis:
     """An axis that has room for all values."""
     known = list(values) or [0.0, 1.0]
     low, high = min(known), max(known)
     if log:
-        return Axis(low / 1.08, high * 1.08, start, end, log=True)
+        return ChartAxis(low / 1.08, high * 1.08, start, end, log=True)
     extent = (high - low) or abs(high) or 1.0
-    return Axis(0.0 if zero else low - 0.06 * extent, high + 0.06 * extent, start, end)
+    return ChartAxis(0.0 if zero else low - 0.06 * extent, high + 0.06 * extent, start, end)
 
 
 def _round_step(rough: float) -> float:
@@ -88,7 +88,9 @@ def picture(parts: Iterable[str], height: float, label: str, *, width: float = W
     return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - texts in the parts are escaped
 
 
-def frame(x: Axis, y: Axis, x_title: str, y_title: str, say_x: Callable[[float], str] = _say) -> Iterator[str]:
+def frame(
+    x: ChartAxis, y: ChartAxis, x_title: str, y_title: str, say_x: Callable[[float], str] = _say
+) -> Iterator[str]:
     """Grid, ticks and titles. `y.start` is the bottom."""
     for value in y.ticks(5):
         at = y.place(value)
@@ -109,7 +111,7 @@ def draw_steps(
     """Values that hold until the next one, as best latencies do, up to `end`."""
     height = 250.0
     points = [point for _, steps in series for point in steps]
-    x = Axis(0.0, max(end, 1.0), _LEFT, WIDTH - _RIGHT)
+    x = ChartAxis(0.0, max(end, 1.0), _LEFT, WIDTH - _RIGHT)
     y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8, log=bool(points))
     parts = list(frame(x, y, x_title, y_title))
     for index, (name, steps) in enumerate(series):
@@ -140,8 +142,8 @@ def draw_lines(
 def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:
     """Trials per minute, a bar for each part of the time."""
     height = 130.0
-    x = Axis(0.0, len(values) * minutes, _LEFT, WIDTH - _RIGHT)
-    y = Axis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP + 8)
+    x = ChartAxis(0.0, len(values) * minutes, _LEFT, WIDTH - _RIGHT)
+    y = ChartAxis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP + 8)
     width = max(0.5, (x.end - x.start) / max(1, len(values)) - 0.6)
     parts = list(frame(x, y, "minutes", "trials per minute"))
     for index, value in enumerate(values):
@@ -155,7 +157,7 @@ def draw_spark(values: Sequence[tuple[float, float]], end: float, label: str) ->
     width, height = 120.0, 22.0
     if not values:
         return Markup("")
-    x, y = Axis(0.0, max(end, 1.0), 1, width - 1), span_axis([v for _, v in values], height - 2, 2, log=True)
+    x, y = ChartAxis(0.0, max(end, 1.0), 1, width - 1), span_axis([v for _, v in values], height - 2, 2, log=True)
     path = [f"M{x.place(values[0][0])} {y.place(values[0][1])}"]
     path += [f"H{x.place(at)}V{y.place(value)}" for at, value in values[1:]]
     return picture([f'<path class="line s0" d="{"".join(path)}H{x.end}"/>'], height, label, width=width, kind="spark")
@@ -174,7 +176,7 @@ def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callab
     """Who worked when: a lane for each board."""
     lane_height, left = 20.0, 150.0
     height = _TOP + lane_height * len(lanes) + 26
-    x = Axis(began, max(ended, began + 1.0), left, WIDTH - _RIGHT)
+    x = ChartAxis(began, max(ended, began + 1.0), left, WIDTH - _RIGHT)
     parts = []
     for index, lane in enumerate(lanes):
         top = _TOP + index * lane_height
@@ -222,7 +224,7 @@ def draw_scatter(document: Mapping[str, Any], others: Sequence[Mapping[str, Any]
     return picture(parts, height, f"Latency against energy of {len(points)} operating points", kind="scatter")
 
 
-def _draw_point(x: Axis, y: Axis, row: Mapping[str, Any], series: Mapping[str, Any], index: int) -> str:
+def _draw_point(x: ChartAxis, y: ChartAxis, row: Mapping[str, Any], series: Mapping[str, Any], index: int) -> str:
     at, height = _at(x, row, "latency_s"), _at(y, row, "energy_j")
     picked = bool(series["pick"]) and series["pick"]["key"] == row["key"]
     kind = "front" if row["on_front"] else "measured" if row["measured"] else "predicted"
@@ -237,7 +239,7 @@ def _draw_point(x: Axis, y: Axis, row: Mapping[str, Any], series: Mapping[str, A
     )
 
 
-def _at(axis: Axis, row: Mapping[str, Any], quantity: str) -> float:
+def _at(axis: ChartAxis, row: Mapping[str, Any], quantity: str) -> float:
     return axis.place(row[quantity]["value"] * 1e3)
 
 

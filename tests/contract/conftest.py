@@ -9,6 +9,7 @@ import pytest
 
 from farm.settings import StoreLocation
 from farm.store import Store
+from tests.fleet_store import Clocks, open_fleet
 from tests.places import Files, Places, ServerDatabases
 
 
@@ -42,3 +43,16 @@ def places(database: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path
 def place(places: Places) -> StoreLocation:
     """Where the store of this test is; it is there, and empty."""
     return places.make()
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    """Clocks that stand still until moved."""
+    return Clocks()
+
+
+@pytest.fixture
+def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
+    """A store with one good board, nano-01, that can be reached."""
+    with open_fleet(place, clocks) as store:
+        yield store

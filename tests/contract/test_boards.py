@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +13,8 @@ from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
-from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
+from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import execute
-
-
-@pytest.fixture
-def clocks() -> Clocks:
-    """Clocks that stand still until moved."""
-    return Clocks()
-
-
-@pytest.fixture
-def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with one good board, nano-01, that can be reached."""
-    with open_fleet(place, clocks) as store:
-        yield store
 
 
 def test_a_new_board_is_offline_and_suspect(store: Store) -> None:

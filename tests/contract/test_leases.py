@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,27 +10,12 @@ import sqlalchemy as sa
 
 from farm.crew.health import HealthLimits, Kind
 from farm.errors import BoardUnsafeError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.settings import StoreLocation
 from farm.store import PROBE, Store
 from farm.store.clock import read_clock
 from farm.store.leases import MAX_RAISE
 from farm.values import Board, Health
-from tests.fleet_store import SSH, Clocks, kinds, observe, open_fleet, take
+from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import Places
-
-
-@pytest.fixture
-def clocks() -> Clocks:
-    """Clocks that stand still until moved."""
-    return Clocks()
-
-
-@pytest.fixture
-def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with one good board, nano-01, that can be reached."""
-    with open_fleet(place, clocks) as store:
-        yield store
-
 
 # One holder
 

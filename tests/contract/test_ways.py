@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from farm.crew.health import Kind
 from farm.errors import TransientError
-from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.ways import BAR_S, OVERDUE_S, PATIENCE_S, WAY_TTL_S
 from farm.values import WorkKind
-from tests.fleet_store import Clocks, observe, open_fleet
+from tests.fleet_store import Clocks, observe
 
 BOARD = "nano-01"
 A, B = "a:/home", "b:/home"
-
-
-@pytest.fixture
-def clocks() -> Clocks:
-    """The time, which the test moves."""
-    return Clocks()
-
-
-@pytest.fixture
-def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with nano-01, in reach and good."""
-    with open_fleet(place, clocks) as store:
-        yield store
 
 
 def look(store: Store, who: str, *, session: str = "", wanted: bool = False, overdue: bool = False) -> str:

@@ -19,15 +19,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from farm.connectivity.board_link import BoardLink
+from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh_files import hash_file
 from farm.connectivity.ssh_handshake import SshAddress
+from farm.connectivity.tracker import Tracker
 from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle, write_bundle
 from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle
+from farm.provision.proof import FIND_TIMEOUT_S, prove
 from farm.provision.reports import BoardReport, StepStatus
 from farm.provision.service_files import AgentOptions
+from farm.search.build import golden
 from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 
@@ -169,3 +174,24 @@ def list_tree(*folders: pathlib.Path, contents: bool = True) -> dict[str, str]:
                 facts += f" {status.st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
             found[str(path)] = facts
     return found
+
+
+class TunnelProof:
+    """The same through a tunnel of its own to a tracker of the caller's, where no services of the farm run.
+
+    Thread-safe.
+    """
+
+    def __init__(self, tracker: tuple[str, int], kernels: golden.GoldenKernels, known_hosts: KnownHosts | None) -> None:
+        self._tracker = tracker
+        self._kernels = kernels
+        self._known_hosts = known_hosts
+
+    def __call__(self, target: ProvisioningTarget) -> str:
+        """What was seen. Raises what `prove` and links raise."""
+        link = BoardLink(target.address, self._known_hosts)
+        forward = link.add_agent(target.options.agent_port)
+        link.add_tracker(target.options.tracker_port, self._tracker, target.key, forward)
+        with link:
+            link.wait_up(FIND_TIMEOUT_S)
+            return prove(Tracker(*self._tracker), self._kernels, target)

@@ -23,13 +23,13 @@ from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
-from farm.provision.proof import TunnelProof
 from farm.provision.reports import ProvisioningOutcome, StepReport
 from farm.search.build.golden import GoldenKernels
 from tests.integration.conftest import Tracker, wait_until
 from tests.integration.provisioning import (
     BROKEN,
     SYSTEM_PYTHONS,
+    TunnelProof,
     accounts,
     change_agent,
     changed_steps,

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from farm.metrics import table
-from farm.metrics.table import Kind
 
 DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
@@ -22,7 +21,7 @@ LABELS = {metric.full_name: set(metric.labels) for metric in table.METRICS}
 LABELS |= {
     f"{metric.full_name}_{end}": {*metric.labels, *more}
     for metric in table.METRICS
-    if metric.kind is Kind.HISTOGRAM
+    if metric.kind == "histogram"
     for end, more in (("bucket", ("le",)), ("sum", ()), ("count", ()))
 }
 # What Prometheus itself says of whom it scraped; boards' own metrics get their names from `/targets`.

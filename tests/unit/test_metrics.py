@@ -71,7 +71,7 @@ def test_the_table_is_what_is_exported(registry: CollectorRegistry, metrics: Far
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(generate_latest(registry).decode())
     }
-    assert found == {metric.full_name: str(metric.kind) for metric in table.METRICS}
+    assert found == {metric.full_name: metric.kind for metric in table.METRICS}
 
 
 def test_every_pair_of_state_and_health_is_always_there(registry: CollectorRegistry, metrics: FarmMetrics) -> None:

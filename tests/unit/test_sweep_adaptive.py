@@ -17,7 +17,7 @@ from farm.points.values import Estimate, Goal, Objective, PointMeasurement
 from farm.sweep.fit import pareto
 from farm.sweep.fit.pick import pick_point
 from farm.sweep.fit.terms import Knee
-from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, Decision, Planner, PlannerSettings, Step
+from farm.sweep.plan.adaptive import ANCHOR_EVERY, MAX_RETRIES, PlannedStep, Planner, PlannerSettings, Step
 
 TABLE = tuple(100_000_000 * step for step in range(1, 13))
 CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainClocks("gpu", available_hz=TABLE))
@@ -49,7 +49,7 @@ class World:
         found = PointMeasurement(key, latency, at_s, latency_p95_s=1.1 * latency.value, board=board, simulated=True)
         return dataclasses.replace(found, power=power, energy=energy) if self.power else found
 
-    def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], Decision]:
+    def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], PlannedStep]:
         """All visits until the planner is done, ten seconds apart."""
         visits: list[PointMeasurement] = []
         decision = planner.decide_next(visits)
@@ -60,7 +60,7 @@ class World:
 
 
 @functools.cache
-def swept() -> tuple[tuple[PointMeasurement, ...], Decision]:
+def swept() -> tuple[tuple[PointMeasurement, ...], PlannedStep]:
     """What a sweep with all defaults visits until it stops."""
     visits, decision = World().sweep(Planner(GRID))
     return tuple(visits), decision

@@ -23,7 +23,7 @@ from farm.web import app as web_app
 from farm.web import documents, orders, tokens
 from farm.web.access import Access, read_token
 from farm.web.live import MOST_WATCHERS, Hub
-from farm.web.serve import Place
+from farm.web.serve import WebPlace
 from tests import web_store
 
 PROBLEM = "application/problem+json"
@@ -262,7 +262,7 @@ def test_strangers_read_nothing(home: pathlib.Path) -> None:
 def test_other_machines_are_not_served_without_tls(options: dict[str, Any]) -> None:
     """An address beyond loopback needs a certificate and its key."""
     with pytest.raises(UsageError):
-        Place(**options)
+        WebPlace(**options)
 
 
 def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:

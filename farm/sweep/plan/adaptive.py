@@ -47,7 +47,7 @@ class Step(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class PlannedStep:
     """The next step and, for people, why. `key` is the point to measure.
 
     `front_share` and `pick_gain` are the fit's own expectation (see `worth.Worth`), None while nothing is fitted.
@@ -101,31 +101,31 @@ class Planner:
         often = {key for key in {v.key for v in spoilt} if sum(v.key == key for v in spoilt) > MAX_RETRIES}
         return frozenset(final | often)
 
-    def decide_next(self, visits: Sequence[PointMeasurement], board: str = "") -> Decision:
+    def decide_next(self, visits: Sequence[PointMeasurement], board: str = "") -> PlannedStep:
         """The next point for `board`. Deterministic: equal visits, equal answers."""
         excluded = self.find_excluded(visits)
         anchor = self.find_anchor(visits)
         if len(excluded) == len(self.grid):
-            return Decision(Step.VOID, "no point of the grid could be measured; the last: " + visits[-1].invalid)
+            return PlannedStep(Step.VOID, "no point of the grid could be measured; the last: " + visits[-1].invalid)
         own = [visit for visit in visits if visit.board == board or not board]
         if own and not own[-1].is_valid and own[-1].retry and own[-1].key not in excluded:
             if sum(not visit.is_valid for visit in own[-MAX_RETRIES - 1 :]) > MAX_RETRIES:
-                return Decision(
+                return PlannedStep(
                     Step.VOID, f"{own[-1].key} was spoilt {MAX_RETRIES + 1} times in a row: {own[-1].invalid}"
                 )
-            return Decision(Step.MEASURE, f"again: {own[-1].invalid}", own[-1].key)
+            return PlannedStep(Step.MEASURE, f"again: {own[-1].invalid}", own[-1].key)
         if len(self.grid) == 1:
-            return self._stop("the grid has one point") if own else Decision(Step.MEASURE, "the only point", anchor)
+            return self._stop("the grid has one point") if own else PlannedStep(Step.MEASURE, "the only point", anchor)
         since = self._since_anchor(own, anchor)
         if since is None:
-            return Decision(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
+            return PlannedStep(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
         # Drift is seen at the anchor; where nothing else asks for it, only there, and of many only now and then.
         telling = [visit for visit in visits if visit.key == anchor] if self.settings.exhaustive else visits
         looks = not self.settings.exhaustive or (since == 0 and _is_look_due(len(telling)))
         if looks and (reason := find_void(find_drift(self.grid, telling, anchor))):
-            return Decision(Step.VOID, reason)
+            return PlannedStep(Step.VOID, reason)
         if since >= self.settings.anchor_every:
-            return Decision(Step.MEASURE, "the anchor again, against drift", anchor)
+            return PlannedStep(Step.MEASURE, "the anchor again, against drift", anchor)
         measured = {visit.key for visit in visits if visit.is_valid}
         left = [key for key in self._order if key not in measured and key not in excluded]
         wanted = self._decide_point(visits, left, excluded)
@@ -138,17 +138,17 @@ class Planner:
 
     def _decide_point(
         self, visits: Sequence[PointMeasurement], left: Sequence[str], excluded: Collection[str]
-    ) -> Decision:
+    ) -> PlannedStep:
         if not left:
             return self._stop("every point is measured")
         if self.settings.exhaustive:  # no fit is asked for: of two thousand points one takes a second
-            return Decision(Step.MEASURE, f"{len(left)} points are left", left[0])
+            return PlannedStep(Step.MEASURE, f"{len(left)} points are left", left[0])
         analysis = self.analyse(visits)
         count = len(analysis.measured)
         if self.settings.budget_points is not None and count >= max(self.settings.budget_points, 1):
             return self._stop(f"the budget of {self.settings.budget_points} points is spent")
         if count < max(self._first_points, MIN_POINTS) or analysis.model is None:
-            return Decision(Step.MEASURE, "spread over the grid, for the first fit", left[0])
+            return PlannedStep(Step.MEASURE, "spread over the grid, for the first fit", left[0])
         # The seed changes with every point, so that no unlucky draw is met twice.
         seed = self.settings.seed * 1_000_003 + count
         enough = _SMALL_FRONT_LEFT if len(self.grid) <= _SMALL_GRID else FRONT_LEFT
@@ -156,7 +156,7 @@ class Planner:
         front_left, pick_left = 1 - worth.front_share, worth.pick_gain
         done = front_left <= enough and pick_left <= PICK_LEFT
         if done and not self._foresaw(analysis):
-            return Decision(
+            return PlannedStep(
                 Step.MEASURE,
                 "the fit did not foresee the last points",
                 self._key(worth),
@@ -164,7 +164,7 @@ class Planner:
                 pick_gain=worth.pick_gain,
             )
         if done:
-            return Decision(
+            return PlannedStep(
                 Step.STOP,
                 f"what is unmeasured is expected to add {front_left:.1%} to the front and {pick_left:.1%} to the pick",
                 front_share=worth.front_share,
@@ -172,7 +172,7 @@ class Planner:
             )
         if count % EXPLORE_EVERY == 0:
             key = self._least_known(analysis, left)
-            return Decision(
+            return PlannedStep(
                 Step.MEASURE,
                 "the fit is least certain there",
                 key,
@@ -180,7 +180,7 @@ class Planner:
                 pick_gain=worth.pick_gain,
             )
         why = "the pick" if pick_left / PICK_LEFT > front_left / enough else "the front"
-        return Decision(
+        return PlannedStep(
             Step.MEASURE,
             f"may change {why} most",
             self._key(worth),
@@ -222,8 +222,8 @@ class Planner:
     def _first_points(self) -> int:
         return min(_PER_CLOCK * len(self.terms.domains) + _MORE, len(self.grid))
 
-    def _stop(self, reason: str) -> Decision:
-        return Decision(Step.STOP, reason)
+    def _stop(self, reason: str) -> PlannedStep:
+        return PlannedStep(Step.STOP, reason)
 
     def _since_anchor(self, visits: Sequence[PointMeasurement], anchor: str) -> int | None:
         """Visits since the anchor's last valid one; None before the first."""
