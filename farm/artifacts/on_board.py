@@ -149,6 +149,18 @@ def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
     return kind, None if is_on_demand(row) and kind.host_is_board else name
 
 
+def choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
+    """The type that was named, else the board's, else this machine's; and the board, None: any. Raises UsageError."""
+    if board is None:
+        return require_board_type(board_type or LOCAL), None
+    kind, name = find_board(store, board)
+    if board_type in (None, kind.name):
+        return kind, name
+    if board == LOCAL and name is None:
+        raise UsageError(f"--board local is this machine, which is no {board_type}", "Leave --board-type out.")
+    return require_board_type(board_type or ""), board
+
+
 @contextlib.contextmanager
 def hold_board(
     settings: Settings, store: Store, name: str, wait_s: float, purpose: str, say: Callable[[str], None]

@@ -15,17 +15,14 @@ from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.durations import read_duration_s
 from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
-from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps
 from farm.store import Store
-from farm.store.standing import is_on_demand
 from farm.sweep import stored
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
-LOCAL = "local"
 
 
 @app.command("run")
@@ -85,10 +82,13 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
 ) -> output.Document:
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
+    from farm.artifacts.on_board import choose_board
     from farm.sweep.plan.order import SweepOrder, SweepPlace
     from farm.sweep.run import programs, runner
 
     goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
+    if board is None and board_type is None:
+        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
     if boards is not None and boards < 1:
         raise UsageError(f"--boards must be at least 1, not {boards}")
     if out is not None:
@@ -114,7 +114,7 @@ def run(
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        kind, name = _choose_boards(store, board_type, board)
+        kind, name = choose_board(store, board_type, board)
         where = SweepPlace(kind.name, name, boards, wait_s)
         sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
         yield from _finish(store, sweep, out)
@@ -244,21 +244,6 @@ def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:
     from farm.report.sweep_page import write_sweep_report
 
     return dict(write_sweep_report(document, out))
-
-
-def _choose_boards(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
-    """The type, and the board where one was named. Raises UsageError."""
-    if board == LOCAL and not any(row["name"] == LOCAL for row in store.fetch_boards()):
-        if board_type not in (None, LOCAL):
-            raise UsageError(f"--board local is this machine, which is no {board_type}", "Leave --board-type out.")
-        return require_board_type(LOCAL), None
-    if board is not None:
-        row = store.require_board(board)
-        kind = require_board_type(board_type or str(row["board_type"]))
-        return kind, None if is_on_demand(row) and kind.name == row["board_type"] else board
-    if board_type is None:
-        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
-    return require_board_type(board_type), None
 
 
 def _read_ambient(text: str) -> float | None:

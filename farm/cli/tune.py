@@ -19,16 +19,13 @@ from farm.cli.durations import read_duration_s
 from farm.connectivity.services_state import is_held
 from farm.crew.virtual import require_virtual
 from farm.errors import UsageError
-from farm.inventory.board_types import BoardType, require_board_type
 from farm.processes.machine import name_user
 from farm.report.campaign_rows import describe_final
-from farm.store import Store
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
     from farm.campaign.tune import Tuned
 
-LOCAL = "local"
 # Boards that are named at the end; --json has all.
 _MOST_NAMED = 6
 
@@ -80,6 +77,8 @@ def tune(
     Exit code 1 where none was found.
     """
     since = time.monotonic()
+    from farm.artifacts.on_board import choose_board
+
     options.require_trials(trials)
     wait_s = read_duration_s("--wait", wait)
     if virtual and (board_type is None or board is not None):
@@ -92,7 +91,7 @@ def tune(
     settings = farm_settings.load()
     screen = CampaignScreen()
     with options.open_store(settings) as store:
-        kind, name = _choose_board(store, board_type, board)
+        kind, name = choose_board(store, board_type, board)
         if virtual and (added := require_virtual(store, kind, name_user())):
             screen.note(f"added {' and '.join(added)} (simulated)")
         source, inputs = options.read_model(model, shape, batch, trust_model)
@@ -149,16 +148,6 @@ def _require_native(virtual: bool) -> None:
             "`farm down` first, or: FARM_VIRTUAL_CODE=native farm up.",
         )
     os.environ["FARM_VIRTUAL_CODE"] = emulation.NATIVE
-
-
-def _choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
-    """The type that was named, else the board's, else this machine's; and the board, None: any. Raises UsageError."""
-    if board is None:
-        return require_board_type(board_type or LOCAL), None
-    from farm.artifacts.on_board import find_board
-
-    kind, name = find_board(store, board)
-    return (kind if board_type is None else require_board_type(board_type)), name
 
 
 def _document(model: str, tuned: Tuned) -> dict[str, Any]:
