@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 
 NOTHING = "–"
@@ -103,6 +104,11 @@ def format_duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def format_minute(at: float) -> str:
+    """A moment since the epoch as a date and a time of this place."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def format_point(key: str, common: Iterable[str] = ()) -> str:

@@ -40,15 +40,6 @@ _LOG_TIMEOUT_S = 30.0
 _MAX_OUTPUT_BYTES = 64 << 20
 _REST = "farm.rest"
 
-Accept = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept-host-key",
-        metavar="SHA256:…",
-        help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
-    ),
-]
-
 
 class CommandWithRest(typer.core.TyperCommand):
     """Keeps what follows `--` apart, which would otherwise be taken for more names."""
@@ -66,7 +57,7 @@ def execute(
         list[str], typer.Argument(metavar="NAME… -- COMMAND…", help="Boards, then `--` and the command to run.")
     ],
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit for each board.")] = "60s",
-    accept_host_key: Accept = None,
+    accept_host_key: first_contact.Accept = None,
     json: options.Json = False,
 ) -> None:
     """Run a command on boards over SSH; ends with its exit code, of several boards with the greatest.
@@ -111,7 +102,7 @@ def logs(
         str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    accept_host_key: Accept = None,
+    accept_host_key: first_contact.Accept = None,
 ) -> None:
     """Show the logs of a board's agent and clock helper."""
     settings = farm_settings.load()

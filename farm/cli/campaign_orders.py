@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from farm.errors import UsageError
 from farm.processes.machine import name_user
 from farm.report import campaign_rows, campaign_table
 from farm.report.campaign_document import make_document, shorten
+from farm.units import format_minute
 from farm.values import CampaignState, FleetCampaign
 
 
@@ -73,7 +73,7 @@ def show(name: Name) -> output.Document:
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
     for line in (
         f"{found} of {len(document['winners'])} tasks have a record",
-        f"owner {campaign.owner}, submitted {_date(campaign.started_at)} by `farm {campaign.command}`",
+        f"owner {campaign.owner}, submitted {format_minute(campaign.started_at)} by `farm {campaign.command}`",
     ):
         output.say(line)
 
@@ -158,7 +158,7 @@ def _row(campaign: FleetCampaign) -> tuple[object, ...]:
         campaign.state,
         f"{progress.get('counted', 0):,}",
         "; ".join(_list_limits(campaign)),
-        _date(campaign.started_at),
+        format_minute(campaign.started_at),
         campaign.reason,
     )
 
@@ -175,7 +175,3 @@ def _list_limits(campaign: FleetCampaign) -> list[str]:
     if limits.get("board_s") is not None:
         found.append(f"{limits['board_s'] / 3600:g} board-hours")
     return found
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -91,11 +91,4 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
 
 
 def _to_document(check: Check) -> dict[str, Any]:
-    return {
-        "name": check.name,
-        "ok": check.ok,
-        "level": str(check.level),
-        "detail": check.detail,
-        "advice": check.advice,
-        "seconds": round(check.seconds, 3),
-    }
+    return check.to_document() | {"ok": check.ok}

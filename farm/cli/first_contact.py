@@ -10,6 +10,9 @@ import concurrent.futures
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping
+from typing import Annotated
+
+import typer
 
 from farm.cli import output
 from farm.connectivity.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
@@ -20,6 +23,14 @@ _AT_ONCE = 16
 
 # Is given a question and gives a person's answer; None where there is nobody to ask.
 Ask = Callable[[str], str]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-host-key",
+        metavar="SHA256:…",
+        help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
+    ),
+]
 
 
 def confirm_host_keys(

@@ -60,14 +60,7 @@ def provision(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Number of boards at a time.")] = 8,
-    accept_host_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--accept-host-key",
-            metavar="SHA256:…",
-            help="Fingerprint of a host key to pin where none is confirmed yet; repeatable.",
-        ),
-    ] = None,
+    accept_host_key: first_contact.Accept = None,
 ) -> output.Document:
     """Install the agent on boards over SSH, or bring it up to date, and prove that it works. Safe to run again."""
     settings = farm_settings.load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from farm.inventory.board_types import require_board_type
 from farm.processes.machine import name_user
 from farm.report.record_choice import Filters, point_to_others, require_workload
 from farm.report.record_document import make_document, name_codes, to_document
+from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
 
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
@@ -116,7 +116,7 @@ def best_trials(
                 f"{row['gflops']:.2f}",
                 f"{row['median_s'] * 1e6:,.1f}",
                 row["board"],
-                _show_time(row["recorded_at"]),
+                format_minute(row["recorded_at"]),
                 "yes" if row["record"] else "",
             )
             for row in rows
@@ -171,7 +171,7 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
                 f"{r.median_s * 1e6:,.1f}",
                 f"{r.flop / r.median_s / 1e9:.2f}",
                 f"{r.max_rel_error:.1e}",
-                _show_time(r.verified_at),
+                format_minute(r.verified_at),
                 r.origin["store"][:8] if r.origin else "here",
                 r.workload,
             )
@@ -187,10 +187,6 @@ def _show_point(point: str) -> str:
     return "default" if point == DEFAULT_POINT else point
 
 
-def _show_time(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
 def _tell_evidence(record: Record) -> str:
     if not record.evidence:
         return "its output was checked; its time is a single trial's"
@@ -201,5 +197,5 @@ def _tell_origin(record: Record) -> str:
     origin = record.origin or {}
     return (
         f"from the store {origin.get('store', '?')}, taken in from {origin.get('source', '?')}"
-        f" by {origin.get('by', '?')} at {_show_time(float(origin.get('at') or 0.0))}"
+        f" by {origin.get('by', '?')} at {format_minute(float(origin.get('at') or 0.0))}"
     )

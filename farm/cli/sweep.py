@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps
 from farm.store import Store
 from farm.sweep import stored
+from farm.units import format_minute
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
@@ -155,7 +155,7 @@ def list_sweeps() -> output.Document:
                 row["points"],
                 row["visits"],
                 row["state"],
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])),
+                format_minute(row["started_at"]),
             )
             for row in rows
         ],

@@ -112,7 +112,7 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     order = sorted(range(len(columns)), key=lambda index: -columns[index].matters)
     spare = [index for index in order if columns[index].matters]
     tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
-    rails = _list_rails(series)
+    rails = sweep_rows.list_rails({"series": [series]})
     if rows and len(rails) > _MOST_RAILS:
         _say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
     unseen = len(series["rows"]) - len(rows)
@@ -152,28 +152,15 @@ def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     inferences = "Inf./J" if series["batch"] == 1 else f"Inf./J x {series['batch']}"
     return [
         _Column("Power (W)", 0, [_watts(each and each["value"]) for each in power]),
-        *(_Column(rail, 7, [_watts(row["rail_power_w"].get(rail)) for row in rows]) for rail in _choose_rails(series)),
+        *(
+            _Column(rail, 7, [_watts(row["rail_power_w"].get(rail)) for row in rows])
+            for rail in sweep_rows.choose_rails(series, _MOST_RAILS)
+        ),
         _Column(f"Energy ({joule.unit})", 0, [_number(each and each["value"], joule.factor) for each in energy]),
         _Column("95 % CI", 1, [_range(each, joule.factor) for each in energy]),
         _Column("Above idle", 6, [_number(each and each["value"], joule.factor) for each in above]),
         _Column(inferences, 6, [_number(each, series["batch"]) for each in per_joule]),
     ]
-
-
-def _list_rails(series: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(rail for row in series["rows"] for rail in row["rail_power_w"]))
-
-
-def _choose_rails(series: Mapping[str, Any]) -> list[str]:
-    """Those that draw most, in the board's order."""
-    rails = _list_rails(series)
-    largest = sorted(rails, key=lambda name: -_largest(series, name))[:_MOST_RAILS]
-    return [rail for rail in rails if rail in largest]
-
-
-def _largest(series: Mapping[str, Any], rail: str) -> float:
-    """The most that a rail draws at any point."""
-    return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
 
 
 def _flags(series: Mapping[str, Any], row: Mapping[str, Any]) -> str:

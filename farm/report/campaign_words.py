@@ -5,7 +5,6 @@ How it looks, as HTML and as Markdown, is decided in `pages.py`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
-from farm.units import format_latency
+from farm.units import format_latency, format_minute
 
 _SIDES = {
     "ok": "good",
@@ -57,9 +56,9 @@ def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
 
 
 def _subtitle(document: Document) -> str:
-    parts = [f"submitted {_date(document['started_at'])} by {document['owner']}"]
+    parts = [f"submitted {format_minute(document['started_at'])} by {document['owner']}"]
     if document["finished_at"] is not None:
-        parts.append(f"ended {_date(document['finished_at'])}")
+        parts.append(f"ended {format_minute(document['finished_at'])}")
     return " · ".join(parts)
 
 
@@ -245,8 +244,8 @@ def _order(document: Document) -> Iterator[PageTable | Listing]:
     about = {
         "owner": document["owner"],
         "command": f"farm {document['command']}",
-        "submitted": _date(document["started_at"]),
-        "ended": None if document["finished_at"] is None else _date(document["finished_at"]),
+        "submitted": format_minute(document["started_at"]),
+        "ended": None if document["finished_at"] is None else format_minute(document["finished_at"]),
         "priority": document["priority"] or None,
         "board types": ", ".join(f"{each['type']} at {', '.join(each['points'])}" for each in document["types"]),
         "labels": ", ".join(f"{key}={value}" for key, value in document["labels"].items()) or None,
@@ -260,7 +259,7 @@ def _order(document: Document) -> Iterator[PageTable | Listing]:
 
 def _events(document: Document) -> Iterator[Listing]:
     told = campaign_history.tell(document["events"])
-    entries = [f"{_date(at)} {text}" for at, text in told[-_MOST_EVENTS:]]
+    entries = [f"{format_minute(at)} {text}" for at, text in told[-_MOST_EVENTS:]]
     if len(told) > len(entries):
         entries.insert(0, f"{len(told) - len(entries)} earlier ones are in report.json")
     if entries:
@@ -273,7 +272,3 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _latency(seconds: float | None) -> str:
     return "–" if seconds is None else format_latency(seconds)
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +78,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
 
 def _subtitle(document: Document) -> str:
     grid, board = document["grid"], document["board"]
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started_at"]))
+    when = units.format_minute(document["started_at"])
     names = ", ".join(board["names"])
     points = f"{grid['measured']} of {grid['points']} operating points measured"
     took = units.format_duration(document["seconds"])

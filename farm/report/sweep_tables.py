@@ -58,9 +58,7 @@ def list_points(document: Document, series: Series) -> PageTable:
 
 def list_rails(document: Document, series: Series) -> PageTable | None:
     """Power by rail at each measured point; None where no rail was read."""
-    rails = sweep_rows.list_rails(document)
-    largest = sorted(rails, key=lambda rail: -_most_w(series, rail))[:MOST_RAILS]
-    rails = [rail for rail in rails if rail in largest]
+    rails = sweep_rows.choose_rails(series, MOST_RAILS)
     rows = [row for row in series["rows"] if row["rail_power_w"]]
     if not rails or not rows:
         return None
@@ -76,11 +74,6 @@ def list_rails(document: Document, series: Series) -> PageTable | None:
     kinds = [_line_kind(series, row) for row in rows]
     caption = _caption(document, series, common)
     return make_table(["operating point", "total, W", *rails], cells, caption=caption, kinds=kinds)
-
-
-def _most_w(series: Series, rail: str) -> float:
-    """The most that a rail draws at any point."""
-    return max((float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]), default=0.0)
 
 
 def _watts(power_w: float | None) -> str:

@@ -94,11 +94,11 @@ def certify_board(
             "farm_version": __version__,
             "agent_version": about.agent_version,
             "result": run.result,
-            "checks": [_to_dict(check) for check in run.checks],
+            "checks": [check.to_document() for check in run.checks],
             "facts": run.facts,
         }
         if names:
-            document |= {"board": name, "way": [_to_dict(check) for check in run.way]}
+            document |= {"board": name, "way": [check.to_document() for check in run.way]}
         else:
             hidden = _list_names(settings, board)
             document |= {part: hide(document[part], hidden) for part in ("checks", "facts")}
@@ -160,10 +160,6 @@ class _Run:
             return "incomplete"
         doubts = sum(check.level is Level.WARNING for check in self.checks)
         return f"passed, {doubts} to look at" if doubts else "passed"
-
-
-def _to_dict(check: Check) -> dict[str, Any]:
-    return dataclasses.asdict(check) | {"level": str(check.level), "seconds": round(check.seconds, 3)}
 
 
 def _describe_versions(agent_version: str) -> str | Doubt:

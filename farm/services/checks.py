@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from device_agent.protocol import StrEnum
 from farm.errors import FarmError
@@ -33,6 +34,10 @@ class Check:
     def ok(self) -> bool:
         """Whether nothing has to be done before work can go on."""
         return self.level in (Level.OK, Level.WARNING)
+
+    def to_document(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return dataclasses.asdict(self) | {"level": str(self.level), "seconds": round(self.seconds, 3)}
 
 
 @dataclasses.dataclass(frozen=True)

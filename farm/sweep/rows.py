@@ -101,6 +101,14 @@ def list_rails(document: Document) -> list[str]:
     return list(dict.fromkeys(rail for row in rows for rail in row["rail_power_w"]))
 
 
+def choose_rails(series: Series, most: int) -> list[str]:
+    """Those of a series that draw most at any point, in the board's order."""
+    rails = list_rails({"series": [series]})
+    drawn_w = {rail: max(float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]) for rail in rails}
+    largest = sorted(rails, key=lambda rail: -drawn_w[rail])[:most]
+    return [rail for rail in rails if rail in largest]
+
+
 def order_series(document: Document) -> list[Series]:
     """The series as people want to see them: tuned ones first, since that is what one ships."""
     return sorted(document["series"], key=lambda series: bool(series["variant"] != "tuned"))
