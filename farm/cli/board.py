@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -239,39 +240,25 @@ def replace(
         output.stdout.print(f"its host key is to be confirmed: farm board trust {name}", markup=False)
 
 
-@app.command("drain")
-@output.command
-def drain(names: Names, reason: Reason = "") -> None:
-    """Give boards no new work, until `undrain`."""
-    _order(Kind.DRAIN, names, reason)
+# What operators order of boards, by the name of the command.
+_ORDERS = {
+    Kind.DRAIN: "Give boards no new work, until `undrain`.",
+    Kind.UNDRAIN: "Put drained boards back in service; a probe decides.",
+    Kind.QUARANTINE: "Keep boards out of service until `clear`.",
+    Kind.CLEAR: "Trust boards again that were quarantined, unsafe or retired; a probe decides.",
+    Kind.RETIRE: "Keep boards for their history only.",
+}
 
 
-@app.command("undrain")
-@output.command
-def undrain(names: Names, reason: Reason = "") -> None:
-    """Put drained boards back in service; a probe decides."""
-    _order(Kind.UNDRAIN, names, reason)
+def _make_order(kind: Kind) -> Callable[..., None]:
+    def order(names: Names, reason: Reason = "") -> None:
+        _order(kind, names, reason)
+
+    return output.command(order)
 
 
-@app.command("quarantine")
-@output.command
-def quarantine(names: Names, reason: Reason = "") -> None:
-    """Keep boards out of service until `clear`."""
-    _order(Kind.QUARANTINE, names, reason)
-
-
-@app.command("clear")
-@output.command
-def clear(names: Names, reason: Reason = "") -> None:
-    """Trust boards again that were quarantined, unsafe or retired; a probe decides."""
-    _order(Kind.CLEAR, names, reason)
-
-
-@app.command("retire")
-@output.command
-def retire(names: Names, reason: Reason = "") -> None:
-    """Keep boards for their history only."""
-    _order(Kind.RETIRE, names, reason)
+for _kind, _said in _ORDERS.items():
+    app.command(str(_kind), help=_said)(_make_order(_kind))
 
 
 @app.command("release")

@@ -27,32 +27,11 @@ _SIDES = {
 }
 
 
-class Latency(TypedDict, total=False):
-    """Latency of one variant in milliseconds; `ci` is the median's 95 % confidence interval, `runs` a count."""
-
-    median: float
-    mean: float
-    min: float
-    max: float
-    std: float
-    ci: Sequence[float] | None
-    runs: int
-
-
-class WorkloadRow(TypedDict, total=False):
-    """One row of the workload table; figures are of the best trial, null where there was none."""
-
-    name: str
-    flop: float
-    weight: int
-    best_gflops: float | None
-    latency_us: float | None
-    trials: int
-
-
 class Document(TypedDict, total=False):
     """What `farm quickstart --json` prints. Only `model`, `board`, `trials` and `latency_ms` must be there.
 
+    `latency_ms` has by variant median, mean, min, max and std, `ci`, its 95 % interval, and the number of runs.
+    `workloads` have name, flop, weight and trials, best_gflops and latency_us, null where no trial was good.
     `board` has name, type and simulated. `trials` counts ok ones and faults per side, optionally `by_status`.
     `measurement` and `environment` hold what to list under "How it was measured": name -> text or number.
     `plots` maps a caption to a file beside the report.
@@ -63,7 +42,7 @@ class Document(TypedDict, total=False):
     trials: Mapping[str, Any]
     seconds_to_first_trial: float | None
     seconds_total: float | None
-    latency_ms: Mapping[str, Latency | None]
+    latency_ms: Mapping[str, Mapping[str, Any] | None]
     gained: str
     speedup_vs_untuned: float | None
     ratio_to_onnxruntime: float | None
@@ -71,7 +50,7 @@ class Document(TypedDict, total=False):
     max_rel_error: float | None
     outputs_match: bool | None
     report: Mapping[str, str]
-    workloads: Sequence[WorkloadRow]
+    workloads: Sequence[Mapping[str, Any]]
     records_reused: int
     measurement: Mapping[str, Any]
     environment: Mapping[str, Any]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from farm.report import markdown
 
 
-def latency(median: float) -> markdown.Latency:
+def latency(median: float) -> dict[str, Any]:
     """Figures around a median in milliseconds."""
     return {
         "median": median,

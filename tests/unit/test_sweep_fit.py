@@ -19,7 +19,6 @@ from farm.sweep.fit.pareto import (
     hypervolume,
     improvements,
     reference_point,
-    surely_dominates,
 )
 from farm.sweep.fit.terms import Knee, build_terms
 
@@ -121,8 +120,6 @@ def test_a_front_says_how_sure_each_point_is() -> None:
     assert front["even"].on_front
     assert not front["twin"].on_front
     assert 0.05 < front["twin"].confidence < 0.95
-    assert surely_dominates(points[1], points[3])
-    assert not surely_dominates(points[1], points[2])
 
 
 def test_hypervolume_is_the_area_below_the_corner() -> None:

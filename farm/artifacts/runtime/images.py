@@ -17,9 +17,6 @@ from .inputs import InputError
 
 Array = npt.NDArray[Any]
 
-# What is asked of an image's name before anything reads it.
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
-
 
 def read_image(path: Path, channels: int) -> Any:
     """The image, upright, with so many channels. Raises InputError, also where Pillow is not installed."""

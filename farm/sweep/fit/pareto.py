@@ -39,11 +39,6 @@ class FrontPoint:
     confidence: float
 
 
-def surely_dominates(one: FrontCandidate, other: FrontCandidate) -> bool:
-    """Whether `one` is better in both, with the intervals apart."""
-    return one.latency.high < other.latency.low and one.cost.high < other.cost.low
-
-
 def find_front(candidates: Sequence[FrontCandidate]) -> tuple[FrontPoint, ...]:
     """The front and its contenders, fastest first. Errors of different points are taken as independent."""
     if not candidates:
