@@ -103,10 +103,11 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class PageAnswer:
-    """What came out, in a line, and what there is to say of it."""
+    """What came out, in a line, and what there is to say of it; of which series of several."""
 
     lead: str
     text: str = ""
+    series: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +123,13 @@ class ReportPage:
     footer: str
 
 
-def write_html(page: ReportPage, pictures: Sequence[Picture], files: Sequence[str]) -> str:
-    """The page as HTML which needs nothing but itself; `files` lie beside it."""
+def write_html(
+    page: ReportPage, pictures: Sequence[Picture], files: Sequence[str], template: str = "page.html", **more: object
+) -> str:
+    """The page as HTML which needs nothing but itself; `files` lie beside it, `more` is what its template wants."""
     shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
-    return render("page.html", page=page, pictures=shown, files=files)
+    values = {"page": page, "pictures": shown, "files": files, "several": False} | more
+    return _environment().get_template(template).render(values)
 
 
 def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
@@ -147,15 +151,10 @@ def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
     return render_markdown("page.md", {"page": whole, "pictures": pictures})
 
 
-def render(template: str, **values: object) -> str:
-    """A page from a template's file name. Raises jinja2.TemplateError where the template and the values do not fit."""
-    return _environment().get_template(template).render(values)
-
-
 def render_markdown(
     template: str, values: Mapping[str, object], filters: Mapping[str, Callable[[Any], str]] | None = None
 ) -> str:
-    """As `render`, in Markdown, whose texts are escaped already; what blocks leave between paragraphs is one line."""
+    """A page in Markdown from a template, whose texts are escaped already; between paragraphs stands one empty line."""
     environment = _environment().overlay()
     environment.filters = environment.filters | dict(filters or {})
     text = re.sub(r"[ \t]+$", "", environment.get_template(template).render(values), flags=re.MULTILINE)

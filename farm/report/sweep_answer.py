@@ -5,12 +5,12 @@ Which point is picked was decided by the sweep; here it is only told. Texts are 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from farm import units
 from farm.report import sweep_variants
+from farm.report.pages import PageAnswer
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
 from farm.units import format_percent, format_point
@@ -23,16 +23,7 @@ _OBJECTIVES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepAnswer:
-    """The lead says what to set, or that there is nothing to recommend; the text says why, and what it costs."""
-
-    series: str
-    lead: str
-    text: str
-
-
-def write_answers(document: Document) -> list[SweepAnswer]:
+def write_answers(document: Document) -> list[PageAnswer]:
     """One answer per series, tuned ones first."""
     return [_answer(document, series) for series in sweep_rows.order_series(document)]
 
@@ -79,12 +70,12 @@ def _times(ratios: list[sweep_rows.VariantRatio], better: str, worse: str) -> st
     return f"{told} ({units.format_number(values[0])} – {units.format_number(values[-1])})"
 
 
-def _answer(document: Document, series: Series) -> SweepAnswer:
+def _answer(document: Document, series: Series) -> PageAnswer:
     name = sweep_rows.name_series(series, document)
     pick, row = series["pick"], sweep_rows.find_pick(series)
     if not pick or row is None:
         text = _sentence(series["no_pick"] or "the sweep ended before one was chosen")
-        return SweepAnswer(name, "No operating point can be recommended.", text)
+        return PageAnswer("No operating point can be recommended.", text, name)
     rows = sweep_rows.counted(series)
     time = units.seconds_scale(each["latency_s"]["value"] for each in rows)
     value, interval = time.interval(row["latency_s"])
@@ -102,7 +93,7 @@ def _answer(document: Document, series: Series) -> SweepAnswer:
     if len(sweep_rows.measured(series)) > 1:
         sentences.append(f"It was picked for {describe_goal(document['goal'])}.")
         sentences.append(_certainty(pick))
-    return SweepAnswer(name, _lead(row["key"]), " ".join(sentence for sentence in sentences if sentence))
+    return PageAnswer(_lead(row["key"]), " ".join(sentence for sentence in sentences if sentence), name)
 
 
 def _certainty(pick: Mapping[str, Any]) -> str:

@@ -46,18 +46,26 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
     simulated = bool(document["board"]["simulated"])
     series = sweep_rows.order_series(document)
     rails = [table for each in series if (table := sweep_tables.list_rails(document, each))]
-    return pages.render(
-        "sweep.html",
-        sweep=document["sweep"],
+    summary = sweep_answer.compare_variants(document)
+    if not sweep_rows.has_energy(document):
+        summary.append("This board has no power sensor for its total: power and energy are not known.")
+    page = pages.ReportPage(
         title=f"{document['model']} on {sweep_rows.name_boards(document)}{' (simulated)' if simulated else ''}",
         subtitle=_subtitle(document),
-        simulated=simulated,
+        simulated="this board is a model of hardware. No figure below was measured on a real one." if simulated else "",
+        answers=sweep_answer.write_answers(document),
+        summary=summary,
+        sections=(),
+        footer=f"Written by farm sweep report {document['sweep']}."
+        + (" All figures are simulated." if simulated else ""),
+    )
+    return pages.write_html(
+        page,
+        pictures,
+        (CSV, JSON),
+        "sweep.html",
         broken=_STATES.get(document["state"], ""),
         several=len(series) > 1,
-        answers=sweep_answer.write_answers(document),
-        comparisons=sweep_answer.compare_variants(document),
-        energy=sweep_rows.has_energy(document),
-        pictures=[{"caption": each.caption, "data": pages.embed(each.svg)} for each in pictures],
         variants=sweep_variants.list_variants(document),
         unmeasured=_unmeasured(document),
         runners_up=[table for each in series if (table := _runners_up(document, each))],
@@ -72,7 +80,6 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         notes=document["notes"],
         environment=_environment(document),
         csv=CSV,
-        json=JSON,
     )
 
 
