@@ -71,11 +71,9 @@ def execute(
         addresses = {name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards}
         for row in store.fetch_boards():
             if row["name"] in addresses and row["lease"] and not is_reserved_by(row, name_user()):
-                output.stderr.print(
+                output.tell(
                     f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
-                    "what runs beside that disturbs it",
-                    soft_wrap=True,
-                    markup=False,
+                    "what runs beside that disturbs it"
                 )
     many = len(addresses) > 1
 
@@ -232,9 +230,9 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
                 data = b"".join(label + line + b"\n" for line in data.splitlines())
             output.to_stream(stream, data)
         if with_name and done.result.code:
-            output.stderr.print(f"{name}: exit code {done.result.code}", soft_wrap=True, markup=False)
+            output.tell(f"{name}: exit code {done.result.code}")
     elif with_name:
-        output.stderr.print(f"{name}: {done.error}", soft_wrap=True, markup=False)
+        output.tell(f"{name}: {done.error}")
 
 
 def fetch_transport(store: Store, name: str) -> Transport:

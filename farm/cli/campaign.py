@@ -120,8 +120,7 @@ def _print_plan(planned: CampaignPlan) -> None:
         rows,
         left=(0, 1),
     )
-    for line in _describe(planned):
-        output.say(line)
+    output.say(*_describe(planned))
 
 
 def _describe(planned: CampaignPlan) -> Iterator[str]:

@@ -71,11 +71,10 @@ def show(name: Name) -> output.Document:
         print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
     for each in list_artifacts(document) if found else ():
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
-    for line in (
+    output.say(
         f"{found} of {len(document['winners'])} tasks have a record",
         f"owner {campaign.owner}, submitted {format_minute(campaign.started_at)} by `farm {campaign.command}`",
-    ):
-        output.say(line)
+    )
 
 
 @output.command

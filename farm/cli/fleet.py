@@ -31,8 +31,8 @@ def check(file: File) -> output.Document:
     boards = read_fleet(file).boards
     yield {"file": str(file), "boards": [_board_document(board) for board in boards]}
     for board in boards:
-        _print_line(_describe(board))
-    _print_line(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
+        output.say(_describe(board))
+    output.say(f"{'1 board' if len(boards) == 1 else f'{len(boards)} boards'}, nothing wrong")
 
 
 @app.command("apply")
@@ -111,17 +111,17 @@ def _to_power(board: FleetBoard) -> dict[str, Any]:
 
 def _print_plan(todo: FleetPlan) -> None:
     for board in todo.added:
-        _print_line(f"+ {_describe(board)}")
+        output.say(f"+ {_describe(board)}")
     for change in todo.changed:
-        _print_line(f"~ {change.board.name}")
+        output.say(f"~ {change.board.name}")
         for field in change.fields:
-            _print_line(f"    {field.field}: {_value(field.old)} → {_value(field.new)}")
+            output.say(f"    {field.field}: {_value(field.old)} → {_value(field.new)}")
     for name in todo.removed:
-        _print_line(f"- {name}")
+        output.say(f"- {name}")
     for held in todo.held_back:
-        _print_line(f"! {held.name}: leased by {held.owner}; {held.action} it when it is free")
+        output.say(f"! {held.name}: leased by {held.owner}; {held.action} it when it is free")
     if todo.unlisted:
-        _print_line(f"not in the file, and kept without --prune: {', '.join(todo.unlisted)}")
+        output.say(f"not in the file, and kept without --prune: {', '.join(todo.unlisted)}")
 
 
 def _print_end(todo: FleetPlan, dry_run: bool) -> None:
@@ -136,7 +136,7 @@ def _print_end(todo: FleetPlan, dry_run: bool) -> None:
         )
         if boards
     )
-    _print_line(f"{'nothing was changed; would be: ' if dry_run and not todo.is_empty else ''}{done or 'no boards'}")
+    output.say(f"{'nothing was changed; would be: ' if dry_run and not todo.is_empty else ''}{done or 'no boards'}")
 
 
 def _plan_document(todo: FleetPlan, file: str, dry_run: bool) -> dict[str, Any]:
@@ -166,11 +166,6 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
         "labels": dict(board.labels),
         "power": _to_power(board) or None,
     }
-
-
-def _print_line(text: str) -> None:
-    # An IPv6 address may hold what rich takes for the name of an emoji.
-    output.say(text)
 
 
 def _describe(board: FleetBoard) -> str:

@@ -67,7 +67,7 @@ def _open_store(settings: farm_settings.Settings) -> contextlib.AbstractContextM
     try:
         return Store(settings.store_location)
     except FarmError as error:
-        output.stderr.print(f"warning: without the store's events: {error}", soft_wrap=True, markup=False)
+        output.tell(f"warning: without the store's events: {error}")
         return contextlib.nullcontext()
 
 

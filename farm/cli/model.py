@@ -116,10 +116,7 @@ def show(
 
 def _print(model: dict[str, Any]) -> None:
     """What `show` says, as text."""
-
-    def say(text: str) -> None:
-        output.say(text)
-
+    say = output.say
     say(f"{model['model']} ({model['origin']})")
     for way in ("input", "output"):
         for each in model[f"{way}s"]:

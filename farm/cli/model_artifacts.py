@@ -286,8 +286,7 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
         lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
     for device, why in manifest.not_made.items():
         lines.insert(1, f"taken for the {manifest.device}, since no code was made for the {device}: {why}")
-    for line in lines:
-        output.say(line)
+    output.say(*lines)
 
 
 def _say_weights(manifest: Manifest) -> str:

@@ -75,11 +75,10 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
             "sent_bytes": done.sent_bytes,
         }
     )
-    for line in (
+    output.say(
         f"{done.package} is on {name} in {done.folder} ({_say_sent(done.bytes, done.sent_bytes)})",
         f"there: {done.command} INPUT",
-    ):
-        output.say(line)
+    )
 
 
 @output.command
@@ -234,8 +233,7 @@ def _print_run(document: dict[str, Any]) -> None:
     lines = [f"{document['latency']['count']:.0f} runs, {conditions}{simulated}", _say_details(document)]
     lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
-    for line in lines:
-        output.say(line)
+    output.say(*lines)
 
 
 def _say_details(document: dict[str, Any]) -> str:
@@ -290,5 +288,4 @@ def _print_bench(document: dict[str, Any]) -> None:
         f"{format_conditions(document['threads'], document['clocks'], document['operating_point'])}; {document['runs']}"
     )
     notes += [f"report: {path}" for path in document.get("report", ())]
-    for note in notes:
-        output.say(note)
+    output.say(*notes)

@@ -74,12 +74,18 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def say(text: str) -> None:
-    """A sentence on stdout: on a terminal broken between words, in a file one line.
+def say(*texts: str) -> None:
+    """Sentences on stdout: on a terminal broken between words, in a file a line each.
 
     What is to be copied, a command or a path, is printed as it is.
     """
-    stdout.print(text, soft_wrap=not stdout.is_terminal, markup=False, emoji=False)
+    for text in texts:
+        stdout.print(text, soft_wrap=not stdout.is_terminal, markup=False, emoji=False)
+
+
+def tell(text: str) -> None:
+    """A line on stderr, whatever is in it."""
+    stderr.print(text, soft_wrap=True, markup=False)
 
 
 def note(text: str) -> None:
@@ -119,7 +125,7 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def carried_out(*values: Any, debug: bool = False, **options: Any) -> None:
         as_json = options.pop("json", False) if yields else False
-        run(lambda: _tell(function(*values, **options), as_json), debug)
+        run(lambda: _carry_out(function(*values, **options), as_json), debug)
 
     # Typer reads both: what the function takes, and the options that all have.
     signature = inspect.signature(function, eval_str=True)
@@ -133,7 +139,7 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
     return carried_out
 
 
-def _tell(told: Document | None, as_json: bool) -> None:
+def _carry_out(told: Document | None, as_json: bool) -> None:
     if told is None:
         return
     end: FarmError | int | None = None
@@ -232,4 +238,4 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{record.levelname.lower()}: {record.getMessage()}"
         with contextlib.suppress(OSError):
-            stderr.print(text, soft_wrap=True, markup=False)
+            tell(text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +74,7 @@ def provision(
     with contextlib.ExitStack() as stack:
         proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
         job = ProvisioningJob(
-            BundleCache(settings.home_path / "cache" / "bundles", bundle, _note),
+            BundleCache(settings.home_path / "cache" / "bundles", bundle, output.tell),
             proof,
             known_hosts,
             prefix,
@@ -105,7 +104,7 @@ class _Proof:
     def __call__(self, target: ProvisioningTarget) -> str:
         with self._lock:
             if self._services is None:
-                self._services = self._stack.enter_context(using_services(self._settings, self._names, _note))
+                self._services = self._stack.enter_context(using_services(self._settings, self._names, output.tell))
                 if self._unknown:  # ways that were refused until now
                     self._services.retry(sorted(self._unknown))
         self._services.wait_reachable(target.name, _REACH_TIMEOUT_S)
@@ -151,10 +150,7 @@ def _refused(name: str, error: FarmError) -> BoardReport:
 
 def _show_step(name: str, step: StepReport) -> None:
     seconds = f" ({step.seconds:.1f} s)" if step.seconds >= 0.05 else ""
-    _note(f"{name}: {step.name}: {step.status}{f', {step.detail}' if step.detail else ''}{seconds}")
-
-
-_note: Callable[[str], None] = lambda text: output.stderr.print(text, soft_wrap=True, markup=False)  # noqa: E731
+    output.tell(f"{name}: {step.name}: {step.status}{f', {step.detail}' if step.detail else ''}{seconds}")
 
 
 def _tell_all(reports: list[BoardReport], notes: dict[str, str]) -> output.Document:

@@ -104,5 +104,4 @@ def _print(document: dict[str, Any]) -> None:
                 lines.append(f"on a virtual Jetson Nano (simulated), {series['variant']}: {series['pick']['text']}")
     lines += document["notes"]
     lines.append(f"report: {document['report']['markdown']}")
-    for line in lines:
-        output.say(line)
+    output.say(*lines)

@@ -60,8 +60,7 @@ def show_record(workload: _Which) -> output.Document:
     yield make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
-    for line in (*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items())):
-        output.say(line)
+    output.say(*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items()))
     _print_records(records, codes, "no record; `farm record best` shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"

@@ -43,11 +43,7 @@ def export(
         bundle = store.fetch_bundle(records)
     written = exchange.write_folder(bundle, folder)
     yield {"folder": str(folder), "records": written, "trials": len(bundle.trials)}
-    output.stderr.print(
-        f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}",
-        markup=False,
-        soft_wrap=True,
-    )
+    output.tell(f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}")
 
 
 @output.command
@@ -121,4 +117,4 @@ def _tell(taken: Taken) -> output.Document:
     if taken.refused:
         lines.append(f"{taken.refused} records are refused: their candidates computed wrong results here")
     for line in lines:
-        output.stderr.print(line, markup=False, soft_wrap=True)
+        output.tell(line)

@@ -233,8 +233,7 @@ def _show(settings: Settings, services: Services) -> output.Document:
         f"metrics   {status['metrics'] or 'off'}",
         *(["take-over campaigns whose engine was killed go on here"] if status["takes_over"] else []),
     ]
-    for line in lines:
-        output.say(line)
+    output.say(*lines)
     output.stdout.print()
     tables.print_table(
         ("Board", "Connection", "Reachable", "State", "Held by", "Health", "Probed", "Trouble"),

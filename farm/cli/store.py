@@ -22,7 +22,7 @@ def backup(
 ) -> None:
     """Copy the farm's store into FILE, whole and consistent, while services and campaigns go on."""
     farm_backup.back_up(_require_file(farm_settings.load(), "pg_dump --format=custom --file=FILE"), file, force)
-    output.stderr.print(f"the store is copied to {file}", markup=False, soft_wrap=True)
+    output.tell(f"the store is copied to {file}")
 
 
 @output.command
@@ -32,7 +32,7 @@ def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="A file th
     farm_backup.put_back(home, file)
     kept = f"; the one before it is {home / farm_backup.REPLACED_FILE}"
     there = kept if (home / farm_backup.REPLACED_FILE).exists() else ""
-    output.stderr.print(f"the store is as {file} has it{there}", markup=False, soft_wrap=True)
+    output.tell(f"the store is as {file} has it{there}")
 
 
 @app.command("check")
@@ -61,8 +61,7 @@ def check(
         output.print_json({"store": str(settings.store_location), "problems": problems} | about)
     if remove and impostors and not json:
         output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
-    for problem in [] if json else problems:
-        output.say(problem)
+    output.say(*[] if json else problems)
     if problems:
         raise PermanentError(
             f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",

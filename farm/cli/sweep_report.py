@@ -91,7 +91,7 @@ def export(
         print(text, end="")
     else:
         out.write_text(text, encoding="utf-8")
-        output.stderr.print(f"{chosen.row['key']} as {form} in {out}", soft_wrap=True, markup=False)
+        output.tell(f"{chosen.row['key']} as {form} in {out}")
 
 
 @output.command

@@ -21,38 +21,38 @@ def print_sweep(document: Mapping[str, Any]) -> None:
     names = ", ".join(board["names"])
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
     grid = document["grid"]
-    _say(
+    output.say(
         f"sweep {document['sweep']}: {document['model']} on {sweep_rows.name_boards(document, names)}{simulated}, "
         f"{grid['measured']} of {grid['points']} points measured, {document['state']}, {document['seconds']:.0f} s"
     )
     for series in document["series"]:
-        _say("")
-        _say(_name(series))
+        output.say("")
+        output.say(_name(series))
         _print_rows(series)
         if series["drift"]["corrected"] or series["drift"]["void"]:
-            _say(f"drift: {series['drift']['text']}")
+            output.say(f"drift: {series['drift']['text']}")
     _print_variants(document)
-    _say("")
+    output.say("")
     print_picks(document, document["series"])
     for fitted in document.get("schedules", ()):
         _print_schedules(fitted)
     for merge in grid["merged"]:
-        _say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
+        output.say(f"merged into {merge['kept']}: {', '.join(merge['dropped'])} ({merge['reason']})")
     for note in document["notes"]:
-        _say(f"note: {note}")
+        output.say(f"note: {note}")
     if "report" in document:
-        _say(f"report: {document['report']['page']}")
+        output.say(f"report: {document['report']['page']}")
     else:
         number = document["sweep"]
-        _say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
+        output.say(f"`farm sweep report {number}` writes the page, `farm sweep export {number}` the setting")
 
 
 def _print_variants(document: Mapping[str, Any]) -> None:
     """Tuned code against untuned, a row per operating point."""
     for variants in sweep_variants.pair_variants(document):
         table = sweep_variants.tabulate(variants)
-        _say("")
-        _say("tuned against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
+        output.say("")
+        output.say("tuned against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]
         tables.print_table(["Operating point", *table.head], rows)
 
@@ -68,10 +68,10 @@ def _print_schedules(fitted: Mapping[str, Any]) -> None:
         told += f"; the model takes {_change(model, 'latency_s', 1e3, 'ms')}"
         if model["before"]["energy_j"] and model["after"]["energy_j"]:
             told += f" and {_change(model, 'energy_j', 1e3, 'mJ')}"
-    _say(told)
+    output.say(told)
     for each in sorted(better, key=lambda each: each["ratio"]):
         times = f"{each['default_s'] * 1e6:.4g} to {each['best_s'] * 1e6:.4g} us"
-        _say(f"  {each['name']} x{each['weight']}: {times}, {each['ratio'] - 1:+.1%}")
+        output.say(f"  {each['name']} x{each['weight']}: {times}, {each['ratio'] - 1:+.1%}")
 
 
 def _change(model: Mapping[str, Any], what: str, factor: float, unit: str) -> str:
@@ -85,13 +85,13 @@ def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]
     for series in chosen:
         picked = series["pick"]
         if picked is None:
-            _say(f"no pick, {_name(series)}{simulated}: {series['no_pick']}")
+            output.say(f"no pick, {_name(series)}{simulated}: {series['no_pick']}")
         else:
-            _say(f"pick, {_name(series)}{simulated}: {picked['text']}")
+            output.say(f"pick, {_name(series)}{simulated}: {picked['text']}")
             for other in picked["runners_up"]:
-                _say(f"  next: {other['key']}: {other['text']}")
+                output.say(f"  next: {other['key']}: {other['text']}")
         for other in series["unmeasured"]:
-            _say(f"  {other['text']}; `farm sweep pick {document['sweep']} --measure` measures it")
+            output.say(f"  {other['text']}; `farm sweep pick {document['sweep']} --measure` measures it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +114,11 @@ def _print_rows(series: Mapping[str, Any]) -> None:
     tables.print_table([column.title for column in columns], cells, left, "nothing measured", spare)
     rails = sweep_rows.list_rails({"series": [series]})
     if rows and len(rails) > _MOST_RAILS:
-        _say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
+        output.say(f"the {_MOST_RAILS} largest of {len(rails)} rails; all are in the CSV of `farm sweep report`")
     unseen = len(series["rows"]) - len(rows)
     if unseen:
         points = "1 point was" if unseen == 1 else f"{unseen} points were"
-        _say(f"{points} not measured; `--json` has what is predicted")
+        output.say(f"{points} not measured; `--json` has what is predicted")
 
 
 def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
@@ -187,7 +187,3 @@ def _watts(value: float | None) -> str | None:
 
 def _range(estimate: Mapping[str, float] | None, factor: float) -> str | None:
     return None if estimate is None else f"{estimate['low'] * factor:.4g}–{estimate['high'] * factor:.4g}"
-
-
-def _say(text: str) -> None:
-    output.say(text)
