@@ -41,8 +41,7 @@ def check(
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove workloads that are not what they say, with records and trials.")
     ] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Look for damage: pages, indexes, tables, values that no farm writes, workloads that are not what they say.
 
     Exit code 1 where there is any.
@@ -56,20 +55,20 @@ def check(
             removed = store.remove_workloads(list(impostors))
     elif impostors:
         problems = [f"workload {key} ({about})" for key, about in impostors.items()]
-    if json:
-        about = {"removed_workloads": sorted(impostors) if remove else [], "removed_trials": removed}
-        output.print_json({"store": str(settings.store_location), "problems": problems} | about)
-    if remove and impostors and not json:
-        output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
-    output.say(*[] if json else problems)
+    error = None
     if problems:
-        raise PermanentError(
+        error = PermanentError(
             f"the store has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             "`farm db check --remove` removes these workloads with their records and trials."
             if impostors
             else "Put a backup in its place; docs/howto/run-the-farm.md says how.",
         )
-    if not json:
+    about = {"removed_workloads": sorted(impostors) if remove else [], "removed_trials": removed}
+    yield output.Failed({"store": str(settings.store_location), "problems": problems} | about, error)
+    if remove and impostors:
+        output.stderr.print(f"removed {len(impostors)} workloads with their records and {removed} trials")
+    output.say(*problems)
+    if not problems:
         output.stderr.print("the store is whole")
 
 

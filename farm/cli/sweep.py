@@ -189,8 +189,7 @@ def pick(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure first what is predicted to be better; needs the board.")
     ] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Choose the setting to ship, among the points that were measured.
 
     Exit code 1, and the old pick stays, where none keeps the limits.
@@ -212,15 +211,14 @@ def pick(
     picks = [
         {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")} for each in chosen
     ]
-    if json:
-        output.print_json({**{key: document[key] for key in ("sweep", "model", "board", "goal")}, "picks": picks})
-    else:
-        sweep_table.print_picks(document, chosen)
     if error := find_failure(document | {"series": chosen}, every=True):
         error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
-        raise error
-    with options.open_store(settings) as store:
-        store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
+    else:
+        with options.open_store(settings) as store:
+            store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
+    about = {key: document[key] for key in ("sweep", "model", "board", "goal")}
+    yield output.Failed({**about, "picks": picks}, error)
+    sweep_table.print_picks(document, chosen)
 
 
 def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
