@@ -100,8 +100,8 @@ def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance:
     """Why a board's newest `recent` runs are not what its earlier ones were; empty where they are, or nobody can say.
 
     `medians_s` is oldest first. A board that drifts for long becomes its own history; its factor against the type
-    (`find_outlier`) is what still tells then. A change that is meant, such as a new fan, is no drift once the history
-    begins anew (`Store.forget_golden_samples`).
+    (`find_outlier`) is what still tells then. After a change that is meant the history begins
+    anew by `farm board replace`.
     """
     factor = compare_with_history(medians_s[-recent:], medians_s[:-recent])
     if factor is None or not factor.exceeds(tolerance):

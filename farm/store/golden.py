@@ -6,7 +6,6 @@ import dataclasses
 
 import sqlalchemy as sa
 
-from farm.errors import UsageError
 from farm.store import schema
 from farm.store.boards import BoardQueries
 from farm.store.standing import require_row
@@ -82,19 +81,3 @@ class GoldenQueries(BoardQueries):
         for row in self._rows(query):
             return GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
         return None
-
-    def forget_golden_samples(self, board: str, reason: str, by: str = "operator") -> int:
-        """Let a board's history begin anew, as after a new fan: what it was no longer says what it should be.
-
-        Returns how many runs are forgotten; the event stays. Raises UsageError for an unknown board or without a
-        reason.
-        """
-        if not reason.strip():
-            raise UsageError("forgetting a board's history needs a reason")
-        table = schema.golden_samples
-        with self._writing() as connection:
-            health = require_row(connection, board)["health"]
-            count = connection.execute(table.delete().where(table.c.board == board)).rowcount
-            text = f"{count} golden-kernel runs forgotten: {reason}"
-            self._add_board_event(connection, board, "golden_forgotten", health, health, text, by)
-        return count

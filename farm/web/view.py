@@ -31,7 +31,7 @@ from farm.web.sweeps import SweepDocuments
 
 _FOLDER = Path(__file__).parent
 # Events of boards after which their golden kernel's history begins anew.
-_NEW_HISTORY = ("golden_forgotten", "replaced", "removed")
+_NEW_HISTORY = ("replaced", "removed")
 # A campaign under way saves its progress once a second, and a page need not follow each of them.
 _CAMPAIGNS_PERIOD_S = 1.0
 

@@ -270,18 +270,6 @@ def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch
         store.add_golden_sample(sample(1.0, "nano-99"))
 
 
-def test_a_golden_history_can_begin_anew(store: Store) -> None:
-    """After a repair the old times are no measure; who said so and why is kept."""
-    for number in (1.0, 2.0):
-        store.add_golden_sample(sample(number))
-    with pytest.raises(UsageError, match="reason"):
-        store.forget_golden_samples("nano-01", " ")
-    assert store.forget_golden_samples("nano-01", "new fan") == 2
-    assert store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False) == {}
-    event = store.fetch_board_events("nano-01")[-1]
-    assert (event["kind"], event["reason"]) == ("golden_forgotten", "2 golden-kernel runs forgotten: new fan")
-
-
 def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
     """What a board says of itself is kept with the time; what it was registered as is the operator's."""
     store.save_description("nano-01", {"board_type": "local"}, simulated=True)
