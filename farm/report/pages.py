@@ -155,7 +155,7 @@ def render_markdown(
     template: str, values: Mapping[str, object], filters: Mapping[str, Callable[[Any], str]] | None = None
 ) -> str:
     """A page in Markdown from a template, whose texts are escaped already; between paragraphs stands one empty line."""
-    environment = _environment().overlay()
+    environment = _environment().overlay(finalize=None)
     environment.filters = environment.filters | dict(filters or {})
     text = re.sub(r"[ \t]+$", "", environment.get_template(template).render(values), flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
