@@ -1,8 +1,9 @@
-"""Whole models as an emulated board prices them, on one and four cores, beside what the cores can do at all.
+"""Whole models as emulated boards price them, on one and four cores, beside what the cores can do at all.
 
 Models are compiled for the board type by prediction alone, run once in the emulator (every access to memory followed),
 and their outputs compared with ONNX Runtime's. `floor` is what the model's operations take at the cores' peak of
-multiply-adds, Winograd's savings not counted in: a price below half of it would be a mistake of the model. ncnn's
+multiply-adds, Winograd's savings not counted in, those of bytes as of float32: a price below half of it would be a
+mistake of the model. Errors are against ONNX Runtime's outputs of the model in float32, over the largest. ncnn's
 published latencies on the same board are another program's: they say whether the order of magnitude is right.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 
 import _farm
 import _machine
-import numpy as np
 import onnxruntime
+from quantised import quantised
 
 from device_agent.board_types import load_board_types
 from device_agent.emulated.runs import Execution, collect
@@ -26,19 +27,28 @@ from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
 from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import compile_model
-from farm.inventory.board_types import require_board_type
+from farm.artifacts.verify import compare
+from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import make_inputs
-from farm.search import tvm_env
+from farm.search import cores, tvm_env
+from farm.search.graph import half_precision, pipeline
 
 BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
 NCNN_MS = {"squeezenet1.1": {1: 77.3, 4: 29.0}, "mobilenet_v2": {1: 88.7}, "resnet18": {1: 202.5}}
-_TIMES = 2
+_TIMES = 1
+# A way to store weights beside those of `farm model compile --weights`.
+BYTES = "int8"
 
 
 def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--models", default=MODELS, help=f"zoo names or ONNX files (default: {MODELS})")
+    parser.add_argument("--board-type", default=BOARD_TYPE, help=f"(default: {BOARD_TYPE})")
+    ways = ",".join((*half_precision.KNOWN, BYTES))
+    parser.add_argument(
+        "--weights", default=half_precision.FLOAT32, help=f"of {ways}: as `farm model` takes them, or 8 bits"
+    )
     options = parser.parse_args()
     if options.quick:
         options.models = "tiny-cnn"
@@ -52,22 +62,32 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
     assert natives is not None
     with Rig() as rig:
-        emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
+        emulator = rig.start_emulator(natives, load_board_types()[options.board_type].clusters)
         assert emulator is not None
-        models = [measure_model(name, emulator) for name in options.models.split(",")]
-    return {"board_type": BOARD_TYPE, "core": emulator.core["name"], "models": models}
+        models = [
+            measure_model(name, weights, require_board_type(options.board_type), emulator)
+            for name in options.models.split(",")
+            for weights in options.weights.split(",")
+        ]
+    return {"board_type": options.board_type, "core": emulator.core["name"], "models": models}
 
 
-def measure_model(name: str, emulator: Any) -> dict[str, Any]:
-    model = _farm.read_model(name)
-    kind = require_board_type(BOARD_TYPE)
+def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> dict[str, Any]:
+    floats = model = _farm.read_model(name)
+    if weights == BYTES:
+        model, _ = quantised(model)
+    else:
+        kind = pipeline.store_weights(kind, weights)
     assert kind.target is not None
     compiled = compile_model(
         model.source.load(), model.shapes, kind.target.to_tvm(), kind.pipeline, (), kind.link_triple
     )
     values = make_inputs(model.inputs, 0)
-    wanted = onnxruntime.InferenceSession(model.source.onnx_bytes).run(None, dict(values))
-    hz = float(kind.clusters[0].freqs_hz[-1])
+    wanted = onnxruntime.InferenceSession(floats.source.onnx_bytes).run(None, dict(values))
+    core = cores.core_of(kind.target.to_tvm())
+    # Multiply-adds are two operations, of four numbers in float32.
+    peak = 2 * core.fma_per_cycle(core.vector_bits) * core.lanes(2 if weights == half_precision.FP16 else 4)
+    hz = float((kind.clusters[0].freqs_hz or (core.freq_hz,))[-1])
     operations = sum(each.workload.flop * each.workload.weight for each in compiled.served)
     rows = []
     for threads in THREADS:
@@ -80,21 +100,21 @@ def measure_model(name: str, emulator: Any) -> dict[str, Any]:
             took_s.append(time.perf_counter() - began)
             seen.append(tuple(program.count()))
         base_s, _ = count_seconds(seen[0], emulator.core, hz, threads)
-        error = max(
-            float(np.abs(got - want).max() / np.abs(want).max()) for got, want in zip(outputs, wanted, strict=True)
-        )
+        verdict = compare(outputs, wanted)
         rows.append(
             {
                 "threads": threads,
                 "price_ms": base_s * 1e3,
-                "floor_ms": operations / 8 / threads / hz * 1e3,
-                "ncnn_published_ms": NCNN_MS.get(name, {}).get(threads),
+                "floor_ms": operations / peak / threads / hz * 1e3,
+                "ncnn_published_ms": NCNN_MS.get(name, {}).get(threads) if kind.name == BOARD_TYPE else None,
                 "same_every_time": all(each == seen[0] for each in seen),
-                "largest_error": error,
+                "largest_error": verdict.max_rel_error,
+                "rms_error": verdict.rms_rel_error,
                 "host_s": statistics.median(took_s),
             }
         )
-    return {"model": name, "rows": rows}
+        _machine.say(f"{name} {weights} {threads}: {rows[-1]}")
+    return {"model": name, "weights": weights, "rows": rows}
 
 
 if __name__ == "__main__":

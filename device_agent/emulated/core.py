@@ -42,6 +42,7 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
                     "math_cycles": pipeline["math_cycles"],
                     "call_cycles": pipeline["call_cycles"],
                     "region_cycles": pipeline["region_cycles"],
+                    "architecture": pipeline.get("architecture", "armv8"),
                     "core_bytes_per_s": data["far_bytes_per_cycle"] * data["freq_hz"],
                     "memory_bytes_per_s": data["memory_bytes_per_s"],
                     "pipeline": pipeline,

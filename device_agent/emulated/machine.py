@@ -54,6 +54,11 @@ _CPU = 1  # kDLCPU
 _CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "b": 6}
 
 
+# Unicorn's own cores that have the instructions of an architecture: of the second one also half precision and products
+# of four bytes, which are options of Armv8.2.
+_MODELS = {"armv8": arm64_const.UC_CPU_ARM64_A72, "armv8.2": arm64_const.UC_CPU_ARM64_MAX}
+
+
 class CapError(Exception):
     """The program executed more instructions than it may."""
 
@@ -144,14 +149,17 @@ class Machine:
         tensors: mmap.mmap,
         tasks: int,
         heap_bytes: int,
+        architecture: str,
         caches: Sequence[int] | None = None,
     ) -> None:
         """`folder` holds what `farm/emulation.py` builds; `tensors` is the shared memory, of whole pages. With `caches`
-        (bytes and ways of two) accesses to memory are followed, which takes five times as long.
+        (bytes and ways of two) accesses to memory are followed, which takes five times as long. `architecture` says
+        which instructions there are.
 
         Raises ElfError, MissingError.
         """
         self._uc = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
+        self._uc.ctl_set_cpu_model(_MODELS[architecture])
         self._uc.reg_write(arm64_const.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # vector registers may be used
         self._kept: list[Any] = [tensors]
         self._world = Elf((folder / "world.elf").read_bytes())

@@ -105,7 +105,7 @@ class _Held:
         shared = mmap.mmap(descriptor, size)
         self._copy = mmap.mmap(descriptor, size, mmap.MAP_PRIVATE)
         os.close(descriptor)
-        rest = (order["tasks"], order["heap_bytes"])
+        rest = (order["tasks"], order["heap_bytes"], core["architecture"])
         self.machine = Machine(library, natives, shared, *rest)
         self._watched = Machine(library, natives, self._copy, *rest, core["caches"])
         self._second_bytes = int(core["caches"][2])

@@ -11,7 +11,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -50,8 +50,11 @@ class KindCost(documents.StrictModel):
 class Pipeline(documents.StrictModel):
     """How a core executes, for boards that are emulated as such. `wait_cycles` are those of a line that the second
     cache has, alone and after its neighbour; `call_cycles` and `region_cycles` what a call by the virtual machine and a
-    parallel region cost beside their code: the two that a real board may be asked for.
+    parallel region cost beside their code: the two that a real board may be asked for. `architecture` says which
+    instructions there are: from armv8.2 on half precision and products of four bytes.
     """
+
+    architecture: Literal["armv8", "armv8.2"] = "armv8"
 
     dispatch: Count
     window: Count

@@ -25,7 +25,6 @@ from farm.search.families.family import Plan, Prediction
 from farm.search.families.loops import divisors
 from farm.search.graph import winograd
 
-_FLOAT = 4
 _MOST_VECTORS = 6
 # Share of a cache that one kind of data can count on beside the others.
 _SHARE = 0.75
@@ -49,6 +48,7 @@ class WinogradFacts:
     wide: int
     depth: int
     channels: int
+    element_bytes: int = 4
     blocks: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
     last: str = ""
@@ -62,7 +62,7 @@ class WinogradFacts:
     @property
     def weight_bytes(self) -> int:
         """Of the transformed weights."""
-        return self.alpha**2 * self.depth * self.channels * _FLOAT
+        return self.alpha**2 * self.depth * self.channels * self.element_bytes
 
 
 def count_direct_flop(module: Any) -> float | None:
@@ -99,14 +99,15 @@ class Winograd:
         if any(_extents(block) != _extents(blocks[count - 1]) for block in blocks[count:]):
             return None
         own, between = tuple(names[:count]), tuple(names[count - 1 : -1])
-        return WinogradFacts(int(m), batch, tall, wide, depth, channels, own, between, names[-1], cut)
+        size = reading.bytes_of(blocks[3].writes[0].source.dtype)
+        return WinogradFacts(int(m), batch, tall, wide, depth, channels, size, own, between, names[-1], cut)
 
     def options(self, facts: WinogradFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
         """`lanes`, `vectors`, `pixels`, `rows` of a register tile of products; `unit`: rows of tiles together; `order`.
 
         `steps` as in `dense`. Pixels and rows of the products are tiles of the result.
         """
-        full = core.lanes(_FLOAT)
+        full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channels % size == 0] or [1]
         return {
             "lanes": tuple(sizes),
@@ -117,13 +118,13 @@ class Winograd:
             "rows": tuple(r for r in divisors(facts.tall) if r < core.vector_registers),
             "unit": tuple(divisors(facts.tall)),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
-            **list_steps(core, facts.depth, _FLOAT),
+            **list_steps(core, facts.depth, facts.element_bytes),
         }
 
     def predict(self, facts: WinogradFacts, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the products' inner loops, of the transforms, and what comes from beyond the second cache."""
         lanes, vectors, tile, unit = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"], plan["unit"]
-        block, bits, joint = lanes * vectors, lanes * _FLOAT * 8, plan.get("steps", 1)
+        block, bits, joint = lanes * vectors, lanes * facts.element_bytes * 8, plan.get("steps", 1)
         if facts.channels % block or unit % plan["rows"]:
             return None
         if count_registers(tile, vectors, tile if joint > 1 else 1) > core.vector_registers:
@@ -131,14 +132,14 @@ class Winograd:
         blocks, units = facts.channels // block, facts.batch * facts.tall // unit
         together = unit * facts.wide
         # The products: their data and weights come from the second cache, weights once for neighbouring tiles.
-        panel = facts.depth * block * _FLOAT
+        panel = facts.depth * block * facts.element_bytes
         shared = together / tile if panel <= core.l1_bytes * _SHARE else 1
-        near = (tile * facts.depth * _FLOAT + panel / shared) / core.l2_bytes_per_cycle
+        near = (tile * facts.depth * facts.element_bytes + panel / shared) / core.l2_bytes_per_cycle
         step = step_cycles(core, bits, tile, vectors, joint)
         inner = max(facts.depth * step, near) + 0.15 * near + 2 * tile * vectors / core.loads_per_cycle(bits)
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
-        held = facts.alpha**2 * together * facts.depth * _FLOAT
+        held = facts.alpha**2 * together * facts.depth * facts.element_bytes
         far, driven = self._traffic(facts, plan, core, held, panel)
         parts = units if plan["order"] == ROWS_OUTSIDE else units * blocks
         balance = math.ceil(parts / core.threads) * core.threads / parts
@@ -160,7 +161,7 @@ class Winograd:
         units, blocks = facts.batch * facts.tall // plan["unit"], facts.channels // block
         # Products of a block of channels, written and read again; both buffers are cold when the function begins.
         made = held * block // facts.depth
-        stream = facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * _FLOAT
+        stream = facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * facts.element_bytes
         driven = (held + made) * core.threads
         if held + made > core.l2_bytes * _SHARE:
             driven += 2 * made * units * blocks
@@ -182,12 +183,12 @@ class Winograd:
         forth, back = winograd.count_operations(m)
 
         def cost(lanes: int, loads: int, operations: float, stores: int) -> float:
-            bits = lanes * _FLOAT * 8
+            bits = lanes * facts.element_bytes * 8
             moved = (loads + 2 * stores) / core.loads_per_cycle(bits)
             issued = (loads + operations + stores) / core.issue_width
             return _TRANSFORM * max(moved, issued, operations / core.fma_per_cycle(bits))
 
-        inside = _lanes_of(facts.depth, core.lanes(_FLOAT))
+        inside = _lanes_of(facts.depth, core.lanes(facts.element_bytes))
         data = rows * (facts.wide * m + 2) * cost(inside, alpha, forth, alpha)
         data += tiles * alpha * cost(inside, alpha, forth, alpha)
         result = tiles * (alpha * cost(lanes, alpha, back, m) + m * cost(lanes, alpha, back, m))

@@ -16,7 +16,7 @@ from farm.search.graph import canonical, winograd
 from farm.search.graph.winograd import Choose, Padding, Shape
 
 # F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
-EXACT_TILES, ALL_TILES = (2,), (2, 4, 6)
+EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
 # A larger tile is less exact, and predictions are right within a tenth: it has to promise more.
 _GAIN = 0.9
 # Share of the last cache that holds a convolution's weights until the next inference.
@@ -27,10 +27,10 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
     """What `winograd.use_winograd` asks, for a target's core; `exact` leaves out what rounds worse than direct."""
 
     @functools.cache
-    def choose(shape: Shape, channels: int, padding: Padding) -> int:
-        best, least = 0, predict_in_model(_make_direct(shape, channels, padding), core)
-        for m in EXACT_TILES if exact else ALL_TILES:
-            seconds = predict_in_model(winograd.make_function(shape, channels, padding, m), core)
+    def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
+        best, least = 0, predict_in_model(_make_direct(shape, channels, padding, dtype), core)
+        for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
+            seconds = predict_in_model(winograd.make_function(shape, channels, padding, m, dtype), core)
             if seconds < _GAIN * least:
                 best, least = m, seconds
         return best
@@ -57,11 +57,11 @@ def kept_bytes(core: Core) -> float:
     return max(core.l2_bytes, core.l3_bytes) * _KEPT
 
 
-def _make_direct(shape: Shape, channels: int, padding: Padding) -> Any:
+def _make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
     tvm_env.load_compiler()
     from tvm import te, topi
 
-    data = te.placeholder(shape, name="data")
-    weight = te.placeholder((winograd.KERNEL, winograd.KERNEL, shape[3], channels), name="weight")
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((winograd.KERNEL, winograd.KERNEL, shape[3], channels), dtype, name="weight")
     result = topi.nn.conv2d_nhwc(data, weight, 1, list(padding), 1)
     return canonical.canonicalise(te.create_prim_func([data, weight, result], index_dtype_override="int64"))

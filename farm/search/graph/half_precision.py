@@ -20,12 +20,14 @@ from farm.search.families.batched import Grouped
 from farm.search.families.dense import Dense
 from farm.search.graph import algorithms, bindings
 
-Weights = Literal["float32", "bf16", "bf16-all"]
-# As the model has them; in 16 bits where that is predicted to gain; in 16 bits wherever a register tile reads them.
+Weights = Literal["float32", "bf16", "bf16-all", "fp16"]
+# As the model has them; in 16 bits where that is predicted to gain; in 16 bits wherever a register tile reads them; in
+# 16 bits with all that is computed of them (`farm.search.graph.half_arithmetic`).
 FLOAT32: Weights = "float32"
 BF16: Weights = "bf16"
 BF16_ALL: Weights = "bf16-all"
-KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL)
+FP16: Weights = "fp16"
+KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
 
 DTYPE = "bfloat16"
 # Before the name of a workload with such weights.

@@ -23,6 +23,7 @@ from farm.search.graph import (
     decomposition,
     deconvolutions,
     dots,
+    half_arithmetic,
     half_precision,
     in_place_concat,
     quantised,
@@ -44,7 +45,8 @@ class GraphPipeline:
     `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
     be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one? `polynomials`:
     may exponentials and their kin be polynomials in whole vectors in place of the C library's, element by element?
-    `weights`: are constants of products stored in 16 bits where that is predicted to gain, or all of them?
+    `weights`: are constants of products stored in 16 bits where that is predicted to gain, or all of them, or is the
+    whole model computed in 16 bits?
     """
 
     name: str
@@ -75,7 +77,7 @@ _HALVED = (
     dataclasses.replace(p, name=f"{p.name}-{weights}", weights=weights)
     for p in _FLOAT32
     if p.canonical and p.prepack
-    for weights in (half_precision.BF16, half_precision.BF16_ALL)
+    for weights in half_precision.KNOWN[1:]
 )
 PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
 
@@ -123,6 +125,8 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
     """
     tvm = tvm_env.load_compiler()
+    if pipeline.weights == half_precision.FP16:
+        half_arithmetic.require(target.export())
     tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
     operators: list[str] = []
     reason = ""
@@ -168,7 +172,10 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
             layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
         passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
     if pipeline.canonical:
-        passes += [transposes.sink(), channel_padding.widen(target)]
+        passes.append(transposes.sink())
+        if pipeline.weights == half_precision.FP16:
+            passes.append(half_arithmetic.compute())
+        passes.append(channel_padding.widen(target))
     if pipeline.winograd != "never":
         core = cores.core_of(target.export())
         passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
@@ -183,7 +190,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
         passes.append(canonical.canonicalise_all())
-    if pipeline.weights != half_precision.FLOAT32:
+    if pipeline.weights in (half_precision.BF16, half_precision.BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:
         return tvm.transform.Sequential(passes)(module)

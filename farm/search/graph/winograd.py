@@ -26,8 +26,8 @@ from farm.search import tvm_env
 # Of data: [n, h, w, c]. Of a padding: top, left, bottom, right.
 Shape = tuple[int, int, int, int]
 Padding = tuple[int, int, int, int]
-# The m for a convolution of such data to so many channels with such a padding; 0 where it stays as it is.
-Choose = Callable[[Shape, int, Padding], int]
+# The m for a convolution of such data to so many channels with such a padding in such a type; 0 where it stays.
+Choose = Callable[[Shape, int, Padding, str], int]
 
 KERNEL = 3
 # The function's blocks in order, each named after its algorithm; what follows the convolution comes after them.
@@ -63,11 +63,11 @@ def matrices(m: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], 
     return result, data, kernel
 
 
-def transform_weights(weights: npt.NDArray[np.float32], m: int) -> npt.NDArray[np.float32]:
-    """Weights [3, 3, in, out] as [m + 2, m + 2, in, out], computed in float64."""
+def transform_weights(weights: npt.NDArray[Any], m: int) -> npt.NDArray[Any]:
+    """Weights [3, 3, in, out] as [m + 2, m + 2, in, out] of the same type, computed in float64."""
     kernel = matrices(m)[2]
     found = np.einsum("ia,abco,jb->ijco", kernel, weights.astype(np.float64), kernel)
-    return np.ascontiguousarray(found.astype(np.float32))
+    return np.ascontiguousarray(found.astype(weights.dtype))
 
 
 def transform_data(m: int, data: Sequence[Any]) -> list[Any]:
@@ -101,10 +101,12 @@ def _sum(terms: Iterable[tuple[float, Any]]) -> Any:
     for factor, value in terms:
         if factor == 0:
             continue
+        # An element of a tensor of TE is no expression yet.
+        dtype = str(getattr(value, "dtype", None) or value.ty.dtype)
         if total is not None and factor == -1:
             total = total - value
             continue
-        term = value if factor == 1 else value * tirx.FloatImm("float32", float(np.float32(factor)))
+        term = value if factor == 1 else value * tirx.FloatImm(dtype, float(np.dtype(dtype).type(factor)))
         total = term if total is None else total + term
     return total
 
@@ -129,7 +131,7 @@ def _choose(at: Any, values: Sequence[Any]) -> Any:
 
 
 @functools.cache
-def make_function(shape: Shape, channels: int, padding: Padding, m: int) -> Any:
+def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: str = "float32") -> Any:
     """The convolution as a TIR function of data and of transformed weights.
 
     Tiles that reach over the end are computed in full and cut.
@@ -142,14 +144,14 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int) -> Any:
     rows, columns = height + top + bottom - 2, width + left + right - 2
     alpha, tall, wide = m + 2, -(-rows // m), -(-columns // m)
     name = f"winograd{m}"
-    data = te.placeholder(shape, name="data")
-    weight = te.placeholder((alpha, alpha, depth, channels), name="weight")
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((alpha, alpha, depth, channels), dtype, name="weight")
     padded = te.compute(
         (batch, tall * m + 2, wide * m + 2, depth),
         lambda n, y, x, c: tirx.if_then_else(
             tirx.all(y >= top, y < top + height, x >= left, x < left + width),
             data[n, y - top, x - left, c],
-            tirx.FloatImm("float32", 0.0),
+            tirx.FloatImm(dtype, 0.0),
         ),
         name=f"{name}_pad",
     )
@@ -189,7 +191,7 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int) -> Any:
 def use_winograd(choose: Choose) -> Any:
     """A Relax pass: convolutions that can be Winograd's are, with the tile that `choose` says, weights transformed.
 
-    Those of constant 3x3 weights in HWIO with data in NHWC, float32, stride and dilation 1, one group.
+    Those of constant 3x3 weights in HWIO with data in NHWC, floats, stride and dilation 1, one group.
     """
     tvm = tvm_env.load_compiler()
     from tvm import relax
@@ -212,12 +214,13 @@ def use_winograd(choose: Choose) -> Any:
             kernel = weights.value.numpy()
             top, left, bottom, right = (int(p) for p in call.attrs.padding)
             padding = (top, left, bottom, right)
-            if kernel.dtype != np.float32 or kernel.shape[:3] != (KERNEL, KERNEL, shape[3]):
+            dtype = str(data.ty.dtype)
+            if str(kernel.dtype) != dtype or kernel.shape[:3] != (KERNEL, KERNEL, shape[3]):
                 return call
-            m = choose(shape, kernel.shape[3], padding)
+            m = choose(shape, kernel.shape[3], padding, dtype)
             if not m:
                 return call
-            function = make_function(shape, kernel.shape[3], padding, m)
+            function = make_function(shape, kernel.shape[3], padding, m, dtype)
             # As a private function: every public one is called main.
             called = self.builder_.add_func(function.without_attr("global_symbol"), f"winograd{m}_conv2d")
             return relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
@@ -245,7 +248,7 @@ def _static_shape(data: Any) -> Shape | None:
     from tvm import tirx
 
     shape = getattr(data.ty, "shape", None)
-    if str(data.ty.dtype) != "float32" or shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
+    if str(data.ty.dtype) not in ("float32", "float16") or shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
         return None
     n, h, w, c = (int(d) for d in shape)
     return n, h, w, c

@@ -1,0 +1,76 @@
+"""A whole model computed in 16 bits (float16), its inputs and outputs as they are: part of a pipeline, on request.
+
+Twice as many numbers are in a vector, and half the bytes come from memory. Products are summed up in float16, too: what
+that costs in accuracy is in `docs/performance.md`. What would lose most (softmax, sums and means over an axis) stays in
+float32. Weights alone in 16 bits are `half_precision`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from farm.errors import ModelRefusedError, UsageError
+from farm.search import tvm_env
+from farm.search.graph import bindings
+
+DTYPE = "float16"
+# LLVM's name of vectors of float16 that are computed with, since Armv8.2 where a core has them.
+_FEATURE = "fullfp16"
+# Operators that choose or move elements, or bound them, of which TVM does not say that they may go with their operands.
+_FOLLOW = ("clip", "max", "min", "nn.leakyrelu", "nn.pad", "nn.prelu", "take", "where")
+# TVM's policies of an operator: computed in 16 bits whatever it takes, and where its operands are.
+_GOES_ALONG = 1
+
+
+def require(target: Mapping[str, Any]) -> None:
+    """Raise UsageError where a target, in TVM's dict form, has no arithmetic on vectors of float16."""
+    tvm_env.load_compiler()
+    from tvm.target import Target, codegen
+
+    machine, mcpu = str(target.get("mtriple", "")).partition("-")[0], str(target.get("mcpu", ""))
+    if machine != "aarch64" or not codegen.target_has_features(_FEATURE, Target(dict(target))):
+        raise UsageError(
+            f"{mcpu or machine or 'this target'} cannot compute in 16 bits (--weights fp16)",
+            "Arm's cores since Armv8.2 can: Carmel, Cortex-A76, A78AE. --weights bf16 stores weights in 16 bits on any.",
+        )
+
+
+def compute() -> Any:
+    """A module pass: floats are halved where the inputs are read, and made whole again where outputs are written."""
+    tvm = tvm_env.load_compiler()
+    from tvm.relax import transform
+
+    for name in _FOLLOW:
+        # On top of TVM's own word, if it has one.
+        tvm.ir.register_op_attr(f"relax.{name}", "TMixedPrecisionPolicy", _GOES_ALONG, 20)
+
+    def check(module: Any, _: Any) -> Any:
+        for _, function in bindings.list_functions(module):
+            for binding in bindings.list_bindings(function):
+                tvm.relax.analysis.post_order_visit(binding.value, _require_finite)
+        return module
+
+    return tvm.transform.Sequential(
+        [
+            transform.ToMixedPrecision(out_dtype=DTYPE),
+            transform.FoldConstant(),
+            tvm.transform.module_pass(check, opt_level=0, name="RequireFinite"),
+        ]
+    )
+
+
+def _require_finite(expression: Any) -> None:
+    """Refuse weights that float16 cannot hold; a bound that is further out than any number is none."""
+    from tvm.ir import GenericConst
+
+    if not isinstance(expression, GenericConst):
+        return
+    values = expression.value.numpy()
+    if values.dtype == np.float16 and values.size > 1 and not np.isfinite(values).all():
+        raise ModelRefusedError(
+            "this model has weights that float16 cannot hold: they are larger than 65,504",
+            "Leave --weights fp16 away, or take --weights bf16.",
+        )
