@@ -329,7 +329,7 @@ def read_pipeline(pipeline: str) -> tuple[bool, str | None]:
     """Whether a graph pipeline is an exact one, and how it stores weights (None: as the model has them), as `--weights`
     takes it: its name says so.
     """
-    found = re.fullmatch(r"[^-]+(-exact)?(?:-(bf16(?:-all)?))?", pipeline)
+    found = re.fullmatch(r"[^-]+(-exact)?(?:-(bf16(?:-all)?|fp16))?", pipeline)
     return (bool(found[1]), found[2]) if found else (False, None)
 
 

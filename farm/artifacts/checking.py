@@ -31,7 +31,7 @@ SEEDS = (0, 1)
 # (`benchmarks/quantised.py`).
 # Weights in bfloat16 are off by up to one part in 256; models whose every weight is were seen to be up to 0.8 % of
 # their outputs' peak from float32 (mobilenet_v2; docs/performance.md).
-_FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0}
+_FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0, "fp16": 200.0}
 
 Arrays = Mapping[str, Any]
 
@@ -53,7 +53,8 @@ def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
 
 def find_tolerance_factor(algorithms: Iterable[str]) -> float:
     """How much more than a direct computation's rounding is let pass, by the least exact algorithm among a model's."""
-    return max((_FACTORS.get(each.removeprefix("direct, "), 1.0) for each in algorithms), default=1.0)
+    found = (factor for each in algorithms for name, factor in _FACTORS.items() if each.endswith(name))
+    return max(found, default=1.0)
 
 
 def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> list[list[Any]]:

@@ -22,7 +22,7 @@ from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
 from farm.search.build import gpu_code
-from farm.search.graph import pipeline, recurrent
+from farm.search.graph import half_precision, pipeline, recurrent
 from farm.search.graph.prepared import Prepared, prepare_model
 from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
@@ -57,7 +57,7 @@ class Compiled:
 
     Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction;
     `served` has all of them. `outputs` are shapes and NumPy's names of element types. `activations_bytes` is what the
-    program allocates for one inference; `usages` what its kernels take of a GPU.
+    program allocates for one inference; `usages` what its kernels take of a GPU; `half_bytes` are weights in 16 bits.
     """
 
     library: bytes = dataclasses.field(repr=False)
@@ -69,6 +69,7 @@ class Compiled:
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     activations_bytes: int = 0
     usages: tuple[Usage, ...] = ()
+    half_bytes: int = 0
 
 
 def compile_model(
@@ -121,7 +122,11 @@ def compile_prepared(
         compiled = build_library(finished, make_code_target(target_config), link_triple, used.name, tuple(served))
     usages = tuple(usage for each in made for usage in each.usages)
     return dataclasses.replace(
-        compiled, applied=min(applied, scheduled), by_rule=min(by_rule, scheduled), usages=usages
+        compiled,
+        applied=min(applied, scheduled),
+        by_rule=min(by_rule, scheduled),
+        usages=usages,
+        half_bytes=half_precision.count_bytes(module),
     )
 
 

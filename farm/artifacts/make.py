@@ -309,7 +309,7 @@ def _describe(
         threads=target.threads,
         pipeline=compiled.pipeline,
         workloads=tuple(_describe_workload(each) for each in compiled.served),
-        weights=_describe_weights(order.board_type.pipeline, compiled.served),
+        weights=_describe_weights(order.board_type.pipeline, compiled),
         # The file's bytes pass through a buffer before they are loaded.
         memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
         predicted_latency_s=predicted,
@@ -328,21 +328,24 @@ def find_algorithm(workload: str) -> str:
     """How a convolution, or all that is in 8 or 16 bits, is computed, by its workload's name; "" for what is none."""
     if workload.startswith(half_precision.PREFIX):
         return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
+    if workload.startswith(half_precision.COMPUTED_PREFIX):
+        own = find_algorithm(workload.removeprefix(half_precision.COMPUTED_PREFIX))
+        return ", ".join(filter(None, (own, "fp16")))
     if re.search(r"int8|quantize", workload):
         return "8 bits"
     winograd = re.match(r"winograd(\d)", workload)
     return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
-def _describe_weights(pipeline: str, served: Sequence[Served]) -> StoredWeights:
-    halved = [each.workload for each in served if half_precision.is_halved(each.workload.arguments)]
-    size = sum(
-        2 * math.prod(shape) * each.weight
-        for each in halved
-        for shape, dtype in each.arguments
-        if dtype == half_precision.DTYPE
-    )
-    return StoredWeights(asked=require_pipeline(pipeline).weights, workloads=len(halved), bytes=size)
+def _describe_weights(pipeline: str, compiled: Compiled) -> StoredWeights:
+    asked = require_pipeline(pipeline).weights
+    halved = [
+        each
+        for each in compiled.served
+        if half_precision.is_halved(each.workload.arguments)
+        or half_precision.is_computed(asked, each.workload.arguments)
+    ]
+    return StoredWeights(asked=asked, workloads=len(halved), bytes=compiled.half_bytes)
 
 
 def _describe_workload(served: Served) -> WorkloadServed:

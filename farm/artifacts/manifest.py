@@ -110,8 +110,8 @@ class File(StrictModel):
 
 
 class StoredWeights(StrictModel):
-    """What was `asked` for (as `--weights` takes it); how many workloads have weights in 16 bits, and how many bytes
-    these take.
+    """What was `asked` for (as `--weights` takes it); how many workloads have weights in 16 bits or compute so, and how
+    many bytes these take.
     """
 
     asked: str = FLOAT32

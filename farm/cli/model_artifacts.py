@@ -291,7 +291,7 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
 
 def _say_weights(manifest: Manifest) -> str:
     """Whose weights are in 16 bits, and what that saves, for people."""
-    from farm.search.graph.half_precision import BF16_ALL
+    from farm.search.graph.half_precision import BF16_ALL, FP16
     from farm.search.graph.pipeline import require_pipeline
 
     weights, of = manifest.weights, len(manifest.workloads)
@@ -306,6 +306,11 @@ def _say_weights(manifest: Manifest) -> str:
         return (
             "all weights are float32: no workload is predicted to gain by 16 bits (--weights bf16-all takes all that "
             "can be)"
+        )
+    if weights.asked == FP16:
+        return (
+            f"{weights.workloads} of {of} workloads compute in 16 bits; weights take {weights.bytes / 1e6:.1f} MB in "
+            f"place of {2 * weights.bytes / 1e6:.1f}; `farm model verify` says what error that makes"
         )
     return (
         f"weights of {weights.workloads} of {of} workloads are in 16 bits: {weights.bytes / 1e6:.1f} MB in place of "

@@ -52,25 +52,26 @@ _MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|
 
 def operator_kind(name: str) -> str:
     """The dominating operator in a workload's name; a matrix product is `dense`, as users of TVM call it."""
-    fused = name.partition(" ")[0]
+    fused = name.partition(" ")[0].removeprefix(half_precision.COMPUTED_PREFIX)
     for kind in _KINDS:
         if kind in fused:
             return "dense" if kind == "matmul" else kind
     return fused.removeprefix("fused_").split("_")[0].rstrip("0123456789")
 
 
-def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str) -> str:
+def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str, *, casts: bool = True) -> str:
     """A workload's name from TVM's name of the function and the shapes of its arguments, the result being the last.
 
     Says what the function does to what: `conv2d_add_relu 3x3/2 224x224x3>64` is a 3x3 convolution of stride 2 from
     224x224x3 to 64 channels (in the model's own layout where the pipeline keeps it), `matmul_add 512>1000` a dense
     layer. A batch of one is left out. TVM's counters (`conv2d4_add1_relu21`) depend on the rest of the model and go.
+    `casts`: are casts those of bytes?
     """
     fused = "_".join(word.rstrip("0123456789") for word in function.removeprefix("fused_").split("_"))
     source, result = shapes[0], shapes[-1]
     # What `farm.search.graph.converters` makes of a Clip.
     fused = fused.replace("maximum_minimum", "clip")
-    fused = _spell_bytes(fused)
+    fused = _spell_bytes(fused) if casts else fused
     words = fused.removeprefix("int8_").split("_")
     if words[:2] == ["winograd", "conv2d"] and len(shapes) > 2 and len(shapes[1]) == len(source) == 4:
         # Its weights are transformed: rows and columns of a tile, which reaches two further than m.
@@ -128,11 +129,14 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             continue
         arguments = list_arguments(mod)
         name = str(task.task_name).replace(half_precision.PREFIX, "", 1)
-        name = readable_name(name, [shape for shape, _ in arguments], kernel_layout)
+        computed = known is not None and half_precision.is_computed(known.weights, arguments)
+        name = readable_name(name, [shape for shape, _ in arguments], kernel_layout, casts=not computed)
+        halved = half_precision.is_halved(arguments)
+        prefix = half_precision.PREFIX if halved else half_precision.COMPUTED_PREFIX if computed else ""
         found.append(
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
-                name=f"{half_precision.PREFIX}{name}" if half_precision.is_halved(arguments) else name,
+                name=f"{prefix}{name}",
                 # What a model is said to take does not depend on the algorithm.
                 flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),

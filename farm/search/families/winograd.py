@@ -161,7 +161,9 @@ class Winograd:
         units, blocks = facts.batch * facts.tall // plan["unit"], facts.channels // block
         # Products of a block of channels, written and read again; both buffers are cold when the function begins.
         made = held * block // facts.depth
-        stream = facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * facts.element_bytes
+        stream = (
+            facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * facts.element_bytes
+        )
         driven = (held + made) * core.threads
         if held + made > core.l2_bytes * _SHARE:
             driven += 2 * made * units * blocks

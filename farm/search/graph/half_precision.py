@@ -30,8 +30,8 @@ FP16: Weights = "fp16"
 KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
 
 DTYPE = "bfloat16"
-# Before the name of a workload with such weights.
-PREFIX = "bf16_"
+# Before the name of a workload with such weights, and of one that computes in 16 bits.
+PREFIX, COMPUTED_PREFIX = "bf16_", "fp16_"
 # It costs accuracy, and predictions are right within a tenth: it has to promise more.
 _GAIN = 0.9
 
@@ -59,6 +59,27 @@ def is_halved(arguments: Sequence[tuple[tuple[int, ...], str]]) -> bool:
     """Whether a workload with such arguments, the result last, has weights in 16 bits and sums in 32."""
     kinds = [dtype for _, dtype in arguments]
     return DTYPE in kinds[1:-1] and kinds[-1] == FLOAT32
+
+
+def is_computed(weights: Weights, arguments: Sequence[tuple[tuple[int, ...], str]]) -> bool:
+    """Whether a workload with such arguments of a pipeline that stores `weights` so computes in 16 bits."""
+    return weights == FP16 and any(dtype == "float16" for _, dtype in arguments)
+
+
+def count_bytes(module: Any) -> int:
+    """Bytes of a prepared module's constants that are in 16 bits."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    found: dict[Any, int] = {}
+
+    def count(expression: Any) -> None:
+        if isinstance(expression, GenericConst) and str(expression.ty.dtype) in (DTYPE, "float16"):
+            found[expression] = 2 * int(np.prod(expression.value.shape))
+
+    for _, function in bindings.list_functions(module):
+        relax.analysis.post_order_visit(function, count)
+    return sum(found.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,6 +111,8 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
     own = require_pipeline(kind.pipeline)
     for name, each in PIPELINES.items():
         if each == dataclasses.replace(own, name=name, weights=weights):
+            if weights == half_precision.FP16 and kind.target is not None:
+                half_arithmetic.require(kind.target.to_tvm())
             return kind.model_copy(update={"pipeline": name})
     raise UsageError(
         f"the graph pipeline {own.name} cannot store weights as {weights}",

@@ -248,7 +248,11 @@ def _static_shape(data: Any) -> Shape | None:
     from tvm import tirx
 
     shape = getattr(data.ty, "shape", None)
-    if str(data.ty.dtype) not in ("float32", "float16") or shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
+    if (
+        str(data.ty.dtype) not in ("float32", "float16")
+        or shape is None
+        or not all(isinstance(d, tirx.IntImm) for d in shape)
+    ):
         return None
     n, h, w, c = (int(d) for d in shape)
     return n, h, w, c
