@@ -17,10 +17,11 @@ from device_agent import protocol
 from device_agent.board_types import load_board_types
 from device_agent.emulated.client import Emulation, Placed, ProgramError
 from device_agent.emulated.core import load_core
-from device_agent.emulated.runs import Emulator
+from device_agent.emulated.runs import Emulator, Execution, collect
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from device_agent.rig import Rig
 from farm import emulation, settings
+from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
 from farm.measure.session import BoardSession, Direct
 from tests.integration import candidates
@@ -307,6 +308,51 @@ def test_figures_are_the_same_on_two_boards(
     assert seen[0] == seen[1] == measure(board, built).latency_s
 
 
+def compile_small_model(
+    board_type: str, name: str, weights: str, in_8_bits: bool
+) -> tuple[str, Compiled, dict[str, Any], Any]:
+    """The board type's name, a model of the zoo's compiled for it, inputs, and ONNX Runtime's only output for these."""
+    import onnxruntime
+
+    from farm.inventory.board_types import require_board_type
+    from farm.models import quantise
+    from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
+    from farm.models.source import resolve_model
+    from farm.search.graph.pipeline import store_weights
+
+    kind = store_weights(require_board_type(board_type), weights)
+    assert kind.target is not None
+    source = resolve_model(name)
+    inputs = resolve_inputs(read_inputs(source.load()), {})
+    if in_8_bits:
+        data = quantise.quantise(source, quantise.read_calibration("random", inputs, 4)).onnx_bytes
+        source = dataclasses.replace(source, onnx_bytes=data)
+    shapes = {each.name: each.static_shape for each in inputs}
+    compiled = compile_model(source.load(), shapes, kind.target.to_tvm(), kind.pipeline, (), kind.link_triple)
+    values = dict(make_inputs(inputs, 0))
+    [wanted] = onnxruntime.InferenceSession(source.onnx_bytes).run(None, values)
+    return board_type, compiled, values, wanted
+
+
+@pytest.mark.parametrize(("weights", "in_8_bits", "tolerance"), [("fp16", False, 0.01), ("float32", True, 0.05)])
+def test_a_later_core_has_its_own_instructions(
+    natives: pathlib.Path, weights: str, in_8_bits: bool, tolerance: float
+) -> None:
+    """A Raspberry Pi 5 computes in half precision and multiplies four bytes at a time, which a Nano does not know."""
+    board_type, compiled, values, wanted = compile_small_model("raspberry-pi-5", "tiny-cnn", weights, in_8_bits)
+    with Rig() as rig:
+        runs = [rig.start_emulator(natives, load_board_types()[name].clusters) for name in (board_type, "jetson-nano")]
+        own, other = (
+            Execution(dataclasses.replace(each, tasks=1, kept=None), RunSpec(Engine.RELAX_VM), compiled.library, values)
+            for each in runs
+            if each is not None
+        )
+        [got] = collect(own.run())
+        assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
+        with pytest.raises((ProgramError, RuntimeError), match="an instruction that there is not"):
+            other.run()
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "in_8_bits", "tolerance"),
     [
@@ -321,30 +367,11 @@ def test_a_whole_model_runs_in_the_emulator(
     """TVM's virtual machine here, each of its functions there: outputs are right, also in 8 bits, with weights in 16,
     and priced as their sum.
     """
-    import onnxruntime
-
-    from farm.artifacts.compile import compile_model
-    from farm.inventory.board_types import require_board_type
-    from farm.models import quantise
-    from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
-    from farm.models.source import resolve_model
-    from farm.search.graph.pipeline import store_weights
-
-    nano = store_weights(require_board_type("jetson-nano"), weights)
-    assert nano.target is not None
-    source = resolve_model(name)
-    inputs = resolve_inputs(read_inputs(source.load()), {})
-    if in_8_bits:
-        data = quantise.quantise(source, quantise.read_calibration("random", inputs, 4)).onnx_bytes
-        source = dataclasses.replace(source, onnx_bytes=data)
-    shapes = {each.name: each.static_shape for each in inputs}
-    compiled = compile_model(source.load(), shapes, nano.target.to_tvm(), nano.pipeline, (), nano.link_triple)
-    values = make_inputs(inputs, 0)
+    _, compiled, values, wanted = compile_small_model("jetson-nano", name, weights, in_8_bits)
     outcome, outputs = board.run_model(
         RunSpec(Engine.RELAX_VM, runs=3, limits=Limits(threads=4)), compiled.library, values
     )
     assert outcome.status is Status.OK, outcome.message
-    [wanted] = onnxruntime.InferenceSession(source.onnx_bytes).run(None, dict(values))
     [got] = outputs.values()
     assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
     assert 10e-6 < float(np.median(outcome.latency_s)) < 1e-3

@@ -62,7 +62,7 @@ def test_pipelines_differ_in_their_weights_alone() -> None:
     """Each way to store weights has its pipeline, plain and exact; workloads name that of float32."""
     for name in ("graph/2", "graph/2-exact"):
         plain = pipeline.require_pipeline(name)
-        for weights in (half_precision.BF16, half_precision.BF16_ALL):
+        for weights in half_precision.KNOWN[1:]:
             own = pipeline.require_pipeline(f"{name}-{weights}")
             assert own == dataclasses.replace(plain, name=own.name, weights=weights)
             assert own.tuned_as == plain.tuned_as == name
@@ -70,11 +70,14 @@ def test_pipelines_differ_in_their_weights_alone() -> None:
 
 
 def test_a_board_type_stores_weights_as_it_is_told() -> None:
-    """float32 changes nothing; an unknown word and a GPU are refused."""
+    """float32 changes nothing; an unknown word, a GPU, and a core without arithmetic in 16 bits are refused."""
     kind = require_board_type("jetson-nano")
     assert pipeline.store_weights(kind, "float32") == kind
     assert pipeline.store_weights(kind, "bf16").pipeline == "graph/2-bf16"
-    with pytest.raises(UsageError, match="--weights 'fp16' is unknown"):
+    assert pipeline.store_weights(require_board_type("raspberry-pi-5"), "fp16").pipeline == "graph/2-fp16"
+    with pytest.raises(UsageError, match="--weights 'fp8' is unknown"):
+        pipeline.store_weights(kind, "fp8")
+    with pytest.raises(UsageError, match="cortex-a57 cannot compute in 16 bits"):
         pipeline.store_weights(kind, "fp16")
     with pytest.raises(UsageError, match="gpu/1 cannot store weights as bf16"):
         pipeline.store_weights(kind.model_copy(update={"pipeline": "gpu/1"}), "bf16")
@@ -91,7 +94,10 @@ def test_widening_takes_cycles_that_multiply() -> None:
 
 def test_an_artifact_names_weights_in_16_bits() -> None:
     """The algorithm says so, whatever else it is, and lets more of rounding pass."""
-    names = ("bf16_conv2d_add 3x3 8x8x8>8", "bf16_matmul_add 8>8", "matmul_add 8>8")
+    names = (
+        "bf16_conv2d_add 3x3 8x8x8>8", "bf16_matmul_add 8>8", "matmul_add 8>8", "fp16_winograd4_conv2d 3x3 8x8x8>8",
+        "winograd4_conv2d 3x3 8x8x8>8",
+    )  # fmt: skip
     found = [find_algorithm(name) for name in names]
-    assert found == ["direct, bf16 weights", "bf16 weights", ""]
-    assert [find_tolerance_factor([each]) for each in found] == [200.0, 200.0, 1.0]
+    assert found == ["direct, bf16 weights", "bf16 weights", "", "winograd F(4, 3), fp16", "winograd F(4, 3)"]
+    assert [find_tolerance_factor([each]) for each in found] == [200.0, 200.0, 1.0, 200.0, 2.0]
