@@ -17,10 +17,15 @@ _GENERAL = re.compile(r"\b[wx](?:\d+|zr)\b")
 _SHIFTED = re.compile(r"\b(?:lsl|lsr|asr|ror) #|[su]xt[bhwx]")
 _BRANCHES = frozenset({"b", "br", "ret", "cbz", "cbnz", "tbz", "tbnz"})
 _CALLS = frozenset({"bl", "blr"})
-_ADDING = frozenset({"fmla", "fmls", "fmlal", "fmlsl", "sdot", "udot", "mla", "mls", "smlal", "umlal", "bfdot"})
 _SCALAR_ADDING = frozenset({"fmadd", "fmsub", "fnmadd", "fnmsub"})
 _PERMUTING = ("zip", "uzp", "trn", "ext", "tbl", "rev", "tbx")
 _SHIFTABLE = frozenset({"add", "sub", "and", "orr", "eor", "cmp", "cmn", "adds", "subs", "bic", "tst", "neg", "orn"})
+_LONG = frozenset({"smull", "umull", "smull2", "umull2", "smlal", "umlal", "smlal2", "umlal2"})
+_DOTS = frozenset({"sdot", "udot"})
+_PAIRED = frozenset({"sadalp", "uadalp"})
+_ADDING = (
+    _DOTS | _PAIRED | {"fmla", "fmls", "fmlal", "fmlsl", "mla", "mls", "bfdot", "smlal", "umlal", "smlal2", "umlal2"}
+)
 _PRODUCTS = frozenset({"mul", "madd", "msub", "mneg", "smull", "umull", "smaddl", "umaddl", "smsubl", "umsubl"})
 _FIELDS = frozenset({"bfi", "bfxil", "bfm", "extr"})
 _MOVES = frozenset({"dup", "ins", "fmov", "mov", "umov", "smov"})
@@ -124,6 +129,12 @@ def _find_move(mnemonic: str, operands: str, quad: bool, vector: bool) -> tuple[
 
 
 def _find_vector(mnemonic: str, operands: str) -> str:
+    if mnemonic in _LONG:
+        return "vector_multiply_long"
+    if mnemonic in _DOTS:
+        return "vector_dot"
+    if mnemonic in _PAIRED:
+        return "vector_add_pairs"
     if mnemonic in _ADDING:
         return "fma" if mnemonic[0] in "fb" else "vector_multiply_add"
     if mnemonic in _SCALAR_ADDING:
@@ -136,7 +147,7 @@ def _find_vector(mnemonic: str, operands: str) -> str:
         return "convert"
     if mnemonic.startswith(_PERMUTING):
         return "permute"
-    if mnemonic in ("mul", "smull", "umull", "smull2", "umull2", "pmul"):
+    if mnemonic in ("mul", "pmul"):
         return "vector_multiply"
     if mnemonic.startswith("f") and mnemonic not in ("fmov", "fabs", "fneg"):
         return "fp"

@@ -31,7 +31,8 @@ class Cost:
 class Pipeline:
     """How one kind of core executes. `dispatch` operations begin in a cycle, `window` may be under way.
 
-    `in_order`: nothing begins before what comes earlier in the program.
+    `in_order`: nothing begins before what comes earlier in the program. Some of the pipes of a kind can more than the
+    others: `parts` says by such a pipe's name of which kind it is, and what takes it takes one of these.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -39,6 +40,7 @@ class Pipeline:
         self.dispatch, self.window = int(data["dispatch"]), int(data["window"])
         self.in_order = bool(data.get("in_order", False))
         self.pipes: dict[str, int] = dict(data["pipes"])
+        self._parts: dict[str, str] = dict(data.get("parts", {}))
         self._costs = {
             kind: Cost(tuple(each["pipes"]), int(each["latency"]), each.get("forward"), int(each.get("busy", 1)))
             for kind, each in data["kinds"].items()
@@ -69,6 +71,8 @@ class Pipeline:
             operations += len(pipes)
             for pipe in pipes:
                 used[pipe] += cost.busy
+                if pipe in self._parts:
+                    used[self._parts[pipe]] += cost.busy
         bound = max([operations / self.dispatch, *(used[pipe] / count for pipe, count in self.pipes.items())])
         return max(bound, self._simulate(instructions))
 
@@ -96,11 +100,12 @@ class Pipeline:
                     cycle = max(cycle + 1, int(begin))
                     if self.in_order:
                         cycle = max(cycle, last_begin)
-                    busy, most = taken[pipe], self.pipes[pipe]
-                    while busy[cycle] >= most:
+                    names = (pipe, self._parts[pipe]) if pipe in self._parts else (pipe,)
+                    while any(taken[name][cycle] >= self.pipes[name] for name in names):
                         cycle += 1
-                    for later in range(cost.busy):
-                        busy[cycle + later] += 1
+                    for name in names:
+                        for later in range(cost.busy):
+                            taken[name][cycle + later] += 1
                     last_begin = max(last_begin, cycle)
                     end = max(end, cycle)
                     retired.append(max(retired[-1] if retired else 0, cycle + cost.latency))

@@ -60,6 +60,7 @@ class Pipeline(documents.StrictModel):
     window: Count
     in_order: bool = False
     pipes: dict[str, Count] = pydantic.Field(min_length=1)
+    parts: dict[str, str] = pydantic.Field(default_factory=dict)
     write_back: tuple[str, ...]
     l1_ways: Count
     l2_ways: Count
@@ -73,6 +74,7 @@ class Pipeline(documents.StrictModel):
     @pydantic.model_validator(mode="after")
     def _check_pipes(self) -> Pipeline:
         named = {pipe for cost in self.kinds.values() for pipe in cost.pipes} | set(self.write_back)
+        named |= {*self.parts, *self.parts.values()}
         if unknown := sorted(named - self.pipes.keys()):
             raise ValueError(f"there is no pipe {unknown[0]!r}; there are {', '.join(self.pipes)}")
         if missing := {"integer", "vector"} - self.kinds.keys():

@@ -78,8 +78,7 @@ class Dense:
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
-        block, joint = lanes * vectors, plan.get("steps", 1)
-        held = self._count_held(facts, plan, core)
+        block, held = lanes * vectors, self._count_held(facts, plan, core)
         if facts.channel % block or count_registers(tile, vectors, held) > core.vector_registers:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
@@ -87,8 +86,7 @@ class Dense:
         blocks = facts.channel // block
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
-        factors = held / joint if joint > 1 else float(tile)
-        step = step_cycles(core, lanes * facts.element_bytes * 8, tile, vectors, joint, factors, halved=facts.halved)
+        step = self._step_cycles(facts, plan, core)
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
@@ -110,8 +108,14 @@ class Dense:
         terms = {"compute": compute, "far": far, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
         return Prediction(seconds, terms)
 
-    @staticmethod
-    def _count_held(facts: Contraction, plan: Plan, core: Core) -> int:
+    def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
+        """Of one step of the reduction for all of a tile."""
+        tile, joint = plan["pixels"] * plan["rows"], plan.get("steps", 1)
+        factors = self._count_held(facts, plan, core) / joint if joint > 1 else float(tile)
+        bits = plan["lanes"] * facts.element_bytes * 8
+        return step_cycles(core, bits, tile, plan["vectors"], joint, factors, halved=facts.halved)
+
+    def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
         """Registers with data: of one factor, of a vector for each pixel, or of all that a row of the kernel reads."""
         if not _joins_row(facts, plan):
             return plan["pixels"] * plan["rows"] if plan.get("steps", 1) > 1 else 1

@@ -9,7 +9,11 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Contraction
+from farm.search.families.family import Plan
 from farm.search.graph import dots
+
+# Registers of what is on its way: data of a pixel in two, products in 16 bits.
+_PASSING = 7
 
 
 class Dots(Dense):
@@ -21,9 +25,10 @@ class Dots(Dense):
     def read(self, schedule: Any) -> Contraction | None:
         """A contraction that is marked; its four products count as one of a number as wide as the sum."""
         found = super().read(schedule)
-        if found is None or dots.MARK not in schedule.get(schedule.get_sblock(found.main)).annotations:
+        mark = None if found is None else schedule.get(schedule.get_sblock(found.main)).annotations.get(dots.MARK)
+        if found is None or mark is None:
             return None
-        return dataclasses.replace(found, sums=found.sums[:-1], line=1, row=1)
+        return dataclasses.replace(found, sums=found.sums[:-1], line=1, row=1, at_once=int(mark))
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """As `dense`, with the lanes that the instruction is there for."""
@@ -37,4 +42,23 @@ class Dots(Dense):
         schedule.vectorize(schedule.get_loops(zero)[-1])
         kinds = {str(region.source.dtype) for region in schedule.get(main).reads}
         data = "uint8" if "uint8" in kinds else "int8"
-        schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent)))
+        at_once = int(schedule.get(main).annotations[dots.MARK])
+        schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent), at_once))
+
+    def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
+        """Where a product of bytes takes three instructions: weights are two vectors, and so are a pixel's data."""
+        if facts.at_once == dots.STEP:
+            return super()._count_held(facts, plan, core)
+        return plan["vectors"] + _PASSING
+
+    def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
+        """Of Arm's two vector pipes one multiplies and one adds up; weights and data are made ready by either."""
+        if facts.at_once == dots.STEP:
+            return super()._step_cycles(facts, plan, core)
+        pixels, vectors = plan["pixels"] * plan["rows"], plan["vectors"]
+        tile = pixels * vectors
+        rate = core.fma_per_cycle(core.vector_bits)
+        issued = (3 * tile + 4 * pixels + 3 * vectors) / core.issue_width
+        return max(
+            2 * tile / rate, (3 * tile + 2 * pixels + 2 * vectors) / 2 / rate, issued, 2 * pixels / core.load_pipes
+        )

@@ -35,7 +35,8 @@ class Contraction:
     long when they are loaded (`farm.search.graph.half_precision`). Sizes of an element in bytes. `data_at` is the
     place of the data among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it
     is none), `line` over how many in a row the last loop of the reduction goes, `row` over how many the last two do
-    together: a row of the kernel with all channels (1: its data are apart).
+    together: a row of the kernel with all channels (1: its data are apart). `at_once` are the products that an
+    instruction sums up itself (`farm.search.graph.dots`).
     """
 
     main: str
@@ -60,6 +61,7 @@ class Contraction:
     row: int = 1
     weight_at: int | None = None
     halved: bool = False
+    at_once: int = 1
 
     @property
     def weight_element_bytes(self) -> int:

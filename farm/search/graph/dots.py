@@ -1,13 +1,16 @@
-"""Sums of four products of bytes by one instruction (`vpdpbusd`, `sdot`): functions that use it, and where they stand.
+"""Sums of four products of bytes by one instruction (`vpdpbusd`, `sdot`), or by three: functions that use these.
 
-Where a core has it, integer convolutions and matrix products become functions whose weights lie four input channels
-together, as the instruction reads them. How these are scheduled is `farm.search.families.dots`' business.
+Integer convolutions and matrix products become functions whose weights lie four input channels together, as the
+instruction reads them. An Arm core without it multiplies eight bytes at a time to 16 bits (`smull`, `smlal`), where two
+products have room as long as no weight is -128, and adds these up in pairs (`sadalp`). How these are scheduled is
+`farm.search.families.dots`' business.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,18 +46,25 @@ class DotWindow:
 class Instruction:
     """Sums of four products of `data` by signed bytes for so many `lanes` each, the most first.
 
-    `features`: LLVM's, any of which a target must have; `name`: LLVM's, with the bits of a vector in it.
+    `features`: LLVM's, any of which a target must have; `name`: LLVM's, with the bits of a vector in it. `at_once`: how
+    many of the four it sums up itself. `least` is the least weight with which it is exact.
     """
 
     data: str
     lanes: tuple[int, ...]
     features: tuple[str, ...]
     name: str
+    at_once: int = STEP
+    least: int = -128
 
 
-INSTRUCTIONS: Mapping[str, Instruction] = {
-    "x86_64": Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),
-    "aarch64": Instruction("int8", (4,), ("dotprod",), "llvm.aarch64.neon.sdot.v4i32.v16i8"),
+# By a target's machine, the best first.
+INSTRUCTIONS: Mapping[str, tuple[Instruction, ...]] = {
+    "x86_64": (Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),),
+    "aarch64": (
+        Instruction("int8", (4,), ("dotprod",), "llvm.aarch64.neon.sdot.v4i32.v16i8"),
+        Instruction("int8", (4,), ("neon",), "llvm.aarch64.neon.smull.v8i16", at_once=2, least=-127),
+    ),
 }
 
 
@@ -65,7 +75,7 @@ def _machine(target: Any) -> str:
 def data_type(target: Any) -> str:
     """The kind of bytes that products of a target (TVM's) take for data, whether by an instruction or not."""
     found = INSTRUCTIONS.get(_machine(target))
-    return "uint8" if found is None else found.data
+    return found[0].data if found else "uint8"
 
 
 def find_instruction(target: Any) -> Instruction | None:
@@ -73,10 +83,10 @@ def find_instruction(target: Any) -> Instruction | None:
     tvm_env.load_compiler()
     from tvm.target import codegen
 
-    found = INSTRUCTIONS.get(_machine(target))
-    if found is None or not any(codegen.target_has_features(feature, target) for feature in found.features):
-        return None
-    return found
+    for found in INSTRUCTIONS.get(_machine(target), ()):
+        if any(codegen.target_has_features(feature, target) for feature in found.features):
+            return found
+    return None
 
 
 # The instruction as TVM's script: what it does, and how it is done. Since LLVM 22 the bytes of x86's are bytes; TVM's
@@ -111,30 +121,67 @@ _CODE = """
             dtype="int32x{lanes}",
         )
 """
+# The first two of four products for each lane and the other two, in 16 bits, are added up there and then in pairs: what
+# is loaded as bytes is read as words of two.
+_CODE_OF_PAIRS = """
+        C[T.ramp(T.int32(0), 1, {lanes})] = C.vload([0], dtype="int32x{lanes}") + T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.saddlp.v4i32.v8i16"),
+            T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id("{instruction}"),
+                T.reinterpret(
+                    T.broadcast(T.reinterpret(A.vload([0], "{data}x2"), dtype="int16"), {lanes}), dtype="int8x8"
+                ),
+                T.reinterpret(
+                    T.Cast("int16x{lanes}", T.reinterpret(B.vload([0, 0], dtype="int8x{size}"), dtype="int32x{lanes}")),
+                    dtype="int8x8",
+                ),
+                dtype="int16x8",
+            )
+            + T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id("{instruction}"),
+                T.reinterpret(
+                    T.broadcast(T.reinterpret(A.vload([2], "{data}x2"), dtype="int16"), {lanes}), dtype="int8x8"
+                ),
+                T.reinterpret(
+                    T.Cast(
+                        "int16x{lanes}",
+                        T.shift_right(
+                            T.reinterpret(B.vload([0, 0], dtype="int8x{size}"), dtype="int32x{lanes}"),
+                            T.broadcast(T.int32(16), {lanes}),
+                        ),
+                    ),
+                    dtype="int8x8",
+                ),
+                dtype="int16x8",
+            ),
+            dtype="int32x{lanes}",
+        )
+"""
 
 
 @functools.cache
-def register(data: str, lanes: int) -> str:
+def register(data: str, lanes: int, at_once: int = STEP) -> str:
     """Make the instruction for such data and so many lanes known to TVM; returns its name in traces."""
     tvm = tvm_env.load_compiler()
     from tvm.s_tir import TensorIntrin
 
-    found = next(each for each in INSTRUCTIONS.values() if each.data == data)
+    every = itertools.chain(*INSTRUCTIONS.values())
+    found = next(each for each in every if (each.data, each.at_once) == (data, at_once))
     words = {"data": data, "lanes": lanes, "size": STEP * lanes, "instruction": found.name.format(bits=32 * lanes)}
     meaning, code = (
         tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**words), **words))
-        for name, body in (("meaning", _MEANING), ("code", _CODE))
+        for name, body in (("meaning", _MEANING), ("code", _CODE if at_once == STEP else _CODE_OF_PAIRS))
     )
-    name = f"farm.dots_{data}x{lanes}"
+    name = f"farm.{'dots' if at_once == STEP else 'pairs'}_{data}x{lanes}"
     TensorIntrin.register(name, meaning, code, override=True)
     return name
 
 
 def register_all() -> None:
     """Make all of them known, as a trace may ask for any."""
-    for each in INSTRUCTIONS.values():
+    for each in itertools.chain(*INSTRUCTIONS.values()):
         for lanes in each.lanes:
-            register(each.data, lanes)
+            register(each.data, lanes, each.at_once)
 
 
 def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
@@ -146,8 +193,8 @@ def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 
 
 @functools.cache
-def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow) -> Any:
-    """A convolution of bytes [n, h, w, c] with packed weights as a TIR function."""
+def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow, at_once: int = STEP) -> Any:
+    """A convolution of bytes [n, h, w, c] with packed weights as a TIR function, marked for an instruction."""
     tvm_env.load_compiler()
     from tvm import te, tirx
 
@@ -179,15 +226,15 @@ def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow)
             axis=[y, x, group, step],
         ),
         # MetaSchedule's own rules would sum up the four in another order of loops.
-        attrs={MARK: STEP, "schedule_rule": "None"},
+        attrs={MARK: at_once, "schedule_rule": "None"},
         name="dots_conv2d",
     )
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
 
 
 @functools.cache
-def make_product(shape: Shape, dtype: str, channels: int) -> Any:
-    """Rows of bytes [..., depth] times packed weights as a TIR function."""
+def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP) -> Any:
+    """Rows of bytes [..., depth] times packed weights as a TIR function, marked for an instruction."""
     tvm_env.load_compiler()
     from tvm import te, tirx
 
@@ -209,7 +256,7 @@ def make_product(shape: Shape, dtype: str, channels: int) -> Any:
             source(*at[:-1], group * STEP + step).astype("int32") * weight[group, at[-1], step].astype("int32"),
             axis=[group, step],
         ),
-        attrs={MARK: STEP, "schedule_rule": "None"},
+        attrs={MARK: at_once, "schedule_rule": "None"},
         name="dots_matmul",
     )
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
@@ -277,7 +324,7 @@ class _Using:
         )
         return (
             "dots_conv2d",
-            make_convolution(shape, self._instruction.data, weights.shape[3], window),
+            make_convolution(shape, self._instruction.data, weights.shape[3], window, self._instruction.at_once),
             data,
             pack(weights),
         )
@@ -290,7 +337,8 @@ class _Using:
         shape = bindings.static_shape(data.ty)
         if shape is None or len(shape) < 2 or weights.ndim != 2:
             return None
-        return "dots_matmul", make_product(shape, self._instruction.data, weights.shape[1]), data, pack(weights)
+        function = make_product(shape, self._instruction.data, weights.shape[1], self._instruction.at_once)
+        return "dots_matmul", function, data, pack(weights)
 
     def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
         """Data that the instruction takes and constant weights, their channels enough for its shortest form."""
@@ -304,11 +352,8 @@ class _Using:
         ]:
             return None
         weights = kernel.value.numpy()
-        return (
-            (data, weights)
-            if weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
-            else None
-        )
+        fits = weights.dtype == np.int8 and weights.shape[-1] % self._instruction.lanes[-1] == 0
+        return (data, weights) if fits and weights.min(initial=0) >= self._instruction.least else None
 
 
 def _is_eligible(attributes: Any) -> bool:
