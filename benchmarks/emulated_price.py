@@ -36,7 +36,9 @@ from farm.search.graph import half_precision, pipeline
 BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet18", (1, 4)
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
 NCNN_MS = {"squeezenet1.1": {1: 77.3, 4: 29.0}, "mobilenet_v2": {1: 88.7}, "resnet18": {1: 202.5}}
-_TIMES = 1
+_TIMES = 2
+# Functions that are told apart.
+_LONGEST = 12
 # A way to store weights beside those of `farm model compile --weights`.
 BYTES = "int8"
 
@@ -101,6 +103,9 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
             seen.append(tuple(program.count()))
         base_s, _ = count_seconds(seen[0], emulator.core, hz, threads)
         verdict = compare(outputs, wanted)
+        # At the core's usual clock.
+        spent = {name: _machine.round_to(took * 1e3) for name, (_, took) in program.profile().items()}
+        longest = sorted(spent.items(), key=lambda pair: -pair[1])
         rows.append(
             {
                 "threads": threads,
@@ -111,6 +116,7 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
                 "largest_error": verdict.max_rel_error,
                 "rms_error": verdict.rms_rel_error,
                 "host_s": statistics.median(took_s),
+                "longest_ms": dict(longest[:_LONGEST]),
             }
         )
         _machine.say(f"{name} {weights} {threads}: {rows[-1]}")

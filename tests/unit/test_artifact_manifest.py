@@ -218,6 +218,12 @@ def test_the_least_exact_algorithm_sets_the_tolerance() -> None:
             2,
             "weights of 2 of 0 workloads are in 16 bits: 1.0 MB in place of 2.0; `farm model v",
         ),
+        (
+            "graph/2-fp16",
+            "fp16",
+            2,
+            "2 of 0 workloads compute in 16 bits; weights take 1.0 MB in place of 2.0; `farm m",
+        ),
         ("graph/2-bf16", "bf16", 0, "no workload is predicted to gain by 16 bits (--weights bf16-all takes all that"),
         ("graph/2-bf16-all", "bf16-all", 0, "all weights are float32: no workload has any that can be in 16 bits"),
         ("graph/1-nchw", "bf16", 0, "the model went through the graph pipeline graph/1-nchw, which stores none in 16"),

@@ -42,7 +42,11 @@ def code(*words: int) -> bytes:
         ("fmla", "v0.2s, v1.2s, v2.2s", "fma"),
         ("fmadd", "s0, s1, s2, s3", "fma"),
         ("fadd", "v0.4s, v1.4s, v2.4s", "fp_q"),
+        ("fmla", "v0.8h, v1.8h, v2.h[7]", "fma_q"),
         ("fdiv", "s0, s1, s2", "fp_divide"),
+        ("smlal", "v0.8h, v1.8b, v2.8b", "vector_multiply_long_q"),
+        ("sadalp", "v0.4s, v1.8h", "vector_add_pairs_q"),
+        ("sdot", "v0.4s, v1.16b, v2.4b[1]", "vector_dot_q"),
         ("ldp", "q0, q1, [x0]", "load_vector_pair_q"),
         ("ldp", "x0, x1, [sp], #16", "load_pair"),
         ("ldr", "q0, [x0, #16]", "load_vector_q"),
@@ -95,6 +99,14 @@ def test_every_jetson_is_described() -> None:
     described = set(DESCRIBED)
     for kind in load_board_types().values():
         assert not kind.name.startswith("jetson") or {each.core for each in kind.clusters} <= described
+
+
+def test_one_of_two_pipes_multiplies_bytes_and_the_other_adds_them_up() -> None:
+    """A Cortex-A57 begins one `smull` a cycle, and one `sadalp` beside it; two of either take two cycles."""
+    products = [0x0E20C000 | number | 30 << 5 | 31 << 16 for number in range(12)]
+    sums = [0x4E606800 | 12 + number | 30 << 5 for number in range(12)]
+    took = [PIPELINE.count_cycles(Decoder().read(code(*words))) for words in (products, sums, [*products, *sums])]
+    assert took == pytest.approx([12, 12, 12], rel=0.1)
 
 
 def test_a_chain_of_sums_waits_for_each() -> None:
