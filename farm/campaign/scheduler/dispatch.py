@@ -131,25 +131,27 @@ def _serves(draft: Draft, board: BoardEntry, lane: LaneEntry) -> bool:
 
 def _take_waiting(draft: Draft, key: PoolKey) -> None:
     """Boards without work take what waits at boards that are busy. Looks at all boards, where anything waits."""
-    for number in draft.pools[key].lanes:
-        if (
-            draft.campaigns[draft.lanes[number].campaign].status is not Status.RUNNING
-            or not draft.lanes[number].waiting
-        ):
-            continue
-        for board in draft.boards.values():
+    waiting: dict[int, list[int]] = {
+        number: []
+        for number in draft.pools[key].lanes
+        if draft.lanes[number].waiting and draft.campaigns[draft.lanes[number].campaign].status is Status.RUNNING
+    }
+    if not waiting:
+        return
+    for board in draft.boards.values():
+        if board.waiting is not None:
+            lane = draft.lane_of(draft.jobs[draft.assignments[board.waiting].job])
+            if lane.number in waiting:
+                waiting[lane.number].append(board.waiting)
+    for number, assignments in waiting.items():
+        for assignment in assignments:
             names = _idle(draft, key)
-            if not names or not draft.lanes[number].waiting:
-                break
-            if board.waiting is None:
-                continue
-            job = draft.jobs[draft.assignments[board.waiting].job]
-            lane = draft.lane_of(job)
-            if lane.number != number:
-                continue
+            if not names:
+                return
+            lane, job = draft.lanes[number], draft.jobs[draft.assignments[assignment].job]
             name = next((n for n in names if _may_have(draft, lane, job, n)), None)
             if name is not None:
-                draft.requeue(draft.revoke(board.waiting, "a board without work takes it").job)
+                draft.requeue(draft.revoke(assignment, "a board without work takes it").job)
                 draft.assign(job.number, name, _used(draft, draft.pools[key], lane))
 
 

@@ -61,6 +61,10 @@ class Draft(Edit):
         self.tasks[task_number] = change(task, open=task.open - count, state=state)
         campaign = self.campaign_of(task)
         self.set_campaign(task.key.campaign, open=campaign.open - count)
+        self.may_ask_again(campaign)
+
+    def may_ask_again(self, campaign: CampaignEntry) -> None:
+        """Lanes of a campaign that had nothing to ask for may have something now."""
         for number in campaign.lanes:
             if self.lanes[number].dry:
                 self.set_lane(number, dry=False)
@@ -110,6 +114,8 @@ class Draft(Edit):
         task = self.tasks[task_number]
         self.tasks[task_number] = change(task, ended=reason, state=change(task.state, exhausted=True))
         self.decisions.append(TaskEnded(task.key, reason))
+        # What was kept for it is there for others.
+        self.may_ask_again(self.campaign_of(task))
         self.stale = True
 
     def end_task(self, task_number: int, reason: str) -> None:

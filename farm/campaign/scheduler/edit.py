@@ -5,6 +5,8 @@ What becomes of jobs, trials and campaigns is added by `fleet_draft`, which is w
 
 from __future__ import annotations
 
+import math
+
 from farm.campaign.scheduler.state import (
     Assignment,
     BoardEntry,
@@ -20,12 +22,18 @@ from farm.campaign.scheduler.values import (
     Decision,
     Measure,
     Revoke,
+    SchedulerSettings,
 )
 
 # What a measurement is taken to cost while nothing is known; the charge is put right when it ends.
 _FIRST_GUESS_S = 1.0
 # The weight of the newest value in a running mean.
 _NEWEST = 0.1
+
+# While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
+_FIRST_DEPTH = 2.0
+# What `plan_ahead` rests on.
+_PLANNED_BY = frozenset({"boards", "search_s", "build_s", "measure_s"})
 
 # Where a job is.
 TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD = "to_build", "building", "ready", "again", "board"
@@ -42,6 +50,20 @@ def expect_with(old: float | None, value: float) -> float:
     Searches are quick at random and slow where they evolve: boards prepared for the mean of both would run dry.
     """
     return max(value, mean_with(old, value))
+
+
+def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
+    """Below how many candidates ahead of its boards a lane's searches are asked for more; a host's own have
+    `plan_queues`.
+
+    As many as its share of the boards measures while one is searched for and built, and one per board; waiting for a
+    compiler is left out of that time, or a host that is too slow would be given longer queues instead of nothing.
+    """
+    depth = _FIRST_DEPTH
+    if lane.measure_s and lane.search_s is not None:
+        depth = max(depth, 1.0 + (lane.search_s + (lane.build_s or 0.0)) / lane.measure_s)
+    most = max(settings.batch, math.ceil(lane.boards * settings.max_ahead))
+    return min(most, math.ceil(lane.boards * depth))
 
 
 class Edit:
@@ -93,8 +115,11 @@ class Edit:
         return self._next_number - 1
 
     def set_lane(self, number: int, **changes: object) -> None:
-        """Change fields of a lane."""
-        self.lanes[number] = change(self.lanes[number], **changes)
+        """Change fields of a lane, and what follows from them."""
+        lane = change(self.lanes[number], **changes)
+        if not changes.keys().isdisjoint(_PLANNED_BY):
+            lane = change(lane, planned=plan_ahead(lane, self.settings))
+        self.lanes[number] = change(lane, wants=not lane.dry and lane.ahead < lane.planned)
 
     def set_task(self, number: int, **changes: object) -> None:
         """Change fields of a task."""

@@ -6,7 +6,6 @@ Works on a draft. Boards elsewhere go on measuring in every phase, with what has
 from __future__ import annotations
 
 from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.state import LaneEntry
 from farm.campaign.scheduler.values import Phase, Status
 
 
@@ -15,14 +14,14 @@ def may_prepare(draft: Draft) -> bool:
     return draft.phase is not Phase.MEASURING and not draft.reserved
 
 
-def plan_queue(draft: Draft, lane: LaneEntry) -> int | None:
-    """How many candidates are to lie ahead of a lane before the host measures them; None: the host is not its board.
+def plan_queues(draft: Draft) -> dict[int, int]:
+    """How many candidates are to lie ahead of a lane before the host measures them, for lanes whose board is the host.
 
     The first phase ends with the first candidate, so that a trial is seen soon.
     """
-    if not any(pool.is_host and pool.boards and lane.number in pool.lanes for pool in draft.pools.values()):
-        return None
-    return 1 if draft.phase is Phase.FIRST else 2 * draft.settings.batch
+    queue = 1 if draft.phase is Phase.FIRST else 2 * draft.settings.batch
+    hosts = (pool for pool in draft.pools.values() if pool.is_host and pool.boards)
+    return {number: queue for pool in hosts for number in pool.lanes}
 
 
 def end_measuring(draft: Draft) -> None:

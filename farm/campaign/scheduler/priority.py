@@ -58,14 +58,17 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Prior
         return chosen, settings.warmup - states[chosen].asked
     # Too few for a warm-up of all: from the first trial on all compete. Who had few gets few, so that one bad first
     # schedule does not take what is left.
-    gains = {i: _expected_gain(i, states) for i in open_}
+    speeds: dict[str, float] = {}
+    for state in states:
+        if state.best_s and state.flop > 0:
+            speeds[state.kind] = max(state.flop / state.best_s[-1], speeds.get(state.kind, 0.0))
+    gains = {i: _expected_gain(states[i], speeds.get(states[i].kind)) for i in open_}
     best = max(open_, key=lambda i: gains[i])
     return best, min(remaining, settings.batch, max(1, states[best].asked))
 
 
-def _expected_gain(index: int, states: Sequence[WorkloadState]) -> float:
-    """Seconds of model latency that one more round is expected to save."""
-    state = states[index]
+def _expected_gain(state: WorkloadState, speed: float | None) -> float:
+    """Seconds of model latency that one more round is expected to save; `speed` is the best of its kind (FLOP/s)."""
     if not state.best_s:
         # Untuned code does about 1e9 operations in a second. Nothing has worked yet, so nothing is known to be lost by
         # waiting; more tries make it less promising.
@@ -74,8 +77,7 @@ def _expected_gain(index: int, states: Sequence[WorkloadState]) -> float:
     window = min(_WINDOW, len(state.best_s) - 1)
     recent = (state.best_s[-1 - window] - latency) / window if window else 0.0
     optimistic = latency / max(1, state.asked)
-    speeds = [s.flop / s.best_s[-1] for s in states if s.kind == state.kind and s.best_s and s.flop > 0]
-    if speeds and state.flop > 0:
-        similar = latency - state.flop / (_BETA * max(speeds))
+    if speed and state.flop > 0:
+        similar = latency - state.flop / (_BETA * speed)
         optimistic = min(optimistic, similar) if similar > 0 else 0.0
     return state.weight * (_ALPHA * recent + (1 - _ALPHA) * optimistic)

@@ -10,6 +10,7 @@ so that one more trial costs the same on a thousand boards as on one, and an old
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
@@ -114,17 +115,21 @@ def _share_out(draft: Draft) -> None:
         )
         lanes = [draft.lanes[number] for number in mine if number in alive]
         campaigns = {lane.campaign: draft.campaigns[lane.campaign] for lane in lanes}
-        owners = {campaign.spec.owner for campaign in campaigns.values()}
+        weights: dict[str, float] = {}
+        for campaign in campaigns.values():
+            weights[campaign.spec.owner] = weights.get(campaign.spec.owner, 0.0) + campaign.weight
+        lanes_of = collections.Counter(lane.campaign for lane in lanes)
         for lane in lanes:
             campaign = campaigns[lane.campaign]
-            weights = sum(c.weight for c in campaigns.values() if c.spec.owner == campaign.spec.owner)
-            lanes_of_it = sum(other.campaign == lane.campaign for other in lanes)
-            share = pool.boards * campaign.weight / (len(owners) * weights * lanes_of_it)
+            others = len(weights) * weights[campaign.spec.owner] * lanes_of[lane.campaign]
+            share = pool.boards * campaign.weight / others
             boards[lane.number] = boards.get(lane.number, 0.0) + share
         draft.set_pool(key, lanes=mine, **_open_accounts(pool, lanes, campaigns))
     for number, lane in draft.lanes.items():
         if lane.boards != boards.get(number, 0.0):
             draft.set_lane(number, boards=boards.get(number, 0.0))
+            if not lane.boards or number not in boards:
+                draft.may_ask_again(draft.campaigns[lane.campaign])
     for campaign in list(draft.campaigns.values()):
         if campaign.status in _GOING:
             _wait_or_go_on(draft, campaign, any(boards.get(number) for number in campaign.lanes))

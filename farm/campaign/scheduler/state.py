@@ -101,6 +101,8 @@ class LaneEntry:
     search_s: float | None = None
     build_s: float | None = None
     measure_s: float | None = None
+    planned: int = 0
+    wants: bool = False
 
     @property
     def ahead(self) -> int:

@@ -5,46 +5,24 @@ Works on a draft. Who gets what was built is `fleet_dispatch`'s business.
 
 from __future__ import annotations
 
-import math
-
 from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.edit import BUILDING
-from farm.campaign.scheduler.phases import may_prepare, plan_queue
+from farm.campaign.scheduler.phases import may_prepare, plan_queues
 from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState, decide_next
 from farm.campaign.scheduler.state import CampaignEntry, LaneEntry, RequestEntry, change
 from farm.campaign.scheduler.values import Build, Search, Status
-
-# While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
-_FIRST_DEPTH = 2.0
-
-
-def plan_ahead(draft: Draft, lane: LaneEntry) -> int:
-    """Below how many candidates ahead of its boards a lane's searches are asked for more.
-
-    As many as its share of the boards measures while one is searched for and built, and one per board; waiting for a
-    compiler is left out of that time, or a host that is too slow would be given longer queues instead of nothing.
-    """
-    if not lane.boards:
-        return 0
-    settings = draft.settings
-    if (queue := plan_queue(draft, lane)) is not None:
-        return queue
-    depth = _FIRST_DEPTH
-    if lane.measure_s and lane.search_s is not None:
-        depth = max(depth, 1.0 + (lane.search_s + (lane.build_s or 0.0)) / lane.measure_s)
-    most = max(settings.batch, math.ceil(lane.boards * settings.max_ahead))
-    return min(most, math.ceil(lane.boards * depth))
-
 
 def search_ahead(draft: Draft) -> None:
     """Ask searches for candidates wherever too few lie ahead."""
     if not may_prepare(draft):
         return
-    for number in list(draft.lanes):
+    queues = plan_queues(draft)
+    # Of hundreds of lanes an event lets one or two want more.
+    for number in [number for number, lane in draft.lanes.items() if lane.wants or number in queues]:
         lane = draft.lanes[number]
         if lane.dry or draft.campaigns[lane.campaign].status is not Status.RUNNING:
             continue
-        wanted = plan_ahead(draft, lane)
+        wanted = queues.get(number, lane.planned) if lane.boards else 0
         while draft.lanes[number].ahead < wanted and _ask(draft, draft.lanes[number], wanted):
             pass
 
@@ -64,7 +42,7 @@ def _ask(draft: Draft, lane: LaneEntry, wanted: int) -> bool:
     kept = 0 if any(map(_is_fresh, states)) else _count_fresh_elsewhere(draft, campaign, lane, remaining)
     decided = decide_next(states, remaining - kept, PrioritySettings(settings.warmup, batch))
     if decided is None:
-        draft.set_lane(lane.number, dry=remaining - kept > 0 or not kept)
+        draft.set_lane(lane.number, dry=True)
         return False
     task = tasks[decided[0]]
     count = min(decided[1], per_workload - task.counted - task.open)
@@ -98,21 +76,25 @@ def build_ahead(draft: Draft) -> None:
 
     Of lanes that are equal in that, as where compilers are too few for the boards, the owner goes first who had least.
     """
-    while may_prepare(draft) and draft.building < draft.settings.builders:
-        lanes = [
-            lane
-            for lane in draft.lanes.values()
-            if lane.to_build and lane.boards and draft.campaigns[lane.campaign].status is Status.RUNNING
-        ]
-        if not lanes:
-            return
-        lane = min(lanes, key=lambda lane: _standing(draft, lane))
+    if not may_prepare(draft) or draft.building >= draft.settings.builders:
+        return
+    lanes = {
+        number: _standing(draft, lane)
+        for number, lane in draft.lanes.items()
+        if lane.to_build and lane.boards and draft.campaigns[lane.campaign].status is Status.RUNNING
+    }
+    while lanes and draft.building < draft.settings.builders:
+        lane = draft.lanes[min(lanes, key=lanes.__getitem__)]
         job = draft.jobs[lane.to_build[0]]
         draft.unqueue(job.number)
         draft.jobs[job.number] = change(job, stage=BUILDING, since_s=draft.now_s)
         draft.building += 1
         draft.set_lane(lane.number, building=lane.building + 1)
         draft.decisions.append(Build(job.number, draft.tasks[job.task].key, job.candidate))
+        lane = draft.lanes[lane.number]
+        lanes[lane.number] = _standing(draft, lane)
+        if not lane.to_build:
+            del lanes[lane.number]
 
 
 def _standing(draft: Draft, lane: LaneEntry) -> tuple[float, float]:
