@@ -80,6 +80,21 @@ def put_back(home: Path, source: Path) -> None:
                 kept.unlink(missing_ok=True)
 
 
+def shrink(home: Path) -> None:
+    """Give free room in the store of a FARM_HOME back to the disk; its size is needed once more meanwhile.
+
+    Raises UsageError where there is none, UnavailableError where something of the farm runs or the disk is full;
+    TransientError where another command uses the store just now.
+    """
+    store = home / STORE_FILE
+    if not store.is_file():
+        raise UsageError(f"there is no store in {home} yet", "Nothing has been measured or registered there.")
+    with _nothing_running(home), _translated(f"the store {store} cannot be made smaller"):
+        _close_down(store)
+        with contextlib.closing(sqlite3.connect(store, timeout=1.0, isolation_level=None)) as connection:
+            connection.execute("VACUUM")
+
+
 def check(home: Path) -> list[str]:
     """What is wrong with the store of a FARM_HOME, in words; empty where nothing is.
 
@@ -144,7 +159,7 @@ def _nothing_running(home: Path) -> Iterator[None]:
             try:
                 stack.enter_context(lock)
             except UnavailableError as error:
-                raise UnavailableError(f"nothing can be put back: {error.message}", hint) from error
+                raise UnavailableError(f"the store is in use: {error.message}", hint) from error
         stack.enter_context(machine_lock())
         yield
 

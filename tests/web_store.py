@@ -154,12 +154,12 @@ def make_order(name: str = CAMPAIGN) -> Order:
     )
 
 
-def submit(store: Store, order: Order) -> int:
+def submit(store: Store, order: Order, module_json: str = "{}") -> int:
     """Put the order and its workloads into the store."""
     rows = [
         {"hash": each.hash, "name": each.name, "flop": each.flop, "arguments": [[[1, 64, 56, 56], "float32"]]}
-        | {"target": dict(kind.target), "pipeline": "graph/2", "module_json": "{}", "board_type": kind.board_type}
-        | {"weight": each.weight}
+        | {"target": dict(kind.target), "pipeline": "graph/2", "module_json": module_json}
+        | {"board_type": kind.board_type, "weight": each.weight}
         for kind in order.types
         for each in kind.workloads
     ]

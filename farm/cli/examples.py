@@ -34,6 +34,7 @@ EXAMPLES: Mapping[str, str] = {
     "schema": "schema campaign",
     "db check": "db check --remove",
     "db upgrade": "db upgrade",
+    "db prune": "db prune --until 90d --dry-run",
     "model zoo": "model zoo",
     "model show": "model show model.onnx --shape images=1,3,224,224",
     "model compile": "model compile model.onnx --board-type jetson-nano --out model-nano",

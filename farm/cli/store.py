@@ -1,4 +1,4 @@
-"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: the store kept safe."""
+"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: the store kept safe. Pruning: `store_prune`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import typer
 
 from farm import backup as farm_backup
 from farm import settings as farm_settings
-from farm.cli import options, output
+from farm.cli import options, output, store_prune
 from farm.errors import PermanentError, UsageError
 
-app = typer.Typer(help="Check and upgrade the store.", no_args_is_help=True)
+app = typer.Typer(help="Check, upgrade and prune the store.", no_args_is_help=True)
+app.command("prune")(store_prune.prune)
 
 
 @output.command

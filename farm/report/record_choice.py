@@ -52,8 +52,8 @@ class Filters:
             "simulated": self.simulated if simulated is None else simulated,
             "campaign": find_campaign(store, self.campaign) if self.campaign else None,
             "target": self.target or None,
-            "since": _to_time("--since", self.since) if self.since else None,
-            "until": _to_time("--until", self.until) if self.until else None,
+            "since": to_time("--since", self.since) if self.since else None,
+            "until": to_time("--until", self.until) if self.until else None,
             "imported": True if self.imported else None,
         }
 
@@ -107,7 +107,8 @@ def find_campaign(store: Store, text: str) -> int:
     return int(text)
 
 
-def _to_time(option: str, text: str) -> float:
+def to_time(option: str, text: str) -> float:
+    """A date, or how long ago, in seconds since the epoch. Raises UsageError that names the option."""
     for form in _DATES:
         try:
             return datetime.datetime.strptime(text, form).astimezone().timestamp()

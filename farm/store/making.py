@@ -4,7 +4,9 @@ the business of `migrations/`.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 
@@ -24,6 +26,21 @@ def make_tables(connection: sa.Connection, revision: str) -> None:
     # As Alembic would: it goes on from here.
     connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
+
+
+@contextlib.contextmanager
+def deletable(connection: sa.Connection) -> Iterator[None]:
+    """Lift what keeps trials from being deleted, within the transaction that the block is a part of."""
+    name = f"{schema.trials.name}_no_delete"
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
+        yield
+        connection.execute(sa.text(f"ALTER TABLE trials ENABLE TRIGGER {name}"))
+        return
+    made = connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar_one()
+    connection.execute(sa.text(f"DROP TRIGGER {name}"))
+    yield
+    connection.exec_driver_sql(made)
 
 
 def _forbid_changes(connection: sa.Connection, table: str, words: str) -> None:

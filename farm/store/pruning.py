@@ -1,13 +1,21 @@
-"""What the store forgets: events of long ago, and of whoever has too many. Trials are never forgotten."""
+"""What the store forgets: by itself events of long ago, and of whoever has too many; trials where somebody orders it,
+and then none that a record rests on.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store import schema
+from device_agent.protocol import Status
+from farm.errors import UsageError
+from farm.store import making, schema
 from farm.store.base import Base
+from farm.values import WINNER_TRIAL
 
 # A season: who looks into a board's past asks for its last repair.
 EVENTS_KEPT_S = 90 * 86400.0
@@ -17,10 +25,41 @@ EVENTS_KEPT = 2000
 EVENTS_ALWAYS_KEPT = 100
 # Of all boards, those that were removed among them, and of all subjects together.
 EVENTS_KEPT_IN_ALL = 500_000
+# Trials of one transaction: first so many, then as many as go in this time (s). Whoever else writes waits no longer.
+_FIRST_CHUNK, _LARGEST_CHUNK = 500, 20_000
+_CHUNK_S = 0.25
+# What a trial takes besides its outcome and its trace: other columns, and its place in five indexes (measured).
+_REST_BYTES = 900
+# Trials whose length is looked at: they are much alike.
+_SAMPLE = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgettable:
+    """A campaign that is over, and what can be forgotten of it: `trials` of them, while `kept` stay."""
+
+    campaign: int
+    name: str
+    finished_at: float
+    trials: int
+    kept: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningPlan:
+    """What would be forgotten, the oldest first; `bytes` is about how much room that takes."""
+
+    campaigns: tuple[Forgettable, ...]
+    bytes: int
+
+    @property
+    def trials(self) -> int:
+        """Of all of them together."""
+        return sum(each.trials for each in self.campaigns)
 
 
 class PruningQueries(Base):
-    """Deletes from `events` and `board_events`, one board or subject per transaction, so that nobody waits for long."""
+    """Deletes in many small transactions, so that nobody waits for long."""
 
     def prune_events(self) -> int:
         """Forget, of each board and subject, what is older than `EVENTS_KEPT_S` or beyond the newest `EVENTS_KEPT`.
@@ -55,3 +94,127 @@ class PruningQueries(Base):
             with self._writing() as connection:
                 gone += connection.execute(table.delete().where(named, (table.c.id < last_kept) | aged)).rowcount
         return gone
+
+    def plan_pruning(self, before: float | None = None, names: Collection[str] = ()) -> PruningPlan:
+        """What could be forgotten of campaigns that ended before a time (s since the epoch), and have one of these
+        names (of a campaign without one: its number), each where given. Reads indexes and a few rows.
+
+        Raises UsageError where there is no campaign of a name, or it is not over.
+        """
+        trials, common, fleet = schema.trials, schema.campaigns, schema.fleet_campaigns
+        about = sa.select(common.c.id, common.c.state, common.c.finished_at, fleet.c.name)
+        about = about.outerjoin(fleet, fleet.c.campaign == common.c.id).order_by(common.c.finished_at, common.c.id)
+        rows = {row["name"] or str(row["id"]): row for row in self._rows(about)}
+        for name in names:
+            if name not in rows:
+                raise UsageError(f"there is no campaign {name!r}", "`farm campaign list` shows those that there are.")
+            if rows[name]["finished_at"] is None:
+                raise UsageError(
+                    f"campaign {name!r} is not over ({rows[name]['state']})", "Its trials are what it goes on from."
+                )
+        chosen = {
+            row["id"]: (name, row["finished_at"])
+            for name, row in rows.items()
+            if row["finished_at"] is not None
+            and (not names or name in names)
+            and (before is None or row["finished_at"] < before)
+        }
+        count = sa.func.count().label("n")
+        # Three questions, each of which an index answers; together they would read every trial.
+        every = self._rows(sa.select(trials.c.campaign, count).group_by(trials.c.campaign))
+        winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL)
+        proofs = sa.select(trials.c.campaign, count).where(
+            trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(_is_wrong()))),
+            trials.c.purpose != WINNER_TRIAL,
+        )
+        kept: dict[int, int] = {}
+        for query in (winners, proofs):
+            for row in self._rows(query.group_by(trials.c.campaign)):
+                kept[row["campaign"]] = kept.get(row["campaign"], 0) + row["n"]
+        found = {row["campaign"]: row["n"] for row in every}
+        campaigns = tuple(
+            Forgettable(number, name, ended, found.get(number, 0) - kept.get(number, 0), kept.get(number, 0))
+            for number, (name, ended) in chosen.items()
+            if found.get(number, 0) > kept.get(number, 0)
+        )
+        size = self._measure_trial([each.campaign for each in campaigns]) if campaigns else 0.0
+        return PruningPlan(campaigns, round(size * sum(each.trials for each in campaigns)))
+
+    def forget_trials(self, campaign: int, by: str) -> Iterator[int]:
+        """Delete the trials of a campaign that nothing rests on, some per transaction; yields how many were deleted.
+
+        What stays: those of candidates that have a record where they were measured, all that winners were measured in,
+        and those that computed a wrong result. One that is not over loses none. May end, or be ended, at any time.
+        """
+        size, told = _FIRST_CHUNK, False
+        while True:
+            began = time.monotonic()
+            with self._writing() as connection:
+                gone = self._forget_some(connection, campaign, size)
+                if gone and not told:
+                    self._tell(connection, campaign, by)
+            if not gone:
+                return
+            told = True
+            took_s = time.monotonic() - began
+            yield gone
+            size = max(1, min(2 * size, int(size * _CHUNK_S / max(took_s, 1e-3)), _LARGEST_CHUNK))
+            # SQLite's lock knows no queue: who waits for it comes when nobody has it.
+            time.sleep(took_s)
+
+    def fetch_room(self) -> tuple[int, int | None]:
+        """How many bytes the database takes, and how many of them are free for what comes; None: it does not say."""
+        with self._engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                query = sa.text("SELECT pg_database_size(current_database())")
+                return int(connection.execute(query).scalar_one()), None
+            page, pages, free = (
+                int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+        return page * pages, page * free
+
+    def _forget_some(self, connection: sa.Connection, campaign: int, most: int) -> int:
+        trials, common = schema.trials, schema.campaigns
+        over = sa.select(common.c.id).where(common.c.id == campaign, common.c.finished_at.is_not(None))
+        if connection.execute(over).first() is None:
+            return 0
+        query = sa.select(trials.c.id).where(trials.c.campaign == campaign, ~_is_kept()).limit(most)
+        with making.deletable(connection):
+            return connection.execute(trials.delete().where(trials.c.id.in_(query))).rowcount
+
+    def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:
+        fleet = schema.fleet_campaigns
+        name = connection.execute(sa.select(fleet.c.name).where(fleet.c.campaign == campaign)).scalar()
+        about = {"kind": "trials_forgotten", "subject": name or f"campaign {campaign}", "by": by}
+        message = f"those that no record rests on, by {by}"
+        connection.execute(schema.events.insert().values(at=self._wall_clock(), message=message, **about))
+
+    def _measure_trial(self, campaigns: Collection[int]) -> float:
+        """About how many bytes a trial of these campaigns takes."""
+        trials = schema.trials
+        long = sa.func.length(sa.cast(trials.c.outcome, sa.Text)) + sa.func.length(trials.c.trace_json)
+        some = sa.select(long.label("long")).where(trials.c.campaign.in_(campaigns)).limit(_SAMPLE).subquery()
+        [row] = self._rows(sa.select(sa.func.avg(some.c.long).label("long")))
+        return float(row["long"] or 0.0) + _REST_BYTES
+
+
+def _select_proofs() -> sa.Select[Any]:
+    """The numbers of the trials of candidates that have a record where they were measured."""
+    trials, records = schema.trials, schema.records
+    return sa.select(trials.c.id).join(records, _proves())
+
+
+def _proves() -> sa.ColumnElement[bool]:
+    trials, records = schema.trials, schema.records
+    names = ("workload", "board_type", "operating_point", "simulated", "candidate")
+    return sa.and_(*(trials.c[name] == records.c[name] for name in names))
+
+
+def _is_wrong() -> sa.ColumnElement[bool]:
+    # Not a bound value, so that the partial index can be taken.
+    return schema.trials.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
+
+
+def _is_kept() -> sa.ColumnElement[bool]:
+    return (schema.trials.c.purpose == WINNER_TRIAL) | _is_wrong() | sa.exists().where(_proves())

@@ -5,13 +5,12 @@ Whether a workload is what its hash says is found out in `farm.search.proof`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store import schema
+from farm.store import making, schema
 from farm.store.base import Base
 
 # What a workload's hash stands for: of a row that says otherwise somebody else's is not kept.
@@ -94,7 +93,7 @@ class WorkloadQueries(Base):
         For those that are not what their hash says: nothing that was measured of them is of use to anybody.
         """
         trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
-        with self._writing(durably=True) as connection, _deletable(connection):
+        with self._writing(durably=True) as connection, making.deletable(connection):
             gone = 0
             for each in hashes:
                 connection.execute(records.delete().where(records.c.workload == each))
@@ -102,18 +101,3 @@ class WorkloadQueries(Base):
                 connection.execute(members.delete().where(members.c.workload == each))
                 connection.execute(table.delete().where(table.c.hash == each))
             return gone
-
-
-@contextlib.contextmanager
-def _deletable(connection: sa.Connection) -> Iterator[None]:
-    """Lift what keeps trials from being deleted, within the transaction that the block is a part of."""
-    name = f"{schema.trials.name}_no_delete"
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
-        yield
-        connection.execute(sa.text(f"ALTER TABLE trials ENABLE TRIGGER {name}"))
-        return
-    made = connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar_one()
-    connection.execute(sa.text(f"DROP TRIGGER {name}"))
-    yield
-    connection.exec_driver_sql(made)

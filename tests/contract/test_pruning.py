@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 
+from device_agent.protocol import Outcome, Status
+from farm.errors import InternalError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, pruning, schema
-from farm.values import Board
+from farm.values import WINNER_TRIAL, Board, Record, Trial
 from tests.fleet_store import Clocks
 
 DAY_S = 86400.0
+GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
+# Somebody who is killed in the middle of a transaction that deletes.
+KILLED = """
+import os, sys
+from farm.store import Store, making
+lift = making.deletable
+def deletable(connection):
+    with lift(connection):
+        if connection.exec_driver_sql("SELECT count(*) FROM trials").scalar() < 45:
+            os.kill(os.getpid(), 9)
+        yield
+making.deletable = __import__("contextlib").contextmanager(deletable)
+from farm.store import pruning
+pruning._FIRST_CHUNK = pruning._LARGEST_CHUNK = 5
+place = sys.argv[1]
+with Store(place if "://" in place else __import__("pathlib").Path(place)) as store:
+    sum(store.forget_trials(1, "somebody"))
+"""
 
 
 @pytest.fixture
@@ -93,3 +116,84 @@ def test_counting_reads_no_trial(tmp_path: pathlib.Path) -> None:
         assert all("USING COVERING INDEX ix_trials_campaign" in line for line in seen), seen
         assert len(seen) == 3
     assert set(schema.trial_counts.c.keys()) == {"status", "trials"}
+
+
+def tune(store: Store, trials: int, *, over: bool) -> int:
+    """A campaign of so many candidates, of which the first has a record, the second was a winner's rival, and the third
+    computed a wrong result.
+    """
+    number = store.start_campaign("farm tune m", "m", "", "local", trials, {})
+    row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
+    store.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+    wrong = Outcome(Status.WRONG_RESULT, board="b")
+    made = [Trial(number, "w", f"{number}-{each}", "default", 1, GOOD, "[]") for each in range(trials)]
+    made[2] = Trial(number, "w", f"{number}-2", "default", 1, wrong, "[]")
+    made += [Trial(number, "w", f"{number}-{each}", "default", 2, GOOD, "[]", purpose=WINNER_TRIAL) for each in (0, 1)]
+    assert store.add_trials(made) == trials + 2
+    if over:
+        store.finish_campaign(number, "finished")
+    return number
+
+
+def keep_record(store: Store, candidate: str) -> None:
+    """A record of a candidate."""
+    place = {"workload": "w", "workload_name": "dense", "board_type": "local", "operating_point": "default"}
+    code = {"pipeline": "graph/2", "candidate": candidate, "trace_json": "[]", "simulated": False}
+    figures = {"median_s": 1e-3, "flop": 1e6, "max_abs_error": 0.0, "max_rel_error": 0.0}
+    store.save_record(Record(**place, **code, **figures), replace=True)
+
+
+def list_left(store: Store, campaign: int) -> list[str]:
+    """The candidates of a campaign's trials that are there."""
+    return [row["candidate"] for row in store.fetch_trials(campaign, columns=("candidate",))]
+
+
+def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Clocks) -> None:
+    """A record's candidate, what winners were measured in, and wrong results stay; a campaign under way loses nothing.
+
+    Deleting twice is deleting once, who ordered it is written down, and trials are as safe from others as before.
+    """
+    with Store(place, clocks.read, lambda: clocks.wall) as store:
+        old, young, running = tune(store, 30, over=True), tune(store, 10, over=False), tune(store, 10, over=False)
+        clocks.wall += 100 * DAY_S
+        store.finish_campaign(young, "failed")
+        keep_record(store, "1-0")
+        [found] = store.plan_pruning(clocks.wall - 90 * DAY_S).campaigns
+        assert (found.campaign, found.name, found.trials, found.kept) == (old, "1", 28, 4)
+        assert [each.campaign for each in store.plan_pruning().campaigns] == [old, young]
+        assert 20_000 < store.plan_pruning(names=["1"]).bytes < 40_000
+        with pytest.raises(UsageError, match="not over"):
+            store.plan_pruning(names=[str(running)])
+        with pytest.raises(UsageError, match="no campaign"):
+            store.plan_pruning(names=["nobody"])
+        assert sum(store.forget_trials(old, "ana@rack")) == 28
+        assert list_left(store, old) == ["1-0", "1-2", "1-0", "1-1"]
+        assert sum(store.forget_trials(old, "ana@rack")) == sum(store.forget_trials(running, "ana@rack")) == 0
+        assert len(list_left(store, young)) == len(list_left(store, running)) == 12
+        assert [row["candidate"] for row in store.fetch_best_trials("w", "local", "default", simulated=False)][:1] == [
+            "1-0"
+        ]
+        [change] = store.fetch_changes(5)
+        assert (change["kind"], change["subject"], change["by"]) == ("trials_forgotten", "campaign 1", "ana@rack")
+        with pytest.raises(InternalError, match="append-only"), store._writing() as connection:
+            connection.execute(schema.trials.delete())
+
+
+def test_who_was_killed_while_deleting_is_followed(place: StoreLocation) -> None:
+    """What was deleted before is gone, what the killed one was at is there, and the next one goes on; a record that
+    came meanwhile keeps its trial.
+    """
+    with Store(place) as store:
+        tune(store, 60, over=True)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, str(place)], capture_output=True, timeout=60, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        assert 40 <= len(list_left(store, 1)) < 45
+        left = list_left(store, 1)[-3]
+        keep_record(store, left)
+        with pytest.raises(InternalError, match="append-only"), store._writing() as connection:
+            connection.execute(schema.trials.delete())
+        assert sum(store.forget_trials(1, "me")) > 30
+        assert sorted(list_left(store, 1)) == sorted({"1-2", left} | {"1-0", "1-1"})
+        assert store.fetch_room()[0] > 0

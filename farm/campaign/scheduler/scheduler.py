@@ -20,7 +20,7 @@ from farm.campaign.scheduler.dispatch import dispatch
 from farm.campaign.scheduler.draft import Draft
 from farm.campaign.scheduler.state import CampaignEntry, FleetState, LaneEntry, Pool
 from farm.campaign.scheduler.supply import build_ahead, search_ahead
-from farm.campaign.scheduler.values import OVER, Decision, Event, Status
+from farm.campaign.scheduler.values import Decision, Event, Status
 
 _GOING = (Status.RUNNING, Status.WAITING)
 
@@ -175,9 +175,7 @@ def _wait_or_go_on(draft: Draft, campaign: CampaignEntry, has_boards: bool) -> N
 
 def _find_wake_s(draft: Draft) -> float | None:
     """When something becomes due that no event will tell of: a wall clock, a straggler for an idle board to double."""
-    times = [
-        c.ends_s for c in draft.campaigns.values() if c.status not in (*OVER, Status.PAUSED) and c.ends_s is not None
-    ]
+    times = [c.ends_s for c in draft.campaigns.values() if c.status in _GOING and c.ends_s is not None]
     times += [
         pool.straggler_check_s
         for pool in draft.pools.values()

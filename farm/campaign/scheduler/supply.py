@@ -12,6 +12,7 @@ from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState, de
 from farm.campaign.scheduler.state import CampaignEntry, LaneEntry, RequestEntry, change
 from farm.campaign.scheduler.values import Build, Search, Status
 
+
 def search_ahead(draft: Draft) -> None:
     """Ask searches for candidates wherever too few lie ahead."""
     if not may_prepare(draft):
