@@ -75,6 +75,17 @@ class Settings:
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
     )
+    ray_builder_label: str = _setting(
+        "",
+        "FARM_RAY_BUILDER_LABEL",
+        "resource of Ray's that machines of the cluster offer on which builds may run; default: all that offer CPUs",
+    )
+    ray_max_builders: int = _setting(
+        32, "FARM_RAY_MAX_BUILDERS", "most compilers that are asked of the cluster at a time, each with a CPU"
+    )
+    ray_idle_s: float = _setting(
+        60.0, "FARM_RAY_IDLE_S", "after so long without a build a compiler is given back to the cluster"
+    )
     shared: str = _setting(
         "",
         "FARM_SHARED",

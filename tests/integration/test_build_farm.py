@@ -1,10 +1,9 @@
-"""Builds that campaigns share: kept, joined, made again where a compiler or a machine dies, on all nodes of Ray."""
+"""Builds that campaigns share: kept, joined, made again where a compiler dies."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,47 +12,21 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_calls, ray_nodes
-from farm.campaign.engine.builds import BuildAnswer, BuildFarm
+from farm.campaign.engine import ray_nodes
+from farm.campaign.engine.builds import BuildFarm
 from farm.campaign.engine.ray_calls import ray_running
-from farm.errors import UnavailableError, UsageError
-from farm.search import target, tvm_env
+from farm.errors import UsageError
+from farm.search import target
 from farm.settings import Settings
-from tests.ports import find_free_port
-
-tvm = tvm_env.load()
-
-TIMEOUT_S = 90.0
-
-
-def make_module(size: int) -> str:
-    """`main(A, B)`, B being A plus one over `size` floats, as it travels."""
-    from tvm import te
-
-    a = te.placeholder((size,), name="A")
-    b = te.compute((size,), lambda i: a[i] + 1.0, name="B")
-    return str(tvm.ir.save_json(tvm.IRModule({"main": te.create_prim_func([a, b])})))
+from tests.integration.small_builds import TIMEOUT_S, collect, make_module
 
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
     """The target of this machine."""
     return target.host_target(1)
-
-
-def collect(farm: BuildFarm, count: int) -> list[BuildAnswer]:
-    """The next `count` results."""
-    found: list[BuildAnswer] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {count - len(found)} builds"
-        if pending := farm.pending:
-            ray.wait(pending, timeout=0.2)
-        found += farm.poll()
-    return found
 
 
 def idle_pids(farm: BuildFarm) -> list[int]:
@@ -158,108 +131,7 @@ def test_a_compiler_that_dies(start_farm: Callable[..., BuildFarm], host: dict[s
     assert "took 2 compilers down" in twice[0].result.message
 
 
-# On several machines
-
-# Ray's own would notice a machine that died after some 15 s.
-_SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
-_NODE: dict[str, Any] = {"object_store_memory": 100 << 20}
-
-
-@pytest.fixture(scope="module")
-def cluster(_own_ray: None) -> Iterator[Cluster]:
-    """A cluster on loopback whose head is this machine's own node. Its token is in the environment."""
-    ray.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        ray_calls._forget_token()
-        # Or Ray takes 127.0.0.1 for this machine's address in some network, and listens there.
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={**_NODE, "num_cpus": 1, "include_dashboard": False, "_system_config": _SOON},
-        )
-        try:
-            yield cluster
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            ray_calls._forget_token()
-
-
-def test_a_machine_joins_and_dies_in_the_middle_of_a_build(
-    cluster: Cluster, host: dict[str, Any], tmp_path: pathlib.Path
-) -> None:
-    """A machine that joins gets builds beside this one. When it dies its build is made here, blaming nobody, and
-    nothing is lost; boards and searches stay here all the while.
-    """
-    notes: list[str] = []
-    settings = Settings(ray_address=cluster.address, build_timeout_s=60.0)
-    with ray_nodes.farm_ray(settings, 1), BuildFarm(settings, tmp_path / "builds", 1, notes.append) as farm:
-        assert farm.workers == 1
-        second = cluster.add_node(**_NODE, num_cpus=1, wait=False)
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (farm.workers == 2 and all(each.pool.has_loaded() for each in farm._machines.values())):
-            assert time.monotonic() < deadline, "the second machine did not come into use"
-            ray.wait(farm.pending, timeout=0.2)
-            farm.poll()
-        [own] = [node for node in ray_nodes.fetch_nodes() if node.is_here]
-        assert _place_of_an_actor() == own.id
-
-        there = next(each for each in farm._machines.values() if not each.node.is_here)
-        [pid] = there.pool.pids()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            for size in range(8, 14):
-                farm.submit(size, make_module(size), host)
-            assert len(there.pool.jobs) == 1, "the other machine got no build"
-            results = collect(farm, 5)
-            cluster.remove_node(second, allow_graceful=False)
-            results += collect(farm, 1)
-            while (
-                len(notes) < 2 and time.monotonic() < deadline + TIMEOUT_S
-            ):  # what it built may be told before its end
-                ray.wait(farm.pending, timeout=0.2)
-                farm.poll()
-        finally:
-            os.kill(pid, signal.SIGKILL)
-    assert sorted(built.job for built in results) == list(range(8, 14))
-    assert {built.result.status for built in results} == {Status.OK}
-    assert "builds too" in notes[0]
-    assert "builds no more" in notes[1]
-
-
-def _place_of_an_actor() -> str:
-    """The node that an actor with `here()` is on."""
-
-    class Somebody:
-        def node(self) -> str:
-            return str(ray.get_runtime_context().get_node_id())
-
-    actor = ray.remote(**ray_nodes.here(), num_cpus=0)(Somebody).remote()
-    place = str(ray.get(actor.node.remote(), timeout=TIMEOUT_S))
-    ray.kill(actor)
-    return place
-
-
-def test_a_cluster_that_does_not_let_us_in(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong token is told from an address where nothing answers, and both soon, with what to do."""
-    with (
-        pytest.raises(UnavailableError, match="nothing answers there") as refused,
-        _joined(f"127.0.0.1:{find_free_port()}"),
-    ):
-        pass
-    assert "ray start --head" in refused.value.hint
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef0123456789abcdef")
-    with pytest.raises(UnavailableError, match="its token is another") as refused, _joined(cluster.address):
-        pass
-    assert "RAY_AUTH_TOKEN" in refused.value.hint
-
-
-def _joined(address: str) -> Any:
-    return ray_nodes.farm_ray(Settings(ray_address=address), 1)
+# On a cluster: what needs none; see `test_ray_cluster`
 
 
 def test_another_version_is_named() -> None:

@@ -1,7 +1,8 @@
 """Builds for all campaigns, over all machines that Ray has: each module is compiled once, and what was built is kept.
 
 One pool of compilers per machine (`farm.search.build.build_pool`); here is what they share: the queue, who waits for
-which build, who gets it next, and what a compiler or a machine that dies means. Nothing here knows campaigns or boards.
+which build, who gets it next, when a cluster is asked for compilers and gets them back, and what a compiler or a
+machine that dies means. Nothing here knows campaigns or boards.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 import ray
 
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_nodes
-from farm.campaign.engine.ray_compilers import RayBuildPool
+from farm.campaign.engine import ray_calls, ray_nodes
+from farm.campaign.engine.ray_compilers import RayBuildPool, Wanted
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.errors import UnavailableError
 from farm.search.build.build_cache import BuildCache, build_key, compiler_versions
@@ -32,6 +33,8 @@ MAX_LOSSES = 2
 _MAX_FAULTS = 5
 # A compiler that cannot start is started again so often.
 _MAX_STARTS = 3
+# A build that this machine's compilers begin within the time that one takes needs no other machine.
+_PATIENCE_S = 1.0
 # How often to look for machines that came or went. It is a question to Ray's head.
 _NODES_INTERVAL_S = 2.0
 # Starting and loading takes seconds, and a minute on a machine that does other things; then something is wrong.
@@ -63,6 +66,7 @@ class _Build:
     jobs: list[Hashable]
     losses: int = 0
     avoid: str = ""
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,7 +74,6 @@ class _Machine:
     """A node and its compilers. `faults` and `failed_starts` are in a row."""
 
     node: RayNode
-    size: int
     pool: BuildPool[_Build]
     faults: int = 0
     failed_starts: int = 0
@@ -86,13 +89,17 @@ class BuildFarm:
     def __init__(
         self, settings: Settings, cache_folder: Path, host_cores: int, note: Callable[[str], None] = _log.warning
     ) -> None:
-        """Start the compilers: FARM_BUILD_WORKERS or `host_cores` here, one per CPU on other machines of a cluster.
+        """Start this machine's compilers: FARM_BUILD_WORKERS, or `host_cores`. A cluster is asked when builds wait.
 
         `note` is told what an operator should know: machines that come, go or cannot be used.
         """
         self._settings, self._host_cores, self._note = settings, host_cores, note
         self._cache = BuildCache(cache_folder, note)
+        # This machine, and those of the cluster that have compilers of ours.
         self._machines: dict[str, _Machine] = {}
+        self._wanted = Wanted()
+        self._waited_at = 0.0  # when a build last waited for too long
+        self._trouble = ""
         self._refused: set[str] = set()
         self._builds: dict[str, _Build] = {}
         self._queue: collections.deque[_Build] = collections.deque()
@@ -101,7 +108,9 @@ class BuildFarm:
         self._stuck_since: float | None = None
         self.counts: collections.Counter[str] = collections.Counter()
         self._next_look = 0.0
-        self._look_at_nodes()
+        own = next(node for node in ray_nodes.fetch_nodes() if node.is_here)
+        pool: BuildPool[_Build] = RayBuildPool(settings.build_workers or host_cores, settings, ray_nodes.here())
+        self._machines[own.id] = _Machine(own, pool)
 
     def __enter__(self) -> BuildFarm:
         return self
@@ -111,8 +120,9 @@ class BuildFarm:
 
     @property
     def workers(self) -> int:
-        """How many builds can run at a time, as things are."""
-        return max(1, sum(machine.size for machine in self._machines.values()))
+        """How many builds can run at a time, here and on the machines that a cluster may come to have."""
+        here = self._settings.build_workers or self._host_cores
+        return here + (self._settings.ray_max_builders if self._settings.ray_address else 0)
 
     @property
     def pending(self) -> list[Any]:
@@ -121,7 +131,7 @@ class BuildFarm:
             reference
             for machine in self._machines.values()
             for reference in (*machine.pool.pending, *machine.pool.loading)
-        ]
+        ] + self._wanted.pending
         if self._done:
             if self._marker is None:
                 self._marker = ray.put(None)
@@ -155,8 +165,8 @@ class BuildFarm:
 
         Raises UnavailableError where no compiler can be started on any machine.
         """
-        if time.monotonic() >= self._next_look:
-            self._look_at_nodes()
+        if self._settings.ray_address:
+            self._follow_cluster()
         for machine in list(self._machines.values()):
             self._look_at(machine)
         self._dispatch()
@@ -166,6 +176,7 @@ class BuildFarm:
 
     def close(self) -> None:
         """End all compilers."""
+        self._wanted.withdraw()
         for machine in self._machines.values():
             machine.pool.close()
         self._machines.clear()
@@ -174,22 +185,53 @@ class BuildFarm:
 
     # Machines
 
+    def _follow_cluster(self) -> None:
+        """Ask for compilers where builds wait, take in those that came up, give back those that have nothing to do."""
+        if time.monotonic() >= self._next_look:
+            self._look_at_nodes()
+        if self._wanted.pending:
+            self._take_in()
+        now, settings = time.monotonic(), self._settings
+        others = [machine for machine in self._machines.values() if not machine.node.is_here]
+        if waiting := sum(build.since <= now - _PATIENCE_S for build in self._queue):
+            self._waited_at = now
+            loading = sum(len(machine.pool.loading) for machine in others)
+            room = settings.ray_max_builders - sum(machine.pool.size for machine in others) - self._wanted.count
+            self._wanted.ask(
+                min(room, waiting - loading - self._wanted.count),
+                ray_nodes.elsewhere(settings.ray_builder_label, self._refused),
+            )
+        elif now - self._waited_at > settings.ray_idle_s:
+            self._wanted.withdraw()
+        for machine in others:
+            if machine.pool.give_back(settings.ray_idle_s) and not machine.pool.size:
+                self._drop(machine, f"nothing was to do for {settings.ray_idle_s:g} s")
+
+    def _take_in(self) -> None:
+        """Give compilers that came up to the pools of their machines."""
+        arrived = self._wanted.take()
+        if self._wanted.trouble != self._trouble:
+            self._trouble = self._wanted.trouble
+            self._note(f"a compiler that the cluster was asked for ended: {self._trouble}")
+        if any(each.node not in self._machines for each in arrived):
+            nodes = {node.id: node for node in ray_nodes.fetch_nodes()}
+            for id in {each.node for each in arrived} & nodes.keys() - self._machines.keys() - self._refused:
+                self._machines[id] = _Machine(nodes[id], RayBuildPool(0, self._settings))
+                self._note(f"{nodes[id].name} builds too")
+        for each in arrived:
+            machine = self._machines.get(each.node)
+            if machine is None or machine.node.is_here:  # it is gone or refused by now
+                ray_calls.kill(each.compiler)
+            else:
+                machine.pool.adopt(each.compiler, each.reference)
+
     def _look_at_nodes(self) -> None:
-        """Take machines that came into use, and what those that went were building back into the queue."""
-        nodes = {node.id: node for node in ray_nodes.fetch_nodes()}
+        """Put what machines that went were building back into the queue."""
+        nodes = {node.id for node in ray_nodes.fetch_nodes()}
         for gone in [id for id in self._machines if id not in nodes]:
             self._drop(self._machines[gone], "it left the cluster")
-        for node in nodes.values():
-            if node.id not in self._machines and node.id not in self._refused:
-                size = (self._settings.build_workers or self._host_cores) if node.is_here else node.cpus
-                if size:
-                    pool: BuildPool[_Build] = RayBuildPool(size, self._settings, ray_nodes.on(node))
-                    self._machines[node.id] = _Machine(node, size, pool)
-                    if not node.is_here:
-                        self._note(f"{node.name} builds too, {size} at a time")
-        self._refused &= set(nodes)
-        # A Ray of our own has one machine for ever.
-        self._next_look = time.monotonic() + _NODES_INTERVAL_S if self._settings.ray_address else float("inf")
+        self._refused &= nodes
+        self._next_look = time.monotonic() + _NODES_INTERVAL_S
 
     def _look_at(self, machine: _Machine) -> None:
         pool = machine.pool
@@ -222,10 +264,13 @@ class BuildFarm:
     # Builds
 
     def _dispatch(self) -> None:
-        """Give waiting builds to compilers that are free, the emptiest machine first."""
+        """Give waiting builds to compilers that are free: other machines' first, as searches share this one.
+
+        Of those the fullest is first, so that machines that are not needed come to have nothing to do.
+        """
         while self._queue and (free := [each for each in self._machines.values() if each.is_free]):
             build = self._queue.popleft()
-            machine = max(free, key=lambda each: (each.node.id != build.avoid, each.pool.free / each.size))
+            machine = max(free, key=lambda each: (each.node.id != build.avoid, not each.node.is_here, -each.pool.free))
             machine.pool.submit(build, build.module_json, build.target, build.standalone)
 
     def _on_ended(self, machine: _Machine, build: _Build, result: BuildResult) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import ray
 
+from farm.campaign.engine import ray_private
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.search.build import builder
 
@@ -44,7 +45,7 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers(), _on_loopback(), _with_token():
+            with own_signal_handlers(), ray_private.on_loopback(), _with_token():
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
@@ -60,7 +61,7 @@ def ray_running(cores: int) -> Iterator[None]:
             raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
-            _forget_token()  # another Ray of this process, a cluster say, has one of its own
+            ray_private.forget_token()  # another Ray of this process, a cluster say, has one of its own
             _end_stragglers(folder)
             builder.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
 
@@ -74,27 +75,6 @@ def prepare_environment() -> None:
 
 
 @contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Have a Ray that is started in the block listen on loopback alone.
-
-    Where the machine has a network, Ray takes its address there for the node's and listens on all of them, so that
-    others may join, which nobody may here. This is the switch by which it does not on systems that it has no clusters
-    on (ray/_private/ray_constants.py); its children read it from the environment.
-    """
-    name = ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before, os.environ[name] = os.environ.get(name), "0"
-    known, ray._private.ray_constants.ENABLE_RAY_CLUSTER = ray._private.ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray._private.ray_constants.ENABLE_RAY_CLUSTER = known
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@contextlib.contextmanager
 def _with_token() -> Iterator[None]:
     """Have a Ray that is started in the block let in nobody but its own processes: other users reach loopback too.
 
@@ -104,17 +84,11 @@ def _with_token() -> Iterator[None]:
     wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
     before = {name: os.environ.get(name) for name in wanted}
     _set_environment(wanted)
-    _forget_token()
+    ray_private.forget_token()
     try:
         yield
     finally:
         _set_environment(before)
-
-
-def _forget_token() -> None:
-    """Have this process read from its environment anew how Ray lets it in, which Ray reads once."""
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
@@ -136,14 +110,12 @@ def own_signal_handlers() -> Iterator[None]:
         yield
         return
     heard: list[int] = []
-    utils = ray._private.utils
-    setter, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
     try:
-        yield
+        with ray_private.without_handlers():
+            yield
     finally:
-        utils.set_sigterm_handler = setter
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler)
         if heard:

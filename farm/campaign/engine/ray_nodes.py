@@ -1,7 +1,7 @@
 """The Ray that a campaign's engine works with: one of its own, or the cluster that FARM_RAY_ADDRESS names.
 
-Which machines there are, and how to put an actor on one. Boards and searches stay on the engine's own (`here`), because
-boards' tunnels end there; what builds on the others is in `builds`.
+Which machines there are, and how an actor is put here or elsewhere. Boards and searches stay on the engine's own
+(`here`), because boards' tunnels end there; what builds on the others is in `builds`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import ray
@@ -33,16 +33,19 @@ _PORT_TIMEOUT_S = 5.0
 _CLUSTER_TIMEOUT_S = 45.0
 # What Ray's own log says where the token is not the cluster's.
 _TOKEN_WORDS = "InvalidAuthToken"  # noqa: S105 - no password
+# Every node has its id as a label.
+_NODE_LABEL = "ray.io/node-id"
+# So many compilers go on a machine that offers one of the resource; its CPUs are what limits them.
+_SHARE = 0.001
 _ADDRESS = re.compile(r"\[?(?P<host>[\w.:-]+?)\]?:(?P<port>\d{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
 class RayNode:
-    """A machine of the cluster. `cpus` is how many it offers, `is_here` whether the engine runs there too."""
+    """A machine of the cluster. `is_here` says whether the engine runs there too."""
 
     id: str
     name: str
-    cpus: int
     is_here: bool
 
 
@@ -97,10 +100,13 @@ def here() -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_own_id(), soft=False)}
 
 
-def on(node: RayNode) -> dict[str, Any]:
-    """Options that put an actor on a machine: it takes one of the CPUs that another machine offers, none of our own."""
-    strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return {"scheduling_strategy": strategy, "num_cpus": 0 if node.is_here else 1}
+def elsewhere(label: str, refused: Collection[str] = ()) -> dict[str, Any]:
+    """Options by which an actor waits for a CPU of another machine: one that offers the resource `label`, if any is
+    named, and none of the `refused`. An autoscaler that has no such machine starts one.
+    """
+    others = f"!in({','.join(sorted({_own_id(), *refused}))})"
+    resources = {"resources": {label: _SHARE}} if label else {}
+    return {"num_cpus": 1, "label_selector": {_NODE_LABEL: others}, **resources}
 
 
 def fetch_nodes() -> list[RayNode]:
@@ -110,7 +116,6 @@ def fetch_nodes() -> list[RayNode]:
         RayNode(
             id=str(node["NodeID"]),
             name=f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
-            cpus=int(node["Resources"].get("CPU", 0)),
             is_here=node["NodeID"] == own,
         )
         for node in ray.nodes()

@@ -95,15 +95,20 @@ class _Loading:
 
 
 class BuildPool(abc.ABC, Generic[Job]):
-    """A fixed number of compilers, each with a `Builder`. Not thread-safe. References stand for answers to come."""
+    """Compilers, each with a `Builder`. Not thread-safe. References stand for answers to come."""
 
     def __init__(self, size: int, settings: Settings) -> None:
-        """Start `size` compilers; they load TVM in the background. Raises TransientError where there is no room."""
+        """Start `size` compilers; they load TVM in the background. So many there will be, whatever ends some of them.
+
+        With a size of 0 there are those that are brought by `adopt`, and none takes another's place. Raises
+        TransientError where there is no room.
+        """
         self._settings = settings
+        self._is_fixed = size > 0
         # The answer that says that a compiler has loaded TVM, until it is there.
         self._loading: dict[Any, _Loading] = {}
         self._lacking = 0  # compilers in whose place no other one could be started yet
-        self._idle: list[Any] = []
+        self._idle: dict[Any, float] = {}  # and since when
         self._running: dict[Any, _Running[Job]] = {}
         self.versions = ""
         self.recycled = 0
@@ -113,6 +118,11 @@ class BuildPool(abc.ABC, Generic[Job]):
         except FarmError:
             self.close()
             raise
+
+    @property
+    def size(self) -> int:
+        """How many compilers there are."""
+        return len(self._idle) + len(self._running)
 
     @property
     def free(self) -> int:
@@ -147,13 +157,13 @@ class BuildPool(abc.ABC, Generic[Job]):
             except CompilerLostError as error:
                 why = str(error)
                 if compiler in self._idle:  # one that is building says so at the end of the build
-                    self._idle.remove(compiler)
+                    del self._idle[compiler]
                     self._replace(compiler)
         due = time.monotonic() - START_TIMEOUT_S
         late = [each.compiler for each in self._loading.values() if each.started <= due and each.compiler in self._idle]
         for compiler in late:
             why = f"one was not ready within {START_TIMEOUT_S:g} s"
-            self._idle.remove(compiler)
+            del self._idle[compiler]
             self._replace(compiler)
         return self._fill() or why
 
@@ -165,8 +175,10 @@ class BuildPool(abc.ABC, Generic[Job]):
         """Begin a build; the caller made sure that a compiler is free."""
         self.look()
         loading = self._list_loading()
-        compiler = next((each for each in self._idle if each not in loading), self._idle[-1])
-        self._idle.remove(compiler)
+        # Who was the last to build is the first again: those that are not needed are seen by their being idle.
+        newest = list(reversed(self._idle))
+        compiler = next((each for each in newest if each not in loading), newest[0])
+        del self._idle[compiler]
         now = time.monotonic()
         deadline = now + self._settings.build_timeout_s + (LOAD_TIMEOUT_S if compiler in loading else 0.0)
         reference = self._ask(compiler, module_json, dict(target), standalone)
@@ -189,7 +201,7 @@ class BuildPool(abc.ABC, Generic[Job]):
         if count >= self._settings.build_recycle_count or resident >= self._settings.build_recycle_bytes:
             self._replace(running.compiler)
         else:
-            self._idle.append(running.compiler)
+            self._idle[running.compiler] = time.monotonic()
         return running.job, result
 
     def expire(self) -> list[tuple[Job, BuildResult]]:
@@ -215,6 +227,20 @@ class BuildPool(abc.ABC, Generic[Job]):
         """Process ids of the idle compilers, for tests that harm them."""
         return [self._find_pid(each) for each in self._idle]
 
+    def adopt(self, compiler: Any, reference: Any) -> None:
+        """Take in a compiler that loads TVM; `reference` stands for its `versions`."""
+        self._loading[reference] = _Loading(compiler, time.monotonic())
+        self._idle[compiler] = time.monotonic()
+
+    def give_back(self, idle_s: float) -> int:
+        """End the compilers that have had no build for so long; says how many. Those that still load are left."""
+        loading, due = self._list_loading(), time.monotonic() - idle_s
+        idle = [each for each, since in self._idle.items() if since <= due and each not in loading]
+        for compiler in idle:
+            del self._idle[compiler]
+            self._kill(compiler)
+        return len(idle)
+
     def close(self) -> None:
         """End all compilers; never raises for those that are gone already."""
         for compiler in (*self._idle, *(running.compiler for running in self._running.values())):
@@ -227,7 +253,7 @@ class BuildPool(abc.ABC, Generic[Job]):
         self._kill(compiler)
         self._loading = {key: each for key, each in self._loading.items() if each.compiler is not compiler}
         self.recycled += 1
-        self._lacking += 1
+        self._lacking += self._is_fixed
         self._fill()  # where that fails, `look` tries again and says why: what the caller has to tell comes first
 
     def _fill(self) -> str:
@@ -244,9 +270,7 @@ class BuildPool(abc.ABC, Generic[Job]):
         return [each.compiler for each in self._loading.values()]
 
     def _start(self) -> None:
-        compiler, reference = self._launch()
-        self._loading[reference] = _Loading(compiler, time.monotonic())
-        self._idle.append(compiler)
+        self.adopt(*self._launch())
 
     @abc.abstractmethod
     def _launch(self) -> tuple[Any, Any]:

@@ -1,0 +1,155 @@
+"""Somebody else's cluster: compilers are asked for when builds wait and given back, machines come, go and die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from device_agent.protocol import Status
+from farm.campaign.engine import ray_nodes, ray_watch
+from farm.campaign.engine.builds import BuildAnswer, BuildFarm
+from farm.errors import UnavailableError
+from farm.search import target
+from farm.settings import Settings
+from tests.integration import ray_cluster
+from tests.integration.small_builds import TIMEOUT_S, make_module
+from tests.ports import find_free_port
+
+MOST = 3
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head without CPUs, and an autoscaler that starts up to three nodes with one each."""
+    with ray_cluster.with_token(), ray_cluster.autoscaling_cluster(MOST) as address:
+        yield address
+
+
+class Campaign:
+    """A build farm that is kept in work, with one compiler here, which does nothing but wait."""
+
+    def __init__(self, farm: BuildFarm, notes: list[str]) -> None:
+        self.farm, self.notes = farm, notes
+        self.submitted = 0
+        self.answers: list[BuildAnswer] = []
+        self._host = target.host_target(1)
+
+    def submit(self) -> None:
+        """Have one more module built, unlike all before."""
+        self.submitted += 1
+        self.farm.submit(self.submitted, make_module(self.submitted + 8), self._host)
+
+    def until(self, done: Callable[[], Any], what: str, waiting: int = 0) -> None:
+        """Go on until `done`; so many builds wait all the while."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not done():
+            assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {what}; said was {self.notes}"
+            while self.farm.waiting < waiting:
+                self.submit()
+            if pending := self.farm.pending:
+                ray.wait(pending, timeout=0.2)
+            self.answers += self.farm.poll()
+
+    @property
+    def others(self) -> list[Any]:
+        """Machines that build, but this one."""
+        return [each for each in self.farm._machines.values() if not each.node.is_here]
+
+
+@contextlib.contextmanager
+def campaign(address: str, folder: pathlib.Path, **settings: Any) -> Iterator[Campaign]:
+    """A campaign's builds on the cluster."""
+    chosen = Settings(ray_address=address, ray_max_builders=MOST, build_timeout_s=120.0, **settings)
+    notes: list[str] = []
+    with ray_nodes.farm_ray(chosen, 1), BuildFarm(chosen, folder, 1, notes.append) as farm:
+        work = Campaign(farm, notes)
+        [here] = farm._machines.values()
+        work.until(here.pool.has_loaded, "this machine's compiler")
+        [pid] = here.pool.pids()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield work
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def count_nodes() -> int:
+    """Machines that are up, the head among them."""
+    return len(ray_nodes.fetch_nodes())
+
+
+def test_a_cluster_grows_while_builds_wait_and_shrinks_again(address: str, tmp_path: pathlib.Path) -> None:
+    """From no machine to as many as may be asked for, each with its compiler. One that dies in the middle of a build
+    has it made elsewhere, and nobody is blamed. Where nothing waits, compilers are given back, and machines with them.
+    """
+    with campaign(address, tmp_path / "builds", ray_idle_s=1.0, ray_builder_label=ray_cluster.BUILDER) as work:
+        assert (count_nodes(), work.farm.workers) == (1, 1 + MOST)
+        work.until(
+            lambda: len(work.others) == MOST and all(each.pool.has_loaded() or each.pool.jobs for each in work.others),
+            "three machines",
+            waiting=MOST + 1,
+        )
+        assert count_nodes() == 1 + MOST
+
+        dying = work.others[0]
+        work.until(lambda: dying.pool.jobs, "a build there", waiting=1)
+        raylet = _find_raylet(dying.node.id)
+        raylet.kill()
+        work.until(lambda: dying not in work.others, "its end", waiting=1)
+
+        work.until(lambda: len(work.answers) == work.submitted - 1, "all builds but the one that is held up here")
+        work.until(lambda: count_nodes() == 1, "the machines to go")
+        assert not work.others
+    assert {answer.result.status for answer in work.answers} == {Status.OK}
+    assert len({answer.job for answer in work.answers}) == len(work.answers)
+    assert any("it left the cluster" in note for note in work.notes)
+    assert any("nothing was to do" in note for note in work.notes)
+
+
+def _find_raylet(node: str) -> psutil.Process:
+    [socket] = [each["RayletSocketName"] for each in ray.nodes() if each["NodeID"] == node]
+    found = ray_watch._find_raylet(socket)
+    assert found is not None
+    return found
+
+
+def test_a_machine_that_cannot_build_is_left_out(address: str, tmp_path: pathlib.Path) -> None:
+    """It is named, with what it lacks; then a machine that the autoscaler starts builds instead."""
+    (tmp_path / "tvm").mkdir()
+    (tmp_path / "tvm" / "__init__.py").write_text("raise ImportError('another TVM altogether')")
+    with (
+        ray_cluster.joined_node(address, tmp_path, {"PYTHONPATH": str(tmp_path)}),
+        campaign(address, tmp_path / "builds") as work,
+    ):
+        work.until(lambda: work.farm._refused, "a machine that is refused", waiting=2)
+        assert any("another TVM altogether" in note for note in work.notes), work.notes
+        work.until(lambda: len(work.answers) >= 2, "builds elsewhere", waiting=2)
+        assert {each.node.id for each in work.others}.isdisjoint(work.farm._refused)
+
+
+def test_a_cluster_that_does_not_let_us_in(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong token is told from an address where nothing answers, and both soon, with what to do."""
+    with (
+        pytest.raises(UnavailableError, match="nothing answers there") as refused,
+        _joined(f"127.0.0.1:{find_free_port()}"),
+    ):
+        pass
+    assert "ray start --head" in refused.value.hint
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef0123456789abcdef")
+    with pytest.raises(UnavailableError, match="its token is another") as refused, _joined(address):
+        pass
+    assert "RAY_AUTH_TOKEN" in refused.value.hint
+
+
+def _joined(address: str) -> Any:
+    return ray_nodes.farm_ray(Settings(ray_address=address), 1)
