@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import ray
+from ray._private import node, parameter
 
 from farm.campaign.engine import ray_private
 
@@ -102,11 +103,17 @@ def autoscaling_cluster(most: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def joined_node(address: str, folder: pathlib.Path, environment: dict[str, str]) -> Iterator[None]:
-    """One more node of the cluster, as a user would start it, with one CPU."""
-    command = [str(RAY), "start", f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", *_COMMON]
-    with _started(command, str(folder), environment):
+def joined_node(address: str, environment: dict[str, str]) -> Iterator[None]:
+    """One more node of the cluster, with one CPU; `ray start` lets none join one on loopback."""
+    sizes = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80000000}
+    ports = {"min_worker_port": 0, "max_worker_port": 0, "node_manager_port": 0, "dashboard_agent_listen_port": 0}
+    where = {"gcs_address": address, "redis_address": address, "node_ip_address": "127.0.0.1"}
+    parameters = parameter.RayParams(**sizes, **ports, **where, include_log_monitor=False, env_vars=environment)
+    joined = node.Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    try:
         yield
+    finally:
+        joined.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def test_a_machine_that_cannot_build_is_left_out(address: str, tmp_path: pathlib
     (tmp_path / "tvm").mkdir()
     (tmp_path / "tvm" / "__init__.py").write_text("raise ImportError('another TVM altogether')")
     with (
-        ray_cluster.joined_node(address, tmp_path, {"PYTHONPATH": str(tmp_path)}),
+        ray_cluster.joined_node(address, {"PYTHONPATH": str(tmp_path)}),
         campaign(address, tmp_path / "builds") as work,
     ):
         work.until(lambda: work.farm._refused, "a machine that is refused", waiting=2)
