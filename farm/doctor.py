@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.protocol import OperatingPoint
 from farm import emulation, linker
-from farm.campaign.engine.board_held import REQUEST_TIMEOUT_S
 from farm.campaign.engine.ray_calls import ray_running
-from farm.crew import board_calls, golden_runs
-from farm.crew.board_calls import BoardProcess, JobOrder, plan_limit_s
-from farm.crew.board_process import Ended, Open, Request
-from farm.crew.held_board import to_address
+from farm.crew import golden_runs
+from farm.crew.crew import Crew
+from farm.crew.driven_board import DrivenBoard
 from farm.crew.local import LocalFarm
-from farm.errors import FarmError, PermanentError
+from farm.errors import PermanentError
 from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
 from farm.search.build import golden
@@ -30,6 +27,8 @@ from farm.services.checks import Check, run_check
 from farm.settings import Settings
 from farm.store import Store
 
+# For a board that nobody else uses; tried three times.
+_OPEN_TIMEOUT_S = 10.0
 # What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
@@ -70,21 +69,10 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
 
         def agent() -> str:
             at = found["farm"]
-            process = BoardProcess(settings.home_path / "logs" / "boards.log")
-            stack.callback(process.stop)
-            where = to_address(at.tracker, at.key, None)
-
-            def ask(order: JobOrder) -> Ended:
-                limit_s = plan_limit_s(order.job, REQUEST_TIMEOUT_S)
-                request = Request(where, order.job, OperatingPoint(), REQUEST_TIMEOUT_S, {"board_type": "local"})
-                ended = process.call(order, request, limit_s, lambda: None)
-                assert ended is not None  # nobody takes it back
-                if isinstance(ended.result, FarmError):
-                    raise ended.result
-                return ended
-
-            found["board"] = ask
-            about = ask(JobOrder(Open(REQUEST_TIMEOUT_S))).result.to_dict()
+            crew = found["crew"] = stack.enter_context(Crew(settings, lambda note: None))
+            board = found["board"] = crew.call(crew.take(lambda _: contextlib.nullcontext(at)))
+            board.require_like({"board_type": "local"})
+            about = crew.call(board.open(_OPEN_TIMEOUT_S)).to_dict()
             return (
                 f"protocol {about['protocol_version']}, agent {about['agent_version']}, {about['cpu_model']}, "
                 f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
@@ -109,7 +97,7 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
             and hop("agent", agent)
             and everything
         ):
-            hop("kernel", lambda: _kernel(found["board"]))
+            hop("kernel", lambda: _kernel(found["crew"], found["board"]))
 
 
 def _packages() -> str:
@@ -138,10 +126,9 @@ def _emulate(settings: Settings) -> str:
     return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 
 
-def _kernel(ask: Callable[[JobOrder], Ended]) -> str:
+def _kernel(crew: Crew, board: DrivenBoard) -> str:
     """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
     library = golden.build(golden.plan_target(None, platform.machine()))
-    ended = ask(board_calls.run(golden_runs.plan_run(), library, golden.make_inputs()))
-    outcome = ended.result
-    golden_runs.check(outcome, board_calls.read_outputs(ended))
+    outcome, outputs = crew.call(board.run(golden_runs.plan_run(), library, golden.make_inputs()))
+    golden_runs.check(outcome, outputs)
     return f"the golden kernel, a matrix product, in {np.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

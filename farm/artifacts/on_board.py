@@ -14,7 +14,7 @@ from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outc
 from farm.artifacts.listed import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
-from farm.crew.crew import open_crew, wait_for
+from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
 from farm.gpu import native
 from farm.gpu.ptx import find_newest, is_newer
@@ -183,14 +183,13 @@ def hold_type(
 ) -> Iterator[HeldForModels]:
     """Hold a board of a type for a block: `name`, or any that is free. Raises what `open_crew` raises."""
     with open_crew(settings, store, kind, name, wait_s, purpose, say) as (crew, _):
-        # From the main thread, where signals are heard.
-        thread = crew.boards[0]
-        description = wait_for(thread.submit(lambda board, _: board.open()))
+        [board] = crew.boards
+        description = crew.call(board.open())
 
         def run(spec: RunSpec, program: bytes, inputs: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
-            return wait_for(thread.submit(lambda board, _: board.run(spec, program, inputs)))
+            return crew.call(board.run(spec, program, inputs))
 
         def pin(point: OperatingPoint) -> object:
-            return wait_for(thread.submit(lambda board, _: board.pin(point)))
+            return crew.call(board.pin(point))
 
         yield HeldForModels(description, settings, run, pin)

@@ -1,4 +1,4 @@
-"""Speaking to a board's process: started, asked, waited for or looked at, taken back, ended.
+"""Speaking to a board's process: started, asked, awaited or looked at, taken back, ended.
 
 What it does there is in `board_process`. Nothing here blocks on a process that is stuck: what is sent is short, big
 data lies in memory of ours (`farm.measure.handed`).
@@ -10,13 +10,14 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, PowerSpec, RunSpec
 from farm.crew.board_process import Ended, Glance, Job, Measure, Open, Pin, Request, Run
+from farm.crew.coroutines import until
 from farm.errors import TransientError
 from farm.measure import session
 from farm.measure.arrays import Arrays, pack_arrays, unpack_arrays
@@ -26,8 +27,6 @@ from farm.processes.worker_processes import Child
 _MODULE = "farm.crew.board_process"
 # A process on a busy machine answers late.
 _SLACK_S = 15.0
-# How often who waits hears that it is to end.
-_LOOK_S = 0.1
 # What was handed over lately and may be asked for again: the programs of a sweep, of a model's final, and their inputs.
 # Up to so many, and beyond `_KEPT_ALWAYS` as long as they are not big together.
 _KEPT, _KEPT_ALWAYS, _KEPT_BYTES = 16, 6, 256 << 20
@@ -118,6 +117,8 @@ class BoardProcess:
         """Start it; `log` takes what it prints. Raises TransientError where there is no room for it."""
         self._child = Child.start(_MODULE, log, os.environ)
         self._number = 0
+        # Whether somebody waits for `call`: only then is what it says, or its end, heard at once.
+        self.is_awaited = False
         self._orders: dict[int, JobOrder] = {}
 
     @property
@@ -157,27 +158,33 @@ class BoardProcess:
         self._orders.pop(number, None)
         return number, ended
 
-    def call(self, order: JobOrder, request: Request, limit_s: float, check: Callable[[], None]) -> Ended | None:
-        """Have it do a job, and wait; None where it was revoked.
+    async def call(self, order: JobOrder, request: Request, limit_s: float) -> Ended:
+        """Have it do a job, and wait; whoever closes the coroutine takes the job back.
 
-        `check` is called now and then; what it raises ends the job. Raises ProcessLostError where the process ended or
-        did not answer within `limit_s`, and so was ended.
+        Raises ProcessLostError where the process ended or did not answer within `limit_s`, and so was ended.
         """
         number = self.ask(order, request)
         deadline = time.monotonic() + limit_s
-        try:
-            while True:
-                while not self.connection.poll(_LOOK_S):
-                    check()
-                    if time.monotonic() > deadline:
-                        self.kill()
-                        raise ProcessLostError(f"the call did not end within {limit_s:.0f} s: its process is stuck")
+
+        def find() -> Ended | None:
+            while self.has_answer:
                 answered, ended = self.receive()
                 if answered == number:
+                    assert ended is not None  # only who closes this takes it back
                     return ended
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ProcessLostError(f"the call did not end within {limit_s:.0f} s: its process is stuck")
+            return None
+
+        try:
+            self.is_awaited = True
+            return await until(find)
         except BaseException:
             self.revoke(number)
             raise
+        finally:
+            self.is_awaited = False
 
     def hang_up(self) -> None:
         """Tell it to end; waits for nothing. The board's agent puts its clocks back."""

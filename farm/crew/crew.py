@@ -1,6 +1,6 @@
-"""The boards of a run, each driven by a thread of its own: this machine, one board by name, or several of a type.
+"""The boards of a run, all driven by one thread beside the command's own: this machine, one by name, or some of a type.
 
-The main thread only waits, so that it hears signals, and can have all boards' work end at once.
+The main thread only waits, so that it hears signals, which never reach what is being leased or given back.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ import contextlib
 import functools
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool
+from farm.crew.coroutines import Find, Loop
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
+from farm.crew.waiting import Waiting
 from farm.errors import FarmError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.machine import machine_lock
@@ -31,7 +32,7 @@ from farm.values import Health
 # How often the main thread looks up while it waits.
 _LOOK_S = 0.1
 # Between being told to end and ending: jobs are cut, so what is left is giving sessions and leases back.
-_END_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 10.0
 # Boards that nobody has probed yet, as after services were started for this command.
 _PROBE_TIMEOUT_S = 45.0
 
@@ -39,96 +40,126 @@ T = TypeVar("T")
 OpenSite = Callable[[Store], contextlib.AbstractContextManager[Site]]
 
 
-class BoardThread:
-    """One board, and the thread on which all its work is done. `store` is the thread's own."""
+class WorkStoppedError(Exception):
+    """The crew has ended: what its boards would have answered no longer matters."""
 
-    def __init__(
-        self, settings: Settings, open_site: OpenSite, stopping: threading.Event, note: Callable[[str], None]
-    ) -> None:
-        """Start the thread; it takes the board at once (`ready` tells how that went)."""
-        self._settings, self._open_site = settings, open_site
-        self._stopping, self._note = stopping, note
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[DrivenBoard, Store], Any]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._board: DrivenBoard | None = None
-        self.ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._live, name="farm-board", daemon=True)
+
+class Crew:
+    """Boards, and the one thread that drives them all. Use as a context manager; `boards` are those that were taken.
+
+    Work is a coroutine that awaits boards (`DrivenBoard`) and whatever else can be found by looking (`coroutines`).
+    """
+
+    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
+        """`note` is told what boards are waited for. Starts the thread; takes no board."""
+        self.boards: list[DrivenBoard] = []
+        # The thread's own, for work alone.
+        self.store: Store
+        self._location, self._log = settings.store_location, settings.home_path / "logs" / "boards.log"
+        self._note = note
+        self._held: dict[DrivenBoard, contextlib.ExitStack] = {}
+        self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
+        self._loop, self._waiting = Loop(), Waiting()
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+        # What work gets that comes when all is over.
+        self._error: BaseException = WorkStoppedError()
+        self._thread = threading.Thread(target=self._live, name="farm-crew", daemon=True)
         self._thread.start()
 
-    @property
-    def name(self) -> str:
-        """The board's name; "" before it is taken."""
-        return self._board.name if self._board else ""
-
-    def submit(self, job: Callable[[DrivenBoard, Store], T]) -> Future[T]:
-        """Have the thread do `job` after what it was given before."""
+    def start(self, work: Coroutine[Find, Any, T]) -> Future[T]:
+        """Have the thread do `work` beside what it does already. From any thread."""
         future: Future[T] = Future()
-        self._jobs.put((future, job))
+        self._inbox.put((future, work))
+        self._waiting.ring()
+        if self._over.is_set():
+            self._refuse_rest()
         return future
 
-    def close(self, timeout_s: float) -> None:
-        """Give the board back once its work is done; waits for `timeout_s` at most."""
-        self._jobs.put(None)
-        self._thread.join(timeout_s)
+    def call(self, work: Coroutine[Find, Any, T]) -> T:
+        """Have the thread do `work`, and wait for it, so that signals are heard. Raises what it raises."""
+        return wait_for(self.start(work))
+
+    async def take(self, open_site: OpenSite) -> DrivenBoard:
+        """Take a board, which is waited for, until `give_back`. Raises what opening its site raises."""
+        with contextlib.ExitStack() as stack:
+            site = stack.enter_context(open_site(self.store))
+            board = DrivenBoard(site, self._note, self._log)
+            stack.callback(board.close)
+            await board.take()
+            self._held[board] = stack.pop_all()
+        self.boards.append(board)
+        return board
+
+    def give_back(self, board: DrivenBoard) -> None:
+        """Let go of a board. For work alone."""
+        self.boards.remove(board)
+        self._held.pop(board).close()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        """End all work where it waits (WorkStoppedError for who waits for it), and give all boards back."""
+        self._stopping.set()
+        self._waiting.ring()
+        self._thread.join(_END_TIMEOUT_S)
 
     def _live(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                store = stack.enter_context(Store(self._settings.store_location))
-                site = stack.enter_context(self._open_site(store))
-                log = self._settings.home_path / "logs" / "boards.log"
-                board = self._board = DrivenBoard(site, self._stopping, self._note, log)
-                stack.callback(board.close)
-                self.ready.set_result(None)
-                while (item := self._jobs.get()) is not None:
-                    _carry_out(*item, board, store)
-        except (FarmError, OSError) as error:
-            if not self.ready.done():
-                self.ready.set_exception(error)
+                self.store = stack.enter_context(Store(self._location))
+                stack.callback(self._end)
+                while not self._stopping.is_set():
+                    self._take_in()
+                    self._loop.run()
+                    pending = [each.pending for each in self._held if each.pending is not None]
+                    self._waiting.wait(pending, _LOOK_S)
+        except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
+            self._error = error
+        self._over.set()
+        self._refuse_rest()
+        self._waiting.close()
+
+    def _take_in(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._loop.start(_carry_out(*self._inbox.get_nowait()))
+
+    def _end(self) -> None:
+        for board in self._held:
+            board.hang_up()  # all at once, so that the next lines wait for none
+        self._loop.close()
+        with contextlib.ExitStack() as stack:
+            for held in self._held.values():
+                stack.push(held)
+
+    def _refuse_rest(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                future, work = self._inbox.get_nowait()
+                work.close()
+                future.set_exception(self._error)
 
 
-def _carry_out(future: Future[Any], job: Callable[..., Any], *arguments: Any) -> None:
+async def _carry_out(future: Future[T], work: Coroutine[Find, Any, T]) -> None:
     try:
-        result = job(*arguments)
+        future.set_result(await work)
+    except GeneratorExit:
+        future.set_exception(WorkStoppedError())
+        raise
     except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
         future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
-def wait_for(future: Future[T], timeout_s: float | None = None) -> T:
-    """A future's result, in pieces so that signals are heard. Raises what it raised, FutureTimeoutError."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+def wait_for(future: Future[T]) -> T:
+    """A future's result, in pieces so that signals are heard. Raises what it raised."""
     while True:
         try:
             return future.result(_LOOK_S)
         except FutureTimeoutError:
-            if future.done() or (deadline is not None and time.monotonic() >= deadline):
+            if future.done():
                 raise
-
-
-class Crew:
-    """The boards of one sweep. Used from the main thread."""
-
-    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
-        self.boards: list[BoardThread] = []
-        self.stopping = threading.Event()
-        self._settings, self._note = settings, note
-        self._open_more: Callable[[], OpenSite] | None = None
-
-    def add(self, open_site: OpenSite) -> BoardThread:
-        """Take a board. Raises what opening its site raises."""
-        board = BoardThread(self._settings, open_site, self.stopping, self._note)
-        self.boards.append(board)
-        wait_for(board.ready)
-        return board
-
-    def end(self) -> None:
-        """Give all boards back, whose jobs under way end."""
-        self.stopping.set()
-        for board in self.boards:
-            board.close(_END_TIMEOUT_S)
 
 
 @contextlib.contextmanager
@@ -146,7 +177,6 @@ def open_crew(
     Raises UsageError, UnavailableError, DeadlineError, BoardUnsafeError.
     """
     with contextlib.ExitStack() as stack:
-        crew = Crew(settings, note)
         if name is None and board_type.host_is_board:
             stack.enter_context(machine_lock(wait_s, note))
             # From the main thread, which lives as long as the children do.
@@ -163,9 +193,7 @@ def open_crew(
             services = stack.enter_context(using_services(settings, pool, note))
 
             def take(board: str | None, own: Store, patience_s: float = wait_s) -> FleetSite:
-                return FleetSite(
-                    services, own, board_type.name, board, purpose, patience_s, note, stopping=crew.stopping
-                )
+                return FleetSite(services, own, board_type.name, board, purpose, patience_s, note)
 
             first = functools.partial(take, name)
 
@@ -179,11 +207,10 @@ def open_crew(
             for board in plan_choice(store.fetch_boards(), pool).free[:count]:
                 try:
                     # At once or not at all: what waits for another board meanwhile holds its own.
-                    crew.add(functools.partial(take, board, patience_s=0.0))
+                    crew.call(crew.take(functools.partial(take, board, patience_s=0.0)))
                 except FarmError as error:
-                    crew.boards.pop()
                     note(f"going on without {board}: {error}")
 
-        stack.callback(crew.end)
-        crew.add(first)
+        crew = stack.enter_context(Crew(settings, note))
+        crew.call(crew.take(first))
         yield crew, add_more

@@ -1,14 +1,15 @@
-"""The board of a site, driven for who waits for it: found again or replaced when it is lost, told to stop at any time.
+"""The board of a site, driven for who awaits it: found again or replaced when it is lost.
 
-Its session is held by a process (`board_process`); here is what has to be known of the store: leases, and who is to
-blame. Which point comes next, and what an answer means, is decided elsewhere (`visits.py`).
+Who closes a coroutine that waits here ends what the board does for it. Its session is held by a process
+(`board_process`); here is what has to be known of the store: leases, and who is to blame. Which point comes next, and
+what an answer means, is decided elsewhere (`visits.py`).
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from farm.crew import board_calls, visits
 from farm.crew.blame import Blame, pin_error, pin_outcome
 from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError
 from farm.crew.board_process import Ended, Glance, Open, Pin, Request
+from farm.crew.coroutines import pause
 from farm.crew.held_board import to_address
 from farm.crew.site import COMMON, Site
 from farm.errors import (
@@ -51,27 +53,18 @@ _TRIES = 3
 _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
 
 
-class WorkStoppedError(Exception):
-    """The work was told to end: what a board answers no longer matters."""
-
-
 class DrivenBoard:
     """The board of a site, which is its owner's to close. All boards must be like the first one. Not thread-safe."""
 
-    def __init__(
-        self, site: Site, stopping: threading.Event, note: Callable[[str], None], log: Path | None = None
-    ) -> None:
-        """`stopping` ends every wait with WorkStoppedError; `note` is told what is waited for.
-
-        `log` takes what the board's process prints, which is started here. Raises TransientError.
-        """
+    def __init__(self, site: Site, note: Callable[[str], None], log: Path | None = None) -> None:
+        """`note` is told what is waited for; `log` takes what the board's process prints."""
         self.description: Description | None = None
         # For how long the board was busy with the latest job.
         self.board_s = 0.0
         self._like: Mapping[str, Any] = {}
         self._site, self._blame = site, Blame(site)
-        self._stopping, self._note, self._log = stopping, note, log
-        self._process: BoardProcess | None = BoardProcess(log)
+        self._note, self._log = note, log
+        self._process: BoardProcess | None = None
 
     @property
     def name(self) -> str:
@@ -83,27 +76,41 @@ class DrivenBoard:
         """The process that holds the session, for tests that harm it."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def pending(self) -> Connection | None:
+        """Can be read as soon as who awaits an answer may go on; None where nobody does."""
+        process = self._process
+        return process.connection if process is not None and process.is_awaited else None
+
     def require_like(self, like: Mapping[str, Any]) -> None:
         """From the next session on every board must be as this says."""
         self._like = like
 
-    def open(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Description:
+    async def take(self) -> None:
+        """Wait until the site has a board, and have a process for it.
+
+        Raises UnavailableError when the site's own deadline is over, TransientError where there is no room.
+        """
+        while not self.look():
+            await pause(_LOOK_S)
+        self._process = self._process or BoardProcess(self._log)
+
+    async def open(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Description:
         """Connect, waiting for the board, or for another one of its type where it is gone; returns its description.
 
-        Raises UnavailableError, DeadlineError, BoardUnsafeError, WorkStoppedError.
+        Raises UnavailableError, DeadlineError, BoardUnsafeError.
         """
         deadline = time.monotonic() + timeout_s
         tries = 0
         while True:
-            self._wait_for_board()
+            await self.take()
             try:
-                found = self._open()
+                found = await self._open()
                 break
             except BoardUnsafeError as error:
                 self._blame.judge_error(error)
                 raise
             except (TransientError, LeaseOverError) as error:
-                self.check_running()
                 if isinstance(error, DeadlineError) and time.monotonic() < deadline:
                     continue  # another client has it: that is nobody's fault
                 if not isinstance(error, ProcessLostError):
@@ -113,50 +120,44 @@ class DrivenBoard:
                     raise
                 self._note(f"{self.name}: {error.message}; trying again")
                 deadline = time.monotonic() + timeout_s
-        self.check_running()  # told to end while there was nothing to cut yet
         self._like = self._like or {field: getattr(found, field) for field in COMMON}
         self.description = found
         return found
 
-    def read_temperature_c(self) -> float | None:
+    async def read_temperature_c(self) -> float | None:
         """The hottest zone now; None where the board has none. Raises what `run` raises."""
-        before = self._ask(JobOrder(Glance(_GLANCE))).result.before
+        before = (await self._ask(JobOrder(Glance(_GLANCE)))).result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
 
-    def pin(self, point: OperatingPoint) -> PinReport:
+    async def pin(self, point: OperatingPoint) -> PinReport:
         """Hold the clocks at a point; an empty one lets go of what was held.
 
         Raises UsageError for what the board lacks, UnavailableError where nothing can be held, BoardUnsafeError,
         TransientError where it did not work this time, and what `run` raises.
         """
-        report: PinReport = self._ask(JobOrder(Pin(point))).result
+        report: PinReport = (await self._ask(JobOrder(Pin(point)))).result
         if report.status is not PinStatus.OK:
             self._blame.judge(pin_outcome(report, self.name), report.status)
             raise pin_error(report, self.name)
         return report
 
-    def run(self, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
-        """Run a program. Raises BoardLostError where the board is gone (`open` finds it again), WorkStoppedError.
+    async def run(self, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
+        """Run a program. Raises BoardLostError where the board is gone (`open` finds it again).
 
         Raises PermanentError where the agent failed, BoardUnsafeError where there is no other board to take.
         """
-        ended = self._ask(board_calls.run(spec, program, inputs))
+        ended = await self._ask(board_calls.run(spec, program, inputs))
         outputs = board_calls.read_outputs(ended)
         return self._judge(ended.result), outputs
 
-    def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
+    async def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time one kernel. Raises what `run` raises."""
-        return self._judge(self._ask(board_calls.measure(spec, library)).result)
+        return self._judge((await self._ask(board_calls.measure(spec, library))).result)
 
-    def check_running(self) -> None:
-        """Raise WorkStoppedError where the work was told to end."""
-        if self._stopping.is_set():
-            raise WorkStoppedError
-
-    def pause(self, seconds: float) -> None:
-        """Wait. Raises WorkStoppedError."""
-        self._stopping.wait(seconds)
-        self.check_running()
+    def hang_up(self) -> None:
+        """Have the session end soon; waits for nothing. `close` is still to come."""
+        if self._process is not None:
+            self._process.hang_up()
 
     def close(self) -> None:
         """Give the session back; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
@@ -164,8 +165,8 @@ class DrivenBoard:
         if process is not None:
             process.stop()
 
-    def _open(self) -> Description:
-        ended = self._call(JobOrder(Open(_REQUEST_TIMEOUT_S)))
+    async def _open(self) -> Description:
+        ended = await self._call(JobOrder(Open(_REQUEST_TIMEOUT_S)))
         if isinstance(ended.result, FarmError):
             raise ended.result
         found: Description = ended.result
@@ -178,13 +179,11 @@ class DrivenBoard:
             raise BoardLostError(judged.message)
         return judged
 
-    def _ask(self, order: JobOrder) -> Ended:
+    async def _ask(self, order: JobOrder) -> Ended:
         """A job's answer; whatever goes wrong, the session is over then."""
-        self.check_running()
         try:
-            ended = self._call(order)
+            ended = await self._call(order)
         except ProcessLostError as error:
-            self.check_running()
             self._blame.judge(Outcome(Status.FARM_ERROR, error.message, board=self.name), blameless=True)
             raise BoardLostError(error.message, error.hint) from error
         if isinstance(ended.result, FarmError):
@@ -192,8 +191,7 @@ class DrivenBoard:
         return ended
 
     def _judge_error(self, error: FarmError, had_session: bool) -> FarmError:
-        """What to raise for an error that ended a session. Raises WorkStoppedError."""
-        self.check_running()
+        """What to raise for an error that ended a session."""
         if isinstance(error, BoardUnsafeError):
             self._blame.judge_error(error)
             return error
@@ -203,38 +201,27 @@ class DrivenBoard:
         self._blame.judge_error(error)
         return BoardLostError(error.message, error.hint)
 
-    def _call(self, order: JobOrder) -> Ended:
-        """Have the process do a job. Raises ProcessLostError, WorkStoppedError."""
-        if self._process is None:
-            self._process = BoardProcess(self._log)
+    async def _call(self, order: JobOrder) -> Ended:
+        """Have the process do a job. Raises ProcessLostError, TransientError where there is no room for one."""
+        process = self._process = self._process or BoardProcess(self._log)
         site = self._site
         where = to_address(site.tracker, site.key, site.lease)
         request = Request(where, order.job, like=self._like)
         try:
             limit_s = board_calls.plan_limit_s(order.job, _REQUEST_TIMEOUT_S)
-            ended = self._process.call(order, request, limit_s, self.check_running)
+            ended = await process.call(order, request, limit_s)
         except ProcessLostError as error:
-            self._process.kill()
+            process.kill()
             self._process = None
             self._note(f"{self.name}: {error.message}")
             raise
-        assert ended is not None  # only who is told to end takes a job back, and does not wait for it
         self.board_s = ended.board_s
         return ended
-
-    def _wait_for_board(self) -> None:
-        """Wait until the site has a board. Its own deadline ends this (UnavailableError)."""
-        while True:
-            self.look()
-            if self._site.has_board:
-                return
-            time.sleep(_LOOK_S)
 
     def look(self) -> bool:
         """See that the board may still be used, or whether there is another one; whether there is one.
 
-        Raises UnavailableError once there was none for too long, WorkStoppedError.
+        Raises UnavailableError once there was none for too long.
         """
-        self.check_running()
         self._site.ensure_alive()
         return self._site.has_board

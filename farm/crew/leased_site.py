@@ -6,7 +6,6 @@ store, where `health` decides what it means.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -55,13 +54,12 @@ class FleetSite:
         wait_s: float,
         note: Callable[[str], None],
         ttl_s: float = LEASE_TTL_S,
-        stopping: threading.Event | None = None,
     ) -> None:
-        """Take a board, waiting up to `wait_s` for one. `note` is told what is waited for, and which board it is.
+        """A board is looked for by `ensure_alive`, for up to `wait_s`; `note` is told what is waited for, and which
+        board it is. It waits in the store's queue, until `close`.
 
-        It waits in the store's queue, which it leaves however this ends; `stopping` ends the wait. Raises UsageError
-        where there is none to wait for, UnavailableError after `wait_s` with the reason of each, or at once where an
-        operator has to act first (BoardUnsafeError where all are unsafe).
+        Raises UsageError where there is none to wait for; `ensure_alive` UnavailableError after `wait_s` with the
+        reason of each, or at once where an operator has to act first (BoardUnsafeError where all are unsafe).
         """
         self._services, self._store = services, store
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
@@ -74,13 +72,7 @@ class FleetSite:
         self._noted = ""
         self._kind = WorkKind.of(purpose)
         self._place = QueuePlace(store, self._kind, purpose, board_type, self._pool)
-        self._stopping = stopping or threading.Event()
         self._begin_waiting()
-        try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def tracker(self) -> Tracker:
@@ -154,13 +146,6 @@ class FleetSite:
     def _begin_waiting(self) -> None:
         self._deadline = time.monotonic() + self._wait_s
         self._place.begin_anew()
-
-    def _wait(self) -> None:
-        """Look for a board until there is one. Raises UnavailableError."""
-        while not self.has_board:
-            self._look_for_board()
-            if not self.has_board and self._stopping.wait(min(_LOOK_S, max(0.0, self._deadline - time.monotonic()))):
-                raise UnavailableError(f"waiting for a {self._board_type} was ended")
 
     def _leave(self, reason: str) -> None:
         """Let go of the board and look for another one from now on."""

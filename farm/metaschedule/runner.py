@@ -8,20 +8,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
 from farm import foreign, units
 from farm import settings as farm_settings
 from farm.connectivity.services import using_services
 from farm.crew.choice import TargetPlan, plan_pool, plan_target
-from farm.errors import UsageError
+from farm.crew.crew import Crew, WorkStoppedError, wait_for
+from farm.crew.driven_board import DrivenBoard
+from farm.crew.leased_site import FleetSite
+from farm.crew.pool import BoardPool, Tried
+from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.metaschedule.boards import BoardOrder, Boards, Measurement
 from farm.metaschedule.measured import MeasuredLately, recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script
 from farm.processes.machine import name_user
@@ -33,6 +38,8 @@ DEFAULT_WAIT_S = 60.0
 # ELF's e_machine, from elf.h.
 _ARCHITECTURES = {62: "x86_64", 183: "aarch64"}
 
+T = TypeVar("T")
+
 load_for_script()
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 
@@ -41,20 +48,32 @@ import tvm.s_tir.meta_schedule as ms  # noqa: E402
 class FarmFuture(ms.runner.PyRunnerFuture):
     """One candidate's result, as MetaSchedule asks for it."""
 
-    def __init__(self, work: Measurement, board_type: str) -> None:
+    def __init__(self, work: Future[Tried], board_type: str) -> None:
         super().__init__()
         self._work, self._board_type = work, board_type
 
     def done(self) -> bool:
-        return self._work.done
+        return self._work.done()
 
     def result(self) -> Any:
         """Wait for the result. Raises UnavailableError where there is no board to have one from."""
-        outcome = self._work.wait()
+        found = await_boards(self._work)
+        outcome = found.outcome
         if outcome.status.fault_side is None:
-            recent.add(MeasuredLately(outcome, self._work.board_s, self._board_type))
+            recent.add(MeasuredLately(outcome, found.board_s, self._board_type))
             return ms.runner.RunnerResult(list(outcome.latency_s), None)
-        return ms.runner.RunnerResult(None, explain(outcome, self._work.tried))
+        return ms.runner.RunnerResult(None, explain(outcome, found.tried))
+
+
+def await_boards(future: Future[T]) -> T:
+    """What boards were asked for; every call of theirs has a deadline, and so has the wait for boards.
+
+    Raises UnavailableError where no board can be had, or where the runner was closed.
+    """
+    try:
+        return wait_for(future)
+    except WorkStoppedError:
+        raise UnavailableError("the runner was closed before this was measured") from None
 
 
 def explain(outcome: Outcome, tried: Sequence[str]) -> str:
@@ -100,7 +119,7 @@ class FarmRunner(ms.runner.PyRunner):
         wait_s = _to_seconds(wait)
         if boards is not None and boards < 1:
             raise UsageError(f"boards must be at least 1, not {boards}")
-        note = note or _say
+        note = _once(note or _say)
         with Store(settings.store_location) as store:
             rows = store.fetch_boards()
         board_type = board_type or _find_type(rows, board)
@@ -114,16 +133,13 @@ class FarmRunner(ms.runner.PyRunner):
         self._plan: TargetPlan | None = None
         with contextlib.ExitStack() as stack:
             services = stack.enter_context(using_services(settings, pool, note))
-            order = BoardOrder(
-                store=settings.store_location,
-                tracker=(services.tracker.host, services.tracker.port),
-                board_type=board_type,
-                name=board,
-                purpose=f"script {Path(sys.argv[0]).name or 'python'} of {name_user()}",
-            )
-            log = settings.home_path / "logs" / "boards.log"
-            self.boards = Boards(order, min(boards or len(pool), len(pool)), wait_s, log, note)
-            stack.callback(self.boards.close)
+            purpose = f"script {Path(sys.argv[0]).name or 'python'} of {name_user()}"
+
+            def open_site(own: Store) -> FleetSite:
+                return FleetSite(services, own, board_type, board, purpose, wait_s, note)
+
+            self._crew = stack.enter_context(Crew(settings, note))
+            self._boards = BoardPool(self._crew, open_site, min(boards or len(pool), len(pool)), note)
             self._stack = stack.pop_all()
         recent.board_type = board_type
         atexit.register(self.close)
@@ -139,7 +155,7 @@ class FarmRunner(ms.runner.PyRunner):
 
     def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
         """What MetaSchedule calls: a future for each `RunnerInput`, in order. Raises UnavailableError."""
-        threads = self._require_plan().threads
+        threads, description = self._require_plan().threads, self._description
         futures = []
         for each in runner_inputs:
             if str(each.device_type) != "cpu":
@@ -150,8 +166,9 @@ class FarmRunner(ms.runner.PyRunner):
                 limits=dataclasses.replace(self._spec.limits, threads=threads),
             )
             library = _read_library(Path(str(each.artifact_path)))
-            require_runnable(library, self.boards.require_description())
-            futures.append(FarmFuture(self.boards.submit(spec, library), self.board_type))
+            require_runnable(library, description)
+            work = self._boards.run(functools.partial(DrivenBoard.measure, spec=spec, library=library))
+            futures.append(FarmFuture(self._crew.start(work), self.board_type))
         return futures
 
     def close(self) -> None:
@@ -163,7 +180,8 @@ class FarmRunner(ms.runner.PyRunner):
 
     def _require_plan(self) -> TargetPlan:
         if self._plan is None:
-            self._plan = plan_target(self._type, self.boards.require_description(), len(os.sched_getaffinity(0)))
+            self._description = await_boards(self._crew.start(self._boards.describe()))
+            self._plan = plan_target(self._type, self._description, len(os.sched_getaffinity(0)))
         return self._plan
 
 
@@ -234,6 +252,18 @@ def _to_seconds(wait: float | str) -> float:
     if not 0 < seconds < float("inf"):
         raise UsageError(f"wait={wait!r} is not a duration", f"Examples: {units.DURATION_EXAMPLES}.")
     return seconds
+
+
+def _once(note: Callable[[str], None]) -> Callable[[str], None]:
+    """Say the same once, where several boards are waited for."""
+    said = [""]
+
+    def say(text: str) -> None:
+        if text != said[0]:
+            said[0] = text
+            note(text)
+
+    return say
 
 
 def _say(text: str) -> None:

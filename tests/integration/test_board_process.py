@@ -21,6 +21,7 @@ from farm.crew.held_board import Address
 from farm.errors import DeadlineError, TransientError
 from farm.measure.handed import Given, read
 from farm.measure.session import Direct
+from tests.awaiting import await_here
 
 # Nobody listens there.
 NOWHERE = Address(Direct("127.0.0.1", 1), "jetson-nano/n1", None)
@@ -62,7 +63,7 @@ def test_a_stopped_process_holds_nobody_up(process: BoardProcess) -> None:
     for _ in range(50):
         process.ask(order, request)
     with pytest.raises(ProcessLostError, match="stuck"):
-        process.call(order, request, 0.2, lambda: None)
+        await_here(process.call(order, request, 0.2))
     assert time.monotonic() - began < 20
 
 
@@ -78,8 +79,7 @@ def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: Boar
         process.revoke(numbers[1])
         process.revoke(numbers[0])
         assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]
-    ended = process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 0.2), lambda: None)
-    assert ended is not None
+    ended = await_here(process.call(order, Request(NOWHERE, order.job), plan_limit_s(order.job, 0.2)))
     assert isinstance(ended.result, TransientError)
     assert not isinstance(ended.result, DeadlineError)
     os.kill(process.pid, signal.SIGKILL)

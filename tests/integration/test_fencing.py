@@ -32,6 +32,7 @@ from farm.search import tvm_env
 from farm.store import Store
 from farm.store.copying import copy_store
 from farm.values import Board, Lease
+from tests.awaiting import take
 from tests.integration import coordinator
 from tests.integration.conftest import ROOT, Agent, wait_until
 from tests.integration.stock_board import stock_board
@@ -297,7 +298,9 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
     notes: list[str] = []
     with (
         Store(before) as restored,
-        FleetSite(types.SimpleNamespace(tracker=client), restored, kind, name, "tune", 10.0, notes.append) as site,
+        take(
+            FleetSite(types.SimpleNamespace(tracker=client), restored, kind, name, "tune", 10.0, notes.append)
+        ) as site,
     ):
         with pytest.raises(LeaseOverError) as caught:
             BoardSession(client, agent.key, lease=site.lease)

@@ -14,6 +14,7 @@ from farm.crew.leased_site import FleetSite
 from farm.errors import BoardUnsafeError, UnavailableError
 from farm.store import Store
 from farm.values import Board, Virtual
+from tests.awaiting import take
 from tests.ports import find_free_port
 
 TYPE = "jetson-nano"
@@ -44,12 +45,12 @@ def test_waiting_in_vain_says_for_what(tracker: Any, tmp_path: pathlib.Path) -> 
         with pytest.raises(
             UnavailableError, match=r"within 0\.2 s \(a: leased by ann: sweep; b: offline: it cannot be"
         ):
-            FleetSite(Within(tracker), store, TYPE, None, "tune", 0.2, notes.append)
+            take(FleetSite(Within(tracker), store, TYPE, None, "tune", 0.2, notes.append))
         assert len(notes) == 1
         observe(store, "b", Kind.UNSAFE)
         began = time.monotonic()
         with pytest.raises(BoardUnsafeError, match="b: unsafe"):
-            FleetSite(Within(tracker), store, TYPE, "b", "tune", 60.0, notes.append)
+            take(FleetSite(Within(tracker), store, TYPE, "b", "tune", 60.0, notes.append))
         assert time.monotonic() - began < 5
 
 
@@ -59,5 +60,5 @@ def test_nobody_is_blamed_for_services_that_are_gone(tmp_path: pathlib.Path) -> 
         store.save_board(Board("a", TYPE, simulated=True))
         gone = Within(Tracker("127.0.0.1", find_free_port()))
         with pytest.raises(UnavailableError, match="a: the farm's services do not answer"):
-            FleetSite(gone, store, TYPE, None, "tune", 0.2, lambda text: None)
+            take(FleetSite(gone, store, TYPE, None, "tune", 0.2, lambda text: None))
         assert [event["kind"] for event in store.fetch_board_events()] == []

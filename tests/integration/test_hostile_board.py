@@ -34,6 +34,7 @@ from farm.services.probe import Prober
 from farm.store import Store
 from farm.values import Ssh
 from tests import fuzzing, hostile_board
+from tests.awaiting import await_here
 from tests.hostile_board import HostileBoard, Peer
 from tests.integration import candidates
 from tests.integration.conftest import wait_until
@@ -126,11 +127,11 @@ def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], k
         ended = _measure_once(direct)
         assert isinstance(ended.result, error)
         place = Place(direct)
-        held = DrivenBoard(place, threading.Event(), print)
+        held = DrivenBoard(place, print)
         with contextlib.closing(held):
-            held.open()
+            await_here(held.open())
             with pytest.raises(Exception, match="n1"):
-                held.measure(MeasureSpec(()), b"")
+                await_here(held.measure(MeasureSpec(()), b""))
         assert place.seen == [kind]
 
 

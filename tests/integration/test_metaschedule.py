@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
 import threading
+import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import psutil
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, Outcome, Status, TensorSpec
+from farm.connectivity.tracker import Tracker
+from farm.crew.crew import Crew, wait_for
+from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits as HealthLimits
 from farm.crew.health import Kind, Observation, decide_by
+from farm.crew.leased_site import FleetSite
+from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
-from farm.metaschedule.boards import BoardOrder, Boards, Measurement
 from farm.metaschedule.compilers import Compilers
 from farm.metaschedule.measured import MeasuredLately, recent
 from farm.processes.worker_processes import Child
@@ -36,6 +43,17 @@ SPEC = MeasureSpec(arguments=(MATRIX,) * 3, limits=Limits(timeout_s=10.0))
 PATIENCE_S = 110.0
 
 
+@dataclasses.dataclass
+class Boards:
+    """A crew's boards, and candidates for them."""
+
+    crew: Crew
+    pool: BoardPool
+
+    def submit(self, spec: MeasureSpec, library: bytes) -> Future[Tried]:
+        return self.crew.start(self.pool.run(functools.partial(DrivenBoard.measure, spec=spec, library=library)))
+
+
 class Bench:
     """Two virtual boards behind a tracker, in a store, and whoever holds them for a script."""
 
@@ -44,17 +62,16 @@ class Bench:
         self.notes: list[str] = []
 
     @contextlib.contextmanager
-    def boards(self, count: int = 2, wait_s: float = PATIENCE_S, board_type: str = TYPE) -> Iterator[Boards]:
-        """Boards held for the length of a block, all of them there when it begins."""
-        where = (self.tracker.host, self.tracker.port)
-        order = BoardOrder(self.store.location, where, board_type, None, "script test")
-        boards = Boards(order, count, wait_s, self.home / "boards.log", self.notes.append)
-        try:
-            wait_until(lambda: len(boards.pids()) == count, f"{count} boards; {self.notes}", PATIENCE_S)
-            yield boards
-        finally:
-            boards.close()
-        assert all(board["lease"] is None for board in self.store.fetch_boards())
+    def boards(self, count: int = 2, wait_s: float = PATIENCE_S) -> Iterator[Boards]:
+        """Boards held for the length of a block."""
+        here = types.SimpleNamespace(tracker=Tracker(self.tracker.host, self.tracker.port))
+
+        def open_site(own: Store) -> FleetSite:
+            return FleetSite(here, own, TYPE, None, "script test", wait_s, self.notes.append)
+
+        with Crew(Settings(home=str(self.home)), self.notes.append) as crew:
+            yield Boards(crew, BoardPool(crew, open_site, count, self.notes.append))
+        assert all((board["lease"] or {}).get("purpose") != "script test" for board in self.store.fetch_boards())
 
     def heal(self) -> None:
         """What a probe would do for boards that a test harmed."""
@@ -92,28 +109,22 @@ def bench(tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pyt
         yield Bench(home, store, tracker, agents)
 
 
-def wait_for(work: Measurement) -> Outcome:
-    """The outcome, within a deadline."""
-    wait_until(lambda: work.done, "an outcome", PATIENCE_S)
-    return work.wait()
-
-
 def test_a_crash_is_the_candidates_and_its_board_goes_on(bench: Bench, matmul: bytes, bad: bytes) -> None:
     """A candidate that crashes is tried once and blamed; what comes after it is measured on the same boards."""
     with bench.boards() as boards:
         crash = MeasureSpec(arguments=(), entry="segfault", limits=SPEC.limits)
         works = [boards.submit(crash, bad) for _ in range(2)] + [boards.submit(SPEC, matmul) for _ in range(4)]
-        outcomes = [wait_for(work) for work in works]
-        assert [outcome.status for outcome in outcomes] == [Status.CRASHED] * 2 + [Status.OK] * 4
-        assert {outcome.board for outcome in outcomes} == set(bench.agents)
-        assert all(not work.tried for work in works)
-        assert all(work.board_s > 0 for work in works)
+        found = [wait_for(work) for work in works]
+        assert [each.outcome.status for each in found] == [Status.CRASHED] * 2 + [Status.OK] * 4
+        assert {each.outcome.board for each in found} <= set(bench.agents)
+        assert all(not each.tried and each.board_s > 0 for each in found)
 
 
 def test_what_a_lost_board_was_doing_is_done_elsewhere(bench: Bench, matmul: bytes) -> None:
     """Kill -9 of a board in mid-measurement: its candidate is measured on the other one, and gets a real time."""
     slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
     with bench.boards() as boards:
+        wait_until(lambda: len(boards.pool.pids()) == 2, f"both boards; {bench.notes}", PATIENCE_S)
         name, agent = next(iter(bench.agents.items()))
         before = agent.descendants()
         works = [boards.submit(slow, matmul) for _ in range(2)]
@@ -121,9 +132,9 @@ def test_what_a_lost_board_was_doing_is_done_elsewhere(bench: Bench, matmul: byt
         session = worker.parent()
         assert session in before
         session.kill()
-        outcomes = [wait_for(work) for work in works]
-        assert [outcome.status for outcome in outcomes] == [Status.OK] * 2
-        assert [work.tried for work in works if work.tried] == [[name]]
+        found = [wait_for(work) for work in works]
+        assert [each.outcome.status for each in found] == [Status.OK] * 2
+        assert [each.tried for each in found if each.tried] == [(name,)]
     bench.heal()
 
 
@@ -131,11 +142,11 @@ def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -
     """Kill -9 of the process that holds a board: the candidate is measured again, under the same lease."""
     slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
     with bench.boards() as boards:
+        wait_until(lambda: len(boards.pool.pids()) == 2, f"both boards; {bench.notes}", PATIENCE_S)
         works = [boards.submit(slow, matmul) for _ in range(2)]
-        name, pid = next(iter(boards.pids().items()))
+        name, pid = next(iter(boards.pool.pids().items()))
         os.kill(pid, signal.SIGKILL)
-        outcomes = [wait_for(work) for work in works]
-        assert [outcome.status for outcome in outcomes] == [Status.OK] * 2
+        assert [wait_for(work).outcome.status for work in works] == [Status.OK] * 2
         assert any(f"{name}: the process that held the session ended" in note for note in bench.notes)
         assert bench.store.require_board(name)["health"] == "good"
 
@@ -143,17 +154,13 @@ def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -
 def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
     leases = [bench.store.acquire_lease(name, "somebody", "their work") for name in bench.agents]
-    order = BoardOrder(bench.store.location, (bench.tracker.host, bench.tracker.port), TYPE, None, "script test")
-    boards = Boards(order, 2, 4.0, bench.home / "boards.log", bench.notes.append)
     try:
-        work = boards.submit(SPEC, b"")
-        wait_until(lambda: work.done, "the end of waiting", PATIENCE_S)
-        with pytest.raises(UnavailableError, match="their work"):
-            work.wait()
-        with pytest.raises(UnavailableError):
-            boards.require_description()
+        with bench.boards(wait_s=4.0) as boards:
+            with pytest.raises(UnavailableError, match="their work"):
+                wait_for(boards.submit(SPEC, b""))
+            with pytest.raises(UnavailableError):
+                boards.crew.call(boards.pool.describe())
     finally:
-        boards.close()
         for lease in leases:
             bench.store.release_lease(lease)
 

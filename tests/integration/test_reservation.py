@@ -16,6 +16,7 @@ from farm.errors import UnavailableError, UsageError
 from farm.store import Store
 from farm.values import Virtual, WorkKind
 from tests.acceptance.conftest import Home, new_home
+from tests.awaiting import take
 from tests.integration.test_fleet_site import TYPE, Within, observe
 
 
@@ -50,12 +51,12 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
     with open_store(home) as store:
         token = store.require_board("a")["lease"]["token"]
         be(monkeypatch, "bob")
-        with FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None) as site:
+        with take(FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None)) as site:
             assert site.name == "b"
         with pytest.raises(UnavailableError, match=r"a: leased by ann@.*reserved: debugging"):
-            FleetSite(Within(tracker), store, TYPE, "a", "bench x", 0.2, lambda text: None)
+            take(FleetSite(Within(tracker), store, TYPE, "a", "bench x", 0.2, lambda text: None))
         be(monkeypatch, "ann")
-        with FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None) as site:
+        with take(FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None)) as site:
             assert site.name == "a", "what is reserved for us comes first"
             assert site.lease is not None
             assert site.lease.token == token

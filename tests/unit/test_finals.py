@@ -14,9 +14,9 @@ from device_agent.protocol import OperatingPoint, Outcome, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
-from farm.campaign.verify.coroutines import Loop, Running
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
+from farm.crew.coroutines import Loop, Running
 from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec
 from farm.settings import Settings

@@ -6,9 +6,11 @@ import pathlib
 
 import pytest
 
+from farm.crew.coroutines import pause
+from farm.crew.crew import Crew
 from farm.errors import FarmError, TransientError
-from farm.metaschedule.boards import BoardOrder, Boards
 from farm.processes.worker_processes import Child
+from farm.settings import Settings
 
 
 def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path: pathlib.Path) -> None:
@@ -19,11 +21,10 @@ def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path:
     assert "short of" in caught.value.hint
 
 
-def test_a_script_hears_why_its_boards_cannot_be_had(tmp_path: pathlib.Path) -> None:
-    """What ends the threads that drive its boards is the error of whoever waits for them, not that they ended."""
+def test_who_waits_for_boards_hears_why_they_cannot_be_had(tmp_path: pathlib.Path) -> None:
+    """What ends the thread that drives boards is the error of whoever waits for them, now and later."""
     (tmp_path / "full").touch()
-    order = BoardOrder(tmp_path / "full" / "farm.db", ("127.0.0.1", 1), "jetson-nano", None, "script")
-    boards = Boards(order, 1, 60.0, tmp_path / "log", print)
-    with pytest.raises(FarmError, match="full"):
-        boards.require_description()
-    boards.close()
+    with Crew(Settings(home=str(tmp_path / "full")), print) as crew:
+        for _ in range(2):
+            with pytest.raises(FarmError, match="full"):
+                crew.call(pause(60.0))

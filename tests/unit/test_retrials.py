@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -22,16 +22,16 @@ RECORDED, OTHER = "the record's", "another"
 
 
 class Board:
-    """A board's thread on which a schedule takes as long as its code says, but for noise; it is lost after `lasts`."""
+    """A board on which a schedule takes as long as its code says, but for noise; it is lost after `lasts`."""
 
     def __init__(self, name: str, noise: float, lasts: int = 10_000) -> None:
         self.name, self.pinned, self.measured = name, OperatingPoint(), 0
         self._noise, self._lasts, self._random = noise, lasts, random.Random(name)
 
-    def pin(self, point: OperatingPoint) -> None:
+    async def pin(self, point: OperatingPoint) -> None:
         self.pinned = point
 
-    def measure(self, _: MeasureSpec, library: bytes) -> Outcome:
+    async def measure(self, _: MeasureSpec, library: bytes) -> Outcome:
         if self.measured >= self._lasts:
             raise BoardLostError(f"{self.name} is gone")
         assert self.pinned == POINT
@@ -39,11 +39,19 @@ class Board:
         seconds = float(library) * self._random.lognormvariate(0.0, self._noise)
         return Outcome(Status.OK, latency_s=(seconds,) * 3)
 
-    def submit(self, job: Callable[[Any, Any], Any]) -> Future[Any]:
-        """Carried out at once."""
+
+class Boards:
+    """A crew that has work done at once."""
+
+    def __init__(self, boards: list[Board]) -> None:
+        self.boards = boards
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(job(self, None))
+            work.send(None)
+        except StopIteration as end:
+            future.set_result(end.value)
         except BoardLostError as error:
             future.set_exception(error)
         return future
@@ -53,7 +61,7 @@ def play(boards: list[Board], latencies_s: Mapping[str, float]) -> tuple[Conclus
     """The end of one workload's contest, and what the sweep's document says of it."""
     rivals = tuple(Rival(name, seconds, "[]", "", str(seconds).encode()) for name, seconds in latencies_s.items())
     tried = TriedWorkload("w", "dense", 1e6, 1, "graph/1", (), "", rivals)
-    retrials = Retrials(boards, [tried], POINT, lambda rival: SimpleNamespace(), 0, lambda text: None)  # type: ignore[arg-type,return-value]
+    retrials = Retrials(Boards(boards), [tried], POINT, lambda rival: SimpleNamespace(), 0, lambda text: None)  # type: ignore[arg-type,return-value]
     retrials.play()
     end = _decide(retrials.contests["w"], tried, None)
     return end, _describe(tried, retrials.contests["w"], end, {"w"})

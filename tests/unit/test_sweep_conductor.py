@@ -44,13 +44,20 @@ def carry_out(conductor: Conductor, task: VisitTask, board: str, at_s: float, in
     conductor.done(board)
 
 
+def ask(conductor: Conductor, board: str) -> VisitTask | None:
+    """The next task of a board that need not wait."""
+    found = conductor.find_next(board)
+    assert found is not None
+    return found[0]
+
+
 def run(conductor: Conductor, *boards: str) -> list[tuple[str, VisitTask]]:
     """Let boards work in turns until nothing is left."""
     made: list[tuple[str, VisitTask]] = []
     working = list(boards)
     while working:
         for board in list(working):
-            task = conductor.next(board, 0.1)
+            task = ask(conductor, board)
             if task is None:
                 working.remove(board)
                 continue
@@ -83,10 +90,9 @@ def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, 
                 conductor.leave(board)
                 working.remove(board)
             continue
-        try:
-            task = conductor.next(board, 0.0)
-        except TimeoutError:
+        if (found := conductor.find_next(board)) is None:
             continue
+        [task] = found
         if task is None:
             conductor.leave(board)
             working.remove(board)
@@ -132,11 +138,11 @@ def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
     """While both are at work."""
     conductor = begin(UNTUNED, exhaustive=True)
     for board in ("a", "b"):
-        task = conductor.next(board, 0.1)
+        task = ask(conductor, board)
         assert task is not None
         assert task.point.key == conductor.anchor.key
         carry_out(conductor, task, board, 1.0)
-    first, second = conductor.next("a", 0.1), conductor.next("b", 0.1)
+    first, second = ask(conductor, "a"), ask(conductor, "b")
     assert first is not None
     assert second is not None
     assert first.point.key != second.point.key
@@ -145,15 +151,15 @@ def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
 def test_a_board_waits_for_the_last_points_of_another() -> None:
     """What that comes to decides whether there is more to do."""
     conductor = Conductor(Grid(GRID.points[:1]), Goal(Objective.LATENCY), PlannerSettings(), (UNTUNED,))
-    task = conductor.next("a", 0.1)
+    task = ask(conductor, "a")
     assert task is not None
     carry_out(conductor, task, "a", 1.0)
-    busy = conductor.next("b", 0.1)
+    busy = ask(conductor, "b")
     assert busy is not None  # it has not been at the only point yet
-    with pytest.raises(TimeoutError):
-        conductor.next("a", 0.01)
+    assert conductor.find_next("a") is None
+    assert conductor.find_next("a") is None
     carry_out(conductor, busy, "b", 2.0)
-    assert conductor.next("a", 0.01) is None
+    assert ask(conductor, "a") is None
 
 
 def test_a_spoilt_visit_is_made_again_and_given_up_after_some() -> None:
@@ -161,7 +167,7 @@ def test_a_spoilt_visit_is_made_again_and_given_up_after_some() -> None:
     conductor = begin(UNTUNED, exhaustive=True)
     seen = []
     for at_s in range(20):
-        task = conductor.next("a", 0.1)
+        task = ask(conductor, "a")
         if task is None:
             break
         seen.append(task.point.key)
@@ -176,7 +182,7 @@ def test_a_sweep_goes_on_from_its_visits() -> None:
     first = begin(UNTUNED, exhaustive=True)
     made = []
     for at_s in range(4):
-        task = first.next("a", 0.1)
+        task = ask(first, "a")
         assert task is not None
         made.append(task.point.key)
         carry_out(first, task, "a", float(at_s))

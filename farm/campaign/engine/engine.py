@@ -25,11 +25,11 @@ from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
-from farm.campaign.engine.waiting import Waiting
 from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
+from farm.crew.waiting import Waiting
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -133,7 +133,7 @@ class CampaignEngine:
             self._orders.report(self._state, self._roster, self._verifying)
             if idle and not self._verifying.busy and not expected:
                 return
-            self._waiting.wait([*self._compilers.pending, *self._searches.pending], self._crew.pending, _TICK_S)
+            self._waiting.wait(self._crew.pending, _TICK_S, [*self._compilers.pending, *self._searches.pending])
 
     def close(self) -> None:
         """End searches, and let go of campaigns."""

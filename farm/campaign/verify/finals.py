@@ -28,8 +28,8 @@ from farm.artifacts.verify import compare
 from farm.campaign.order import Order, TypeOrder
 from farm.campaign.verify import final_report, final_rules
 from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
-from farm.campaign.verify.coroutines import Loop, Promise, until
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
+from farm.crew.coroutines import Loop, Promise, until
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs

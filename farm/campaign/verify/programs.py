@@ -15,8 +15,8 @@ from typing import Any
 from device_agent.protocol import Outcome, Status, TensorSpec
 from farm.artifacts.verify import compare
 from farm.campaign.verify.checks import OutError, Program
-from farm.campaign.verify.coroutines import Loop, Promise, Running, until
 from farm.campaign.verify.requests import BuildWanted, Outbox, Place, ReplayWanted, WinnerKey
+from farm.crew.coroutines import Loop, Promise, Running, until
 from farm.errors import InternalError
 from farm.measure.arguments import read_arguments
 from farm.measure.arrays import Arrays

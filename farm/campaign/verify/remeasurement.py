@@ -19,13 +19,13 @@ from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
 from farm.campaign.verify import checks
 from farm.campaign.verify.checks import Program
-from farm.campaign.verify.coroutines import Loop, Running, until
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
 from farm.campaign.verify.programs import CheckWanted, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
 from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
 from farm.campaign.winner_share import Allowance, plan_allowance
+from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError
 from farm.measure.arguments import make_inputs
 from farm.search import gpus

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec
-from farm.campaign.verify.coroutines import Promise
+from farm.crew.coroutines import Promise
 from farm.measure.arrays import Arrays
 from farm.search.build.build_pool import BuildResult
 

@@ -12,8 +12,8 @@ from typing import Any
 from device_agent.protocol import FaultSide, OperatingPoint
 from farm.campaign.order import Order
 from farm.campaign.verify.checks import Failure, Program
-from farm.campaign.verify.coroutines import until
 from farm.campaign.verify.requests import WinnerKey
+from farm.crew.coroutines import until
 from farm.errors import InternalError
 from farm.search.families import rule
 from farm.selection.decision import Decision

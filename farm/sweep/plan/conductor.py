@@ -1,4 +1,4 @@
-"""Who measures what next, over all series and boards of one sweep: what the planners decide, shared out. Thread-safe.
+"""Who measures what next, over all series and boards of one sweep: what the planners decide, shared out.
 
 A series is a variant and batch; all series are measured at a point once it is pinned, since pinning and cooling cost
 more than another run. What comes next in one series is `adaptive.Planner`'s decision.
@@ -7,7 +7,6 @@ more than another run. What comes next in one series is `adaptive.Planner`'s dec
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Mapping, Sequence
 
 from device_agent.protocol import OperatingPoint
@@ -46,80 +45,73 @@ class Conductor:
         self.visits = {each: list((visits or {}).get(each, ())) for each in series}
         self.grid = grid
         self._planner = Planner(grid, goal, settings)
-        self._changed = threading.Condition()
         self._pending: dict[str, str] = {}  # board -> key
         self._turn = 0
+        # How often what planners go by has changed, and when a board asked in vain; planning takes some milliseconds.
+        self._changes, self._in_vain = 0, dict[str, int]()
         self.void = ""
         self.reason = ""  # why the sweep has ended
         self.notes: list[str] = []  # what has to be said of the grid
 
-    def next(self, board: str, timeout_s: float) -> VisitTask | None:
-        """The next task of a board, None where nothing is left for it.
+    def find_next(self, board: str) -> tuple[VisitTask | None] | None:
+        """The next task of a board, within a tuple: None there where nothing is left for it.
 
-        Waits up to `timeout_s` for other boards' results where it depends on them, then raises TimeoutError.
+        None where that depends on other boards' results.
         """
-        with self._changed:
-            while not self.void:
-                task = self._plan(board)
-                if task is not None:
-                    self._pending[board] = task.point.key
-                    return task
-                if not any(other != board for other in self._pending):
-                    return None
-                if not self._changed.wait(timeout_s):
-                    raise TimeoutError
+        if not self.void and self._in_vain.get(board) == self._changes:
             return None
+        task = None if self.void else self._plan(board)
+        if task is None:
+            self._in_vain[board] = self._changes
+            return (None,) if self.void or not any(other != board for other in self._pending) else None
+        self._pending[board] = task.point.key
+        return (task,)
 
     def add(self, series: Series, measurement: PointMeasurement) -> None:
         """Note a visit."""
-        with self._changed:
-            self.visits[series].append(measurement)
+        self.visits[series].append(measurement)
+        self._changes += 1
 
     def done(self, board: str) -> None:
         """The board's task is over, whatever came of it."""
-        with self._changed:
-            self._pending.pop(board, None)
-            self._changed.notify_all()
+        self._pending.pop(board, None)
+        self._changes += 1
 
     def leave(self, board: str) -> None:
         """The board takes no part in the sweep any more; `done` has been called."""
 
     def merge(self, point: GridPoint, reached: OperatingPoint) -> bool:
         """Whether the board made another point of the grid of this one; then it is left out from now on."""
-        with self._changed:
-            grid = merge_reached(self.grid, point.key, reached)
-            if grid is self.grid:
-                return False
-            self.grid = grid
-            self._planner = Planner(grid, self._goal, self._settings)
-            return True
+        return self._take_grid(merge_reached(self.grid, point.key, reached))
 
     def refuse(self, point: GridPoint, reason: str) -> bool:
         """Leave out a point that a board refuses, and others of its power mode; False where none would remain."""
-        with self._changed:
-            grid = leave_out(self.grid, point.key)
-            if grid is self.grid:
-                return False
-            gone = len(self.grid) - len(grid)
-            self.notes.append(f"{point.key} is left out{f' with {gone - 1} more' if gone > 1 else ''}: {reason}")
-            self.grid = grid
-            self._planner = Planner(grid, self._goal, self._settings)
-            return True
+        before = len(self.grid)
+        if not self._take_grid(leave_out(self.grid, point.key)):
+            return False
+        gone = before - len(self.grid)
+        self.notes.append(f"{point.key} is left out{f' with {gone - 1} more' if gone > 1 else ''}: {reason}")
+        return True
+
+    def _take_grid(self, grid: Grid) -> bool:
+        if grid is self.grid:
+            return False
+        self.grid = grid
+        self._planner = Planner(grid, self._goal, self._settings)
+        self._changes += 1
+        return True
 
     def known_latencies(self, series: Series) -> list[tuple[GridPoint, float]]:
         """Points at which a series was timed, with its latency in s."""
-        with self._changed:
-            points = {point.key: point for point in self.grid.points}
-            return [(points[v.key], v.latency.value) for v in self.visits[series] if v.key in points]
+        points = {point.key: point for point in self.grid.points}
+        return [(points[v.key], v.latency.value) for v in self.visits[series] if v.key in points]
 
     @property
     def anchor(self) -> GridPoint:
         """The point that is repeated, and measured first."""
-        with self._changed:
-            key = self._planner.find_anchor(self.visits[self.series[0]])
-            point = self.grid.find(key)
-            assert point is not None  # it is one of the grid's
-            return point
+        point = self.grid.find(self._planner.find_anchor(self.visits[self.series[0]]))
+        assert point is not None  # it is one of the grid's
+        return point
 
     def _plan(self, board: str) -> VisitTask | None:
         busy = {key for other, key in self._pending.items() if other != board}
@@ -130,7 +122,6 @@ class Conductor:
             decision = self._planner.decide_next([*visits, *_stand_ins(busy - {anchor}, board, visits)], board)
             if decision.step is Step.VOID and not busy:
                 self.void = decision.reason
-                self._changed.notify_all()
                 return None
             if decision.step is not Step.MEASURE:
                 self.reason = decision.reason

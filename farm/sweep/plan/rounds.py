@@ -16,7 +16,7 @@ from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 class RoundConductor(Conductor):
     """As `Conductor`, for these boards. A round is dealt in the order of names once every board has asked for it.
 
-    What a round has measured is noted when the next one is dealt, board by board. Thread-safe.
+    What a round has measured is noted when the next one is dealt, board by board.
     """
 
     def __init__(
@@ -34,34 +34,27 @@ class RoundConductor(Conductor):
         self._dealt: dict[str, VisitTask | None] = {}
         self._arrived: list[tuple[Series, PointMeasurement]] = []
 
-    def next(self, board: str, timeout_s: float) -> VisitTask | None:
-        """See `Conductor.next`; TimeoutError while another board has not asked yet."""
-        with self._changed:
-            self._members.add(board)  # one that was found in another's place
-            if board not in self._dealt:  # else the round was dealt since it asked last
-                self._asking.add(board)
-            while board not in self._dealt:
-                if self._asking >= self._members:
-                    self._deal()
-                elif not self._changed.wait(timeout_s):
-                    raise TimeoutError
-            return self._dealt.pop(board)
+    def find_next(self, board: str) -> tuple[VisitTask | None] | None:
+        """See `Conductor.find_next`; None while another board has not asked yet."""
+        self._members.add(board)  # one that was found in another's place
+        if board not in self._dealt:  # else the round was dealt since it asked last
+            self._asking.add(board)
+            if self._asking >= self._members:
+                self._deal()
+        return (self._dealt.pop(board),) if board in self._dealt else None
 
     def add(self, series: Series, measurement: PointMeasurement) -> None:
         """Note a visit, of which nobody hears before the next round."""
-        with self._changed:
-            self._arrived.append((series, measurement))
+        self._arrived.append((series, measurement))
 
     def leave(self, board: str) -> None:
         """Nobody waits for this board any more."""
-        with self._changed:
-            self._members.discard(board)
-            self._asking.discard(board)
-            self._dealt.pop(board, None)
-            self._pending.pop(board, None)
-            if not self._members:
-                self._note_arrived()
-            self._changed.notify_all()
+        self._members.discard(board)
+        self._asking.discard(board)
+        self._dealt.pop(board, None)
+        self._pending.pop(board, None)
+        if not self._members:
+            self._note_arrived()
 
     def _note_arrived(self) -> None:
         # Stable: a board's own visits stay in their order.
@@ -80,4 +73,3 @@ class RoundConductor(Conductor):
         # A board that gets nothing waits for what the others find; where nobody gets anything, all is done.
         self._dealt.update(tasks or dict.fromkeys(self._members))
         self._asking = self._members - self._dealt.keys()
-        self._changed.notify_all()

@@ -17,7 +17,8 @@ from typing import Any
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status
 from farm.artifacts.verify import OutputComparison, compare
 from farm.crew import visits
-from farm.crew.crew import BoardThread, wait_for
+from farm.crew.crew import Crew
+from farm.crew.driven_board import DrivenBoard
 from farm.errors import UsageError
 from farm.measure.arguments import make_inputs, read_arguments
 from farm.points.values import Estimate, GridPoint, PointMeasurement
@@ -43,7 +44,7 @@ _MODEL_VISITS = 2
 class Bench:
     """What is needed at every point: the boards, what they run, how they are asked."""
 
-    boards: Sequence[BoardThread]
+    crew: Crew
     recipe: SweepRecipe
     settings: Settings
     store: Store
@@ -54,9 +55,9 @@ class Bench:
     say: Callable[[str], None]
 
     @property
-    def board(self) -> BoardThread:
+    def board(self) -> DrivenBoard:
         """The one that checks, and runs the model."""
-        return self.boards[0]
+        return self.crew.boards[0]
 
     def fetch_records(self, point: str) -> dict[str, Record]:
         """The records of a point, by workload."""
@@ -117,13 +118,13 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
 def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Sequence[TriedWorkload]) -> dict[str, Any]:
     count = sum(len(each.rivals) for each in tried)
     bench.say(f"{point.key}: {count} schedules, {RULE.looks[0]} to {RULE.looks[-1]} times each")
-    retrials = Retrials(bench.boards, tried, point.point, bench.plan_spec, bench.settings.seed, bench.say)
+    retrials = Retrials(bench.crew, tried, point.point, bench.plan_spec, bench.settings.seed, bench.say)
     retrials.play()
     held = bench.fetch_records(point.key)
     found = {each.workload: _decide(retrials.contests[each.workload], each, held.get(each.workload)) for each in tried}
     # A record of the point says something only where it is not the default point's candidate that is best.
     won = [(each, end) for each in tried if (end := found[each.workload]) and _is_to_be_kept(each, end, held)]
-    wait_for(bench.board.submit(lambda board, _: board.pin(point.point)))
+    bench.crew.call(bench.board.pin(point.point))
     checked = zip(won, _check(bench, won), strict=True)
     records = [_to_record(bench, *each, point, check) for each, check in checked if check.matches]
     for record in records:
@@ -170,11 +171,7 @@ def _compare(bench: Bench, contest: TriedWorkload, plain: bytes, scheduled: byte
     outputs = []
     for library in (plain, scheduled):
         spec = RunSpec(Engine.KERNEL, limits=limits)
-
-        def job(board: Any, _: Store, spec: RunSpec = spec, library: bytes = library) -> Any:
-            return board.run(spec, library, inputs)
-
-        outcome, arrays = wait_for(bench.board.submit(job))
+        outcome, arrays = bench.crew.call(bench.board.run(spec, library, inputs))
         if outcome.status is not Status.OK:
             return OutputComparison(False, float("inf"), float("inf"), f"{outcome.status}: {outcome.message}")
         outputs.append(list(arrays.values()))
@@ -266,7 +263,7 @@ def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records:
 
 
 def _run(bench: Bench, spec: RunSpec, program: SweepProgram) -> Any:
-    return wait_for(bench.board.submit(lambda board, _: board.run(spec, program.library, program.inputs)))
+    return bench.crew.call(bench.board.run(spec, program.library, program.inputs))
 
 
 def _mean_visits(found: Sequence[PointMeasurement]) -> dict[str, Any]:

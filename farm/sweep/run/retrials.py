@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
-from farm.crew.crew import BoardThread
+from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, FarmError, TransientError, UnavailableError
 from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
-from farm.store import Store
 from farm.sweep.run.rivals import Rival, TriedWorkload
 
 RULE = TieRule()
@@ -30,7 +29,7 @@ _LOOK_S = 0.2
 class _Lane:
     """A board, the round that it measures, and the measurement under way."""
 
-    board: BoardThread
+    board: DrivenBoard
     contest: Contest | None = None
     run: RoundRun | None = None
     candidate: str = ""
@@ -38,11 +37,11 @@ class _Lane:
 
 
 class Retrials:
-    """The contests of some workloads at one point. Used from the main thread; `boards` are held, up to two are used."""
+    """The contests of some workloads at one point. Used from the main thread; up to two of the crew's boards are."""
 
     def __init__(
         self,
-        boards: Sequence[BoardThread],
+        crew: Crew,
         tried: Sequence[TriedWorkload],
         point: OperatingPoint,
         plan_spec: Callable[[Rival], MeasureSpec],
@@ -50,8 +49,9 @@ class Retrials:
         say: Callable[[str], None],
     ) -> None:
         self.contests: dict[str, Contest] = {}
+        self._crew = crew
         self._rivals: dict[str, Mapping[str, Rival]] = {}
-        self._lanes = [_Lane(board) for board in boards[:BOARDS]]
+        self._lanes = [_Lane(board) for board in crew.boards[:BOARDS]]
         self._point, self._plan_spec, self._say = point, plan_spec, say
         for each in tried:
             contest = self.contests[each.workload] = Contest(seed, RULE)
@@ -93,13 +93,11 @@ class Retrials:
         workload = next(name for name, contest in self.contests.items() if contest is lane.contest)
         lane.candidate = lane.run.left.pop(0)
         rival = self._rivals[workload][lane.candidate]
-        spec, point = self._plan_spec(rival), self._point
+        lane.future = self._crew.start(self._measure(lane.board, self._plan_spec(rival), rival.library))
 
-        def job(board: DrivenBoard, _: Store) -> Outcome:
-            board.pin(point)  # another board that took a lost one's place is not there yet
-            return board.measure(spec, rival.library)
-
-        lane.future = lane.board.submit(job)
+    async def _measure(self, board: DrivenBoard, spec: MeasureSpec, library: bytes) -> Outcome:
+        await board.pin(self._point)  # another board that took a lost one's place is not there yet
+        return await board.measure(spec, library)
 
     def _take_in(self, lane: _Lane, future: Future[Outcome]) -> None:
         lane.future = None

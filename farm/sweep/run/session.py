@@ -5,6 +5,7 @@ Which sweep that is, and with which grid and goal, is `runner.py`'s business.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -17,8 +18,8 @@ from typing import Any
 from device_agent.protocol import Description, Status
 from farm.crew import visits
 from farm.crew.choice import TargetPlan, plan_target
-from farm.crew.crew import BoardThread, open_crew, wait_for
-from farm.crew.driven_board import DrivenBoard, WorkStoppedError
+from farm.crew.crew import open_crew
+from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import ModelSource
@@ -69,7 +70,7 @@ class SweepSession:
         self.programs: dict[Series, SweepProgram] = {}
         self.notes: list[str] = []
         self.schedules: list[dict[str, Any]] = []
-        self.first: BoardThread
+        self.first: DrivenBoard
 
     def __enter__(self) -> SweepSession:
         purpose = f"sweep {self._source.name}"
@@ -94,7 +95,7 @@ class SweepSession:
 
     def connect(self) -> Description:
         """The first board's description."""
-        return wait_for(self.first.submit(lambda board, _: board.open()))
+        return self._crew.call(self.first.open())
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
         """The grid that this board has, tried once: where nothing can be held there is one point."""
@@ -104,7 +105,7 @@ class SweepSession:
         tried = {each.point.power_mode: each for each in reversed(grid.points) if not each.point.is_empty}
         for point in reversed(tried.values()):
             try:
-                wait_for(self.first.submit(_hold(point)))
+                self._crew.call(self.first.pin(point.point))
             except UnavailableError as error:
                 if self._wanted.names_values:
                     raise UsageError(
@@ -234,7 +235,7 @@ class SweepSession:
     def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
         """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
         bench = Bench(
-            self._crew.boards,
+            self._crew,
             self._recipe,
             self._settings,
             self._store,
@@ -263,14 +264,10 @@ class SweepSession:
         settings = self._settings
         threads = visits.count_cores(anchor, self._threads)
         spec = visits.plan_first_run(threads, settings.model_memory_bytes, settings.model_timeout_s)
-        wait_for(self.first.submit(lambda board, _: board.pin(anchor.point)))
+        self._crew.call(self.first.pin(anchor.point))
         for series, program in self.programs.items():
-
-            def job(board: DrivenBoard, _: Store, program: SweepProgram = program) -> Any:
-                own = dataclasses.replace(spec, device=program.device)
-                return board.run(own, program.library, program.inputs)
-
-            outcome, arrays = wait_for(self.first.submit(job))
+            own = dataclasses.replace(spec, device=program.device)
+            outcome, arrays = self._crew.call(self.first.run(own, program.library, program.inputs))
             if not outcome.latency_s or outcome.status is Status.CRASHED:
                 raise PermanentError(
                     f"the {program.variant} model does not run on {self.first.name}: {outcome.status} {outcome.message}"
@@ -296,7 +293,7 @@ class SweepSession:
         before: Mapping[Series, Sequence[PointMeasurement]],
     ) -> Conductor:
         """Who shares the points out among these boards: for several simulated ones, in rounds."""
-        boards = [thread.name for thread in self._crew.boards]
+        boards = [board.name for board in self._crew.boards]
         if len(boards) == 1 or not self._simulated:
             return conductor
         return RoundConductor(conductor.grid, goal, settings, conductor.series, before, boards)
@@ -305,25 +302,24 @@ class SweepSession:
         self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]
     ) -> None:
         """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""
-        working: dict[Future[None], BoardThread] = {}
-        for thread in self._crew.boards:
-            visitor = Visitor(orders, conductor, numbers)
+        working: dict[Future[None], DrivenBoard] = {}
+        for board in self._crew.boards:
+            visitor = Visitor(orders, conductor, numbers, self._crew.store)
             visitors.append(visitor)
-            working[thread.submit(_work(visitor, opened=thread is self.first))] = thread
+            working[self._crew.start(visitor.work(board, opened=board is self.first))] = board
         lost: FarmError | None = None
         finished = 0
         while working:
-            for future in [each for each in working if each.done()]:
-                thread = working.pop(future)
+            for future in concurrent.futures.wait(working, _LOOK_S, concurrent.futures.FIRST_COMPLETED).done:
+                board = working.pop(future)
                 error = future.exception()
                 if error is None:
                     finished += 1
                 elif isinstance(error, TransientError | UnavailableError) and not isinstance(error, BoardUnsafeError):
                     lost = error
-                    self._say(f"going on without {thread.name}: {error.message}")
+                    self._say(f"going on without {board.name}: {error.message}")
                 else:
                     raise error
-            time.sleep(_LOOK_S)
         if lost is not None and not finished:
             raise lost
 
@@ -334,7 +330,7 @@ class SweepSession:
             "points": [point.key for point in conductor.grid.points],
             "notes": [*self.notes, *conductor.notes],
             "schedules": self.schedules,
-            "boards": [thread.name for thread in self._crew.boards],
+            "boards": [board.name for board in self._crew.boards],
             "cost": {
                 "seconds": time.monotonic() - self._began,
                 "measuring_s": sum(visitor.measuring_s for visitor in visitors),
@@ -342,20 +338,6 @@ class SweepSession:
                 "pinning_s": sum(visitor.pinning_s for visitor in visitors),
             },
         }
-
-
-def _hold(point: GridPoint) -> Callable[[DrivenBoard, Store], object]:
-    return lambda board, _: board.pin(point.point)
-
-
-def _work(visitor: Visitor, opened: bool) -> Callable[[DrivenBoard, Store], None]:
-    def job(board: DrivenBoard, store: Store) -> None:
-        if not opened:
-            board.open()
-        with contextlib.suppress(WorkStoppedError):
-            visitor.work(board, store)
-
-    return job
 
 
 def _count_visits(store: Store, sweep: int) -> dict[Series, int]:

@@ -1,4 +1,4 @@
-"""The work of one board in a sweep, on the board's own thread: pin a point, run every series there, keep the answers.
+"""The work of one board in a sweep: pin a point, run every series there, keep the answers.
 
 What comes next is the conductor's decision; which boards there are is `crew.py`'s business.
 """
@@ -6,12 +6,13 @@ What comes next is the conductor's decision; which boards there are is `crew.py`
 from __future__ import annotations
 
 import dataclasses
-import threading
+import functools
 import time
 from collections.abc import Callable, Mapping
 
 from device_agent.protocol import Outcome
 from farm.crew import visits
+from farm.crew.coroutines import pause, until
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.visits import Window
 from farm.errors import BoardLostError, PermanentError, TransientError, UsageError
@@ -25,8 +26,6 @@ from farm.sweep.run.programs import SweepProgram
 _MAX_LOSSES = 3
 # How often the same visit is made again where the board did not run it at all.
 _TRIES = 3
-# Between looks whether another board has finished.
-_LOOK_S = 0.5
 # Somebody else's hold of the clocks is waited for a little.
 _PAUSE_S = 1.0
 
@@ -47,64 +46,63 @@ class VisitOrders:
     ambient_c: float | None
     say: Callable[[str], None]
     first_latency_s: Mapping[Series, tuple[GridPoint, float]]
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 class Visitor:
-    """Works one board until nothing is left for it. `numbers` counts the visits of each series, over all boards."""
+    """Works one board until nothing is left for it. `numbers` counts the visits of each series, over all boards; all
+    of them have one thread, whose store this is.
+    """
 
-    def __init__(self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int]) -> None:
-        self._orders, self._conductor, self._numbers = orders, conductor, numbers
+    def __init__(self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], store: Store) -> None:
+        self._orders, self._conductor, self._numbers, self._store = orders, conductor, numbers, store
         self._idle_c: dict[str, float | None] = {}
         self._before_s = max((visit.at_s for each in conductor.visits.values() for visit in each), default=0.0)
         self.measuring_s = self.pinning_s = self.running_s = 0.0
 
-    def work(self, board: DrivenBoard, store: Store) -> None:
-        """Until the sweep has ended. Raises StoppedError, and what ends a board's part in it."""
+    async def work(self, board: DrivenBoard, opened: bool) -> None:
+        """Until the sweep has ended. Raises what ends a board's part in it. `opened`: there is a session already."""
+        if not opened:
+            await board.open()
         try:
-            self._work(board, store)
+            await self._work(board)
         finally:
             self._conductor.leave(board.name)
 
-    def _work(self, board: DrivenBoard, store: Store) -> None:
+    async def _work(self, board: DrivenBoard) -> None:
         losses = 0
         while True:
-            try:
-                task = self._conductor.next(board.name, _LOOK_S)
-            except TimeoutError:
-                board.check_running()
-                continue
+            name = board.name
+            [task] = await until(functools.partial(self._conductor.find_next, name))
             if task is None:
                 return
-            name = board.name
             try:
-                self._carry_out(task, board, store)
+                await self._carry_out(task, board)
                 losses = 0
             except TransientError as error:
                 losses += 1
                 if losses >= _MAX_LOSSES:
                     raise
                 self._orders.say(f"{name}: {error.message}; trying again")
-                self._find_again(board, error)
+                await self._find_again(board, error)
             finally:
                 self._conductor.done(name)
 
-    def _find_again(self, board: DrivenBoard, error: TransientError) -> None:
+    async def _find_again(self, board: DrivenBoard, error: TransientError) -> None:
         if not isinstance(error, BoardLostError):
-            board.pause(_PAUSE_S)
+            await pause(_PAUSE_S)
             return
         before = board.name
-        board.open()
+        await board.open()
         if board.name != before:
             self._conductor.leave(before)
             self._orders.say(f"going on with {board.name}, the anchor first")
 
-    def _carry_out(self, task: VisitTask, board: DrivenBoard, store: Store) -> None:
+    async def _carry_out(self, task: VisitTask, board: DrivenBoard) -> None:
         if board.name not in self._idle_c:
-            self._idle_c[board.name] = board.read_temperature_c()
+            self._idle_c[board.name] = await board.read_temperature_c()
         began = time.monotonic()
         try:
-            report = board.pin(task.point.point)
+            report = await board.pin(task.point.point)
         except UsageError as error:
             # The board listed these clocks and refuses them all the same: a power mode that takes a reboot, mostly.
             if not self._conductor.refuse(task.point, error.message):
@@ -117,17 +115,17 @@ class Visitor:
             return
         for series in task.series:
             for _ in range(self._orders.repeat):
-                measurement = self._visit(series, task.point, board, store)
+                measurement = await self._visit(series, task.point, board)
                 if not measurement.is_valid:
                     break
 
-    def _visit(self, series: Series, point: GridPoint, board: DrivenBoard, store: Store) -> PointMeasurement:
+    async def _visit(self, series: Series, point: GridPoint, board: DrivenBoard) -> PointMeasurement:
         """Measure once; written to the store before anything else is done. Raises PermanentError for a bad program."""
         for _ in range(_TRIES):
             at_s = time.time() - self._orders.started_at
             simulated_s = self._before_s + self.measuring_s
             began = time.monotonic()
-            outcome = self._run(series, point, board)
+            outcome = await self._run(series, point, board)
             self.running_s += time.monotonic() - began
             self.measuring_s += _measured_s(outcome)
             if outcome.simulated:  # a board with a time of its own drifts in that
@@ -136,12 +134,12 @@ class Visitor:
                 outcome, point.key, at_s, board.name, needs_total=self._orders.needs_total
             )
             if measurement is not None:
-                self._keep(series, measurement, outcome, store)
+                self._keep(series, measurement, outcome)
                 return measurement
             self._orders.say(f"{point.key} on {board.name}: {outcome.message or outcome.status}; again")
         raise PermanentError(f"{board.name} does not run the model at {point.key}: {outcome.status} {outcome.message}")
 
-    def _run(self, series: Series, point: GridPoint, board: DrivenBoard) -> Outcome:
+    async def _run(self, series: Series, point: GridPoint, board: DrivenBoard) -> Outcome:
         orders = self._orders
         program = orders.programs[series]
         known = [*self._conductor.known_latencies(series), orders.first_latency_s[series]]
@@ -151,17 +149,16 @@ class Visitor:
         start_c = visits.plan_start_c(self._idle_c[board.name], orders.ambient_c)
         spec = visits.plan_visit(orders.window, latency_s, threads, orders.memory_bytes, start_c)
         spec = dataclasses.replace(spec, device=program.device)
-        outcome, _ = board.run(spec, program.library, program.inputs)
+        outcome, _ = await board.run(spec, program.library, program.inputs)
         if visits.is_unmet_start(outcome):
             orders.say(f"{point.key} on {board.name}: {outcome.message}; measured all the same")
-            outcome, _ = board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
+            outcome, _ = await board.run(dataclasses.replace(spec, start=None), program.library, program.inputs)
         return outcome
 
-    def _keep(self, series: Series, measurement: PointMeasurement, outcome: Outcome, store: Store) -> None:
-        with self._orders.lock:
-            number = self._numbers[series] = self._numbers.get(series, 0) + 1
+    def _keep(self, series: Series, measurement: PointMeasurement, outcome: Outcome) -> None:
+        number = self._numbers[series] = self._numbers.get(series, 0) + 1
         variant, batch = series
-        store.add_sweep_point(
+        self._store.add_sweep_point(
             self._orders.sweep,
             variant=variant,
             batch=batch,

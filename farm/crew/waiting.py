@@ -1,4 +1,4 @@
-"""Waiting for Ray's answers and for boards' processes at once."""
+"""Waiting for boards' processes, and for whoever rings: another thread, or what Ray has done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Waiting:
-    """What Ray has done rings a bell that lies among the connections. Used by one thread."""
+    """A bell that lies among the connections. Used by one thread, but for `ring`."""
 
     def __init__(self) -> None:
         self._ears, self._bell = socket.socketpair()
@@ -19,14 +19,14 @@ class Waiting:
         self._bell.setblocking(False)
         self._waited_for: frozenset[Any] = frozenset()
 
-    def wait(self, references: Collection[Any], connections: Collection[Connection], timeout_s: float) -> None:
-        """Until one of Ray's references is done, a connection can be read or the time is over.
+    def wait(self, connections: Collection[Connection], timeout_s: float, references: Collection[Any] = ()) -> None:
+        """Until a connection can be read, somebody rings, one of Ray's references is done or the time is over.
 
         A bell that was rung for what somebody has taken already ends it, too.
         """
         now = frozenset(references)
         for reference in now - self._waited_for:
-            reference.future().add_done_callback(self._ring)
+            reference.future().add_done_callback(self.ring)
         self._waited_for = now
         if self._ears in multiprocessing.connection.wait([self._ears, *connections], timeout_s):
             self._ears.recv(4096)
@@ -36,7 +36,7 @@ class Waiting:
         self._ears.close()
         self._bell.close()
 
-    def _ring(self, _: object) -> None:
-        """On a thread of Ray's. A full bell is being rung already, a closed one heard by nobody."""
+    def ring(self, _: object = None) -> None:
+        """End the wait, or the next one. A full bell is being rung already, a closed one heard by nobody."""
         with contextlib.suppress(OSError):
             self._bell.send(b"!")

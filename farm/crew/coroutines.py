@@ -1,10 +1,11 @@
 """Coroutines without an event loop: they wait for what is to be found, and `Loop.run` resumes whoever can go on.
 
-The engine's loop waits for Ray and must not wait anywhere else, so nothing here does: who waits is looked at again.
+Nothing here waits: who waits is looked at again by the engine's loop, which waits for Ray, or by a crew's thread.
 """
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
@@ -15,8 +16,16 @@ Find = Callable[[], Any]
 
 @types.coroutine
 def until(find: Callable[[], T | None]) -> Generator[Find, T, T]:
-    """Wait until `find` gives something (not None or False), and return that. It is called often."""
+    """Wait until `find` gives something (not None or False), and return that; or raise what it raises. It is called
+    often.
+    """
     return (yield find)
+
+
+async def pause(seconds: float) -> None:
+    """Wait so long."""
+    over_s = time.monotonic() + seconds
+    await until(lambda: time.monotonic() >= over_s)
 
 
 class Promise(Generic[T]):
@@ -34,13 +43,20 @@ class Running:
     def __init__(self, coroutine: Coroutine[Find, Any, None]) -> None:
         self._coroutine = coroutine
         self.is_over = False
-        self._send(None)
+        self._resume(lambda: coroutine.send(None))
 
     def go_on(self) -> bool:
         """Resume it where what it waits for is there; whether it was."""
-        found = None if self.is_over else self._find()
+        if self.is_over:
+            return False
+        try:
+            found = self._find()
+        except Exception as error:  # noqa: BLE001  who waits for it gets it
+            thrown = error
+            self._resume(lambda: self._coroutine.throw(thrown))
+            return True
         if found:
-            self._send(found)
+            self._resume(lambda: self._coroutine.send(found))
         return bool(found)
 
     def close(self) -> None:
@@ -48,9 +64,9 @@ class Running:
         self.is_over = True
         self._coroutine.close()
 
-    def _send(self, found: Any) -> None:
+    def _resume(self, resume: Callable[[], Find]) -> None:
         try:
-            self._find: Find = self._coroutine.send(found)
+            self._find = resume()
         except StopIteration:
             self.is_over = True
 
@@ -65,6 +81,11 @@ class Loop:
         """Have it go on from now on; returns it for `close`."""
         self._jobs.append(job := Running(coroutine))
         return job
+
+    def close(self) -> None:
+        """End all jobs where they wait."""
+        for job in self._jobs:
+            job.close()
 
     def run(self) -> None:
         """Have all go on until each of them waits for what is not there."""
