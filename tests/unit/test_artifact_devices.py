@@ -80,7 +80,7 @@ def test_the_manifest_and_the_command_say_why_a_device_was_not_taken(
     written = compile_both(monkeypatch, tmp_path / "art", kind("the kernel takes 99999 registers per block"))
     assert open_artifact(tmp_path / "art").manifest == written.manifest
     assert (written.manifest.device, list(written.manifest.not_made)) == ("cpu", ["gpu"])
-    model_artifacts._show(written, False, 0.0)
+    assert [each["not_made"] for each in model_artifacts._show(written, 0.0)] == [written.manifest.not_made]
     assert "taken for the cpu, since no code was made for the gpu: the kernel takes 99999" in capsys.readouterr().out
 
 

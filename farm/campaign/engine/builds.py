@@ -20,7 +20,7 @@ import ray
 
 from device_agent.protocol import Status
 from farm.campaign.engine import ray_calls, ray_nodes
-from farm.campaign.engine.ray_compilers import RayBuildPool, Wanted
+from farm.campaign.engine.ray_compilers import CompilerDemand, RayBuildPool
 from farm.campaign.engine.ray_nodes import RayNode
 from farm.errors import UnavailableError
 from farm.search.build.build_cache import BuildCache, build_key, compiler_versions
@@ -97,7 +97,7 @@ class BuildFarm:
         self._cache = BuildCache(cache_folder, note)
         # This machine, and those of the cluster that have compilers of ours.
         self._machines: dict[str, _Machine] = {}
-        self._wanted = Wanted()
+        self._wanted = CompilerDemand()
         self._waited_at = 0.0  # when a build last waited for too long
         self._trouble = ""
         self._refused: set[str] = set()

@@ -76,7 +76,7 @@ class RayBuildPool(BuildPool[Job]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrived:
+class PlacedCompiler:
     """A compiler that Ray has found a machine for: `reference` stands for its versions, `node` is the machine's id."""
 
     compiler: Any
@@ -84,7 +84,7 @@ class Arrived:
     node: str
 
 
-class Wanted:
+class CompilerDemand:
     """Compilers that a cluster was asked for and has no machine for yet. Not thread-safe.
 
     An autoscaler sees them as demand: each is an actor that waits for a CPU.
@@ -112,7 +112,7 @@ class Wanted:
                 compiler = launch_compiler(options)
                 self._asked[compiler.where.remote()] = compiler
 
-    def take(self) -> list[Arrived]:
+    def take(self) -> list[PlacedCompiler]:
         """Those that have come up since the last time; they load. Never waits."""
         arrived = []
         for reference in ray_calls.find_done(self.pending):
@@ -123,7 +123,7 @@ class Wanted:
                 self.trouble, self._not_before = str(error), time.monotonic() + _AGAIN_S
                 ray_calls.kill(compiler)
             else:
-                arrived.append(Arrived(compiler, compiler.load.remote(), node))
+                arrived.append(PlacedCompiler(compiler, compiler.load.remote(), node))
         return arrived
 
     def withdraw(self) -> None:
