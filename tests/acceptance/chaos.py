@@ -20,18 +20,18 @@ import psutil
 
 from tests.acceptance.conftest import Home
 
-# What the processes of a campaign are called, as `ps` shows them: `ray::Builder.build` is a compiler at work.
-_TITLES = {"search": "ray::SearchActor", "builder": "ray::Builder", "actor": "farm.crew.board_process"}
+# What the processes of a campaign are called, as `ps` shows them: `ray::Compiler.build` is a compiler at work.
+_TITLES = {"search": "ray::SearchActor", "builder": "ray::Compiler", "actor": "farm.crew.board_process"}
 # How long a moment waits for what it wants to be under way; what comes too seldom is not waited for.
 _PHASE_S = 1.0
 _LOOK_S = 0.005
 
 # How often each is killed, and while what is done (one of them at random; "": whatever is being done).
 VICTIMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "engine": (6, ("", "ray::SearchActor.propose", "ray::Builder.build")),
+    "engine": (6, ("", "ray::SearchActor.propose", "ray::Compiler.build")),
     "raylet": (1, ("",)),
     "search": (10, ("", "ray::SearchActor.propose", "ray::SearchActor.propose", "ray::SearchActor.observe")),
-    "builder": (10, ("ray::Builder.build", "")),
+    "builder": (10, ("ray::Compiler.build", "")),
     "actor": (10, ("",)),
     "session": (4, ("",)),
     "agent": (4, ("",)),
