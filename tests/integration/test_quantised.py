@@ -206,17 +206,27 @@ def test_products_of_bytes_are_the_instructions(
     assert instruction in executable.mod.imports[0].inspect_source("asm")
 
 
-def test_a_target_without_the_instruction_has_plain_integers() -> None:
-    """A Nano's functions sum up in 32 bits, and are of the dense family."""
-    ready = prepared(residual(), NANO)
-    assert not has_instruction(NANO)
-    products = [w for w in ready.workloads if "int8_conv2d" in w.name]
-    assert len(products) == 2, [w.name for w in ready.workloads]
-    for workload in products:
-        outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), cores.core_of(NANO))
-        assert outlook is not None
-        assert outlook.family.name == "dense"
-    assert "dot\t" not in scheduled(residual(), NANO)[0].mod.imports[0].inspect_source("asm")
+def test_a_target_without_products_of_bytes_has_plain_integers() -> None:
+    """Plain x86-64's functions sum up in 32 bits, and are of the dense family."""
+    assert not has_instruction(PLAIN)
+    assert find_families(PLAIN) == {"dense"}
+
+
+def test_a_nano_multiplies_eight_bytes_at_a_time() -> None:
+    """It has no instruction for sums of four products: they are made of three that it has."""
+    assert has_instruction(NANO)
+    assert "dense" not in find_families(NANO)
+    code = scheduled(residual(), NANO)[0].mod.imports[0].inspect_source("asm")
+    assert "smlal" in code
+    assert "dot\t" not in code
+
+
+def find_families(target: dict[str, Any]) -> set[str]:
+    """Of the convolutions in 8 bits."""
+    products = [w for w in prepared(residual(), target).workloads if "int8_conv2d" in w.name]
+    assert len(products) == 2, [w.name for w in products]
+    outlooks = [rule.read_outlook(tvm.ir.load_json(each.module_json), cores.core_of(target)) for each in products]
+    return {outlook.family.name for outlook in outlooks if outlook is not None}
 
 
 def test_layers_that_differ_in_their_scales_alone_are_one_workload() -> None:
