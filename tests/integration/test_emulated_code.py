@@ -117,8 +117,9 @@ def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], se
     return placed
 
 
-def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts have no place there, which is said with what to do."""
+    monkeypatch.setenv("FARM_ZIG_CACHE", str(tmp_path / "zig"))  # else that home's, for all that follows
     (home := tmp_path / "home").write_text("")
     with pytest.raises(UnavailableError, match=r"no room for the emulator's parts.*Not a directory"):
         emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))

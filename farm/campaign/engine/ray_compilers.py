@@ -138,4 +138,6 @@ def _fetch(reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
-        raise CompilerLostError(f"{type(error).__name__}: {find_reason(error)}") from error
+        # What a task raised comes with a traceback of Ray's before it.
+        cause = getattr(error, "cause", None) or error
+        raise CompilerLostError(f"{type(cause).__name__}: {find_reason(cause)}") from error
