@@ -206,9 +206,9 @@ def test_the_choice_follows_the_prediction() -> None:
     """Middling layers gain; one input channel leaves nothing to sum up; what has to be exact is F(2, 3) at most."""
     core = cores.core_of(NANO)
     choose, exact = algorithms.choose_winograd(core), algorithms.choose_winograd(core, exact=True)
-    assert choose((1, 56, 56, 64), 64, ONES) in (4, 6)
-    assert exact((1, 56, 56, 64), 64, ONES) == 2
-    assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0)) == 0
+    assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
+    assert exact((1, 56, 56, 64), 64, ONES, "float32") == 2
+    assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0), "float32") == 0
 
 
 def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
