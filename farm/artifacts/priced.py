@@ -77,21 +77,19 @@ def ask_core(hardware: HardwareChecks) -> str | Doubt:
     core = find_core_type(kind.target.mcpu, kind.target.mtriple.partition("-")[0])
     if core is None or about.architecture != kind.target.mtriple.partition("-")[0]:
         return f"not asked: it runs code for {about.architecture}, as virtual boards may"
-    try:
-        with _held_highest(hardware):
-            figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
-    except _NotHeldError:  # its clocks are its own: it is asked at those
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(_NotHeldError):  # its clocks are its own: it is asked at those
+            stack.enter_context(_held_highest(hardware))
         figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
-    hardware.facts["core"] = figures.to_dict() | {"type": core_probe.list_typical(core)}
+    typical = core_probe.list_typical(core)
+    hardware.facts["core"] = figures.to_dict() | {"type": typical}
     differing = core_probe.find_differing({name: each.value for name, each in figures.found.items()}, core)
     said = f"{len(figures.found)} figures at {figures.clock_hz / 1e6:.0f} MHz"
     if figures.unknown:
         said += f", not told: {', '.join(figures.unknown)}"
     if not differing:
         return f"{said}; as its type has them"
-    said += "; " + ", ".join(
-        f"{name} {value:.4g} (type: {getattr(core, name):.4g})" for name, value in differing.items()
-    )
+    said += f"; {core_probe.say_figures(differing, typical)}"
     return said if about.simulated else Doubt(said, _LEARN)  # a model's core is another matter than hardware's
 
 

@@ -27,14 +27,14 @@ def calibrate_model(
     prices go by it then.
     """
     from farm.services.calibrate_model import calibrate
+    from farm.services.core_probe import say_figures
 
     found = calibrate(reports)
     paths = [each.write(out) for each in found]
     yield {"cores": [each.to_dict() | {"path": str(path)} for each, path in zip(found, paths, strict=True)]}
     for each, path in zip(found, paths, strict=True):
         of = f"{each.core}{' of simulated boards' if each.simulated else ''}"
-        figures = [f"{name} {value:.4g} (type: {each.typical[name]:.4g})" for name, value in each.measured.items()]
-        output.say(f"{of}: {', '.join(figures) or 'its figures are as the type has them'}")
+        output.say(f"{of}: {say_figures(each.measured, each.typical) or 'its figures are as the type has them'}")
         if constants := each.constants:
             (wait, crowding), (was_wait, was_crowding) = constants.after, constants.before
             (middle, worst), (was_middle, was_worst) = constants.errors_after, constants.errors_before

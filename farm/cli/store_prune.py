@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Annotated, Any
 
@@ -73,11 +74,7 @@ def prune(
 
 
 def _to_document(plan: PruningPlan, gone: int) -> dict[str, Any]:
-    campaigns = [
-        {"campaign": each.campaign, "name": each.name, "finished_at": each.finished_at}
-        | {"trials": each.trials, "kept": each.kept}
-        for each in plan.campaigns
-    ]
+    campaigns = [dataclasses.asdict(each) for each in plan.campaigns]
     return {"trials": plan.trials, "bytes": plan.bytes, "deleted": gone, "campaigns": campaigns}
 
 

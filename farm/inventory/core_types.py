@@ -55,7 +55,6 @@ class Pipeline(documents.StrictModel):
     """
 
     architecture: Literal["armv8", "armv8.2"] = "armv8"
-
     dispatch: Count
     window: Count
     in_order: bool = False

@@ -232,12 +232,13 @@ def _fit(core: CoreType, told: _Told, *, simulated: bool) -> Fitted:
     medians = {name: statistics.median(values) for name, values in told.figures.items()}
     measured = find_differing(medians, core)
     typical = {name: float(getattr(core, name)) for name in measured}
-    constants = _fit_constants(core, told.runs) if told.runs and core.pipeline else None
+    constants = _fit_constants(core, told.runs) if told.runs else None
     return Fitted(core.name, measured, typical, constants, simulated, tuple(told.sources))
 
 
 def _fit_constants(core: CoreType, runs: Sequence[PricedRun]) -> FittedConstants:
-    assert core.pipeline is not None
+    if core.pipeline is None:
+        raise UsageError(f"there is no model of the core {core.name!r}", "Its programs cannot have been priced by one.")
     before = (core.pipeline.wait_cycles, core.pipeline.crowding)
     alone = list_ratios(core, [run for run in runs if run.threads == 1])
     beside = list_ratios(core, [run for run in runs if run.threads > 1])

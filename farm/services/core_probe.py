@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import Engine, Limits, RunSpec, Status
+from farm.crew.golden_runs import LOAD_TIMEOUT_S, RUN_TIMEOUT_S
 from farm.errors import PermanentError
 from farm.inventory.core_types import MEASURED, CoreType
 from farm.measure.session import BoardSession
@@ -27,7 +28,7 @@ _AGREEING, _AGREE = 3, 0.03
 # Two rounds of a noisy host may agree on what is too long; no kernel has fewer than `_AGREEING` rounds in any case.
 TIME_LIMIT_S = 60.0
 _RUNS, _WARMUP = 15, 2
-_RUN_TIMEOUT_S, _LOAD_TIMEOUT_S, _MEMORY_BYTES = 30.0, 60.0, 512 << 20
+_MEMORY_BYTES = 512 << 20
 # What a core is asked to chase through: every cache that boards have ends at one of these, or between two.
 _SIZES = tuple(size << 10 for power in range(3, 12) for size in (1 << power, 3 << (power - 1)))
 # A first cache ends where a load takes so much longer; a second one, half way (in factors) to what lies beyond it.
@@ -175,6 +176,11 @@ def list_typical(kind: CoreType) -> dict[str, float]:
     return {name: float(getattr(kind, name)) for name in MEASURED}
 
 
+def say_figures(figures: Mapping[str, float], typical: Mapping[str, float]) -> str:
+    """Figures beside those of the core type, for people."""
+    return ", ".join(f"{name} {value:.4g} (type: {typical[name]:.4g})" for name, value in figures.items())
+
+
 def find_differing(found: Mapping[str, float], kind: CoreType) -> dict[str, float]:
     """Those figures of a core that are not what its type says."""
     differing = {}
@@ -188,7 +194,7 @@ def find_differing(found: Mapping[str, float], kind: CoreType) -> dict[str, floa
 def _run(session: BoardSession, name: str, kernel: core_kernels.CoreKernel, library: bytes, size_bytes: int) -> float:
     """Seconds of the least of some calls. Raises PermanentError."""
     limits = Limits(
-        timeout_s=_RUN_TIMEOUT_S, load_timeout_s=_LOAD_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=kernel.threads
+        timeout_s=RUN_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=kernel.threads
     )
     spec = RunSpec(
         Engine.KERNEL, entry=core_kernels.ENTRY, runs=_RUNS, warmup=_WARMUP, return_outputs=False, limits=limits

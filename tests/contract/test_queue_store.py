@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from farm.errors import UsageError
@@ -16,19 +14,6 @@ from tests.places import execute
 from tests.unit.campaign_orders import make_order, submit
 
 TYPE, NAMES = "jetson-nano", ("nano-01", "nano-02")
-
-
-@pytest.fixture
-def clocks() -> Clocks:
-    """Clocks that stand still until moved."""
-    return Clocks()
-
-
-@pytest.fixture
-def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with one good board, nano-01, that can be reached."""
-    with open_fleet(place, clocks) as store:
-        yield store
 
 
 def ask(store: Store, owner: str = "ann", campaign: str | None = None) -> int:
