@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from farm.search import cores, tvm_env, workloads
 from farm.search.families import rule
-from farm.search.graph import canonical
+from farm.search.graph import canonical, pixel_padding
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
@@ -32,16 +32,27 @@ def make_convolution(
     stride: int = 1,
     padding: tuple[int, int, int, int] = (0, 0, 0, 0),
     dilation: int = 1,
+    *,
+    added: bool = False,
+    bare: bool = False,
 ) -> Any:
-    """A convolution in NHWC with bias and ReLU, in canonical form."""
+    """A convolution in NHWC with bias and ReLU, something `added` or `bare`, in canonical form."""
     from tvm import te, topi
 
     data = te.placeholder(size, name="data")
     weight = te.placeholder((*kernel, size[3], channels), name="weight")
     bias = te.placeholder((1, 1, 1, channels), name="bias")
+    parameters = [data, weight]
     result = topi.nn.conv2d_nhwc(data, weight, stride, list(padding), dilation)
-    result = topi.nn.relu(topi.add(result, bias))
-    function = te.create_prim_func([data, weight, bias, result]).with_attr("layout_free_buffers", [1])
+    if not bare:
+        parameters.append(bias)
+        result = topi.nn.relu(topi.add(result, bias))
+    if added:
+        parameters.append(te.placeholder(result.shape, name="residual"))
+        result = topi.add(result, parameters[-1])
+    function = te.create_prim_func([*parameters, result], index_dtype_override="int64").with_attr(
+        "layout_free_buffers", [1]
+    )
     return tvm.IRModule({"main": canonical.canonicalise(function)})
 
 
@@ -69,10 +80,16 @@ def make_arguments(module: Any, seed: int = 0) -> list[Any]:
     return [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
-def check(module: Any, plans: int) -> None:
-    """The best predicted plans and some others compute what the unscheduled function does."""
+def read(module: Any) -> rule.Outlook:
+    """A function as the first family sees it that has plans for it."""
     outlook = rule.read_outlook(module, cores.core_of(AVX2))
     assert outlook is not None
+    return outlook
+
+
+def check(module: Any, plans: int) -> None:
+    """The best predicted plans and some others compute what the unscheduled function does."""
+    outlook = read(module)
     ranked = [plan for _, plan in outlook.plans()]
     assert ranked
     arguments = make_arguments(module)
@@ -106,6 +123,30 @@ def test_dense_convolutions_compute_the_same(
 ) -> None:
     """Any kernel, stride and padding, odd channels and sizes, batches."""
     check(make_convolution((batch, height, width, inputs), channels, kernel, stride, padding), plans=2)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    area=st.sampled_from([(1, 7, 7), (1, 13, 13), (7, 7, 1), (1, 1, 197)]),
+    inputs=st.sampled_from([128, 130]),
+    channels=st.sampled_from([64, 48, 40]),
+    followed=st.booleans(),
+)
+def test_more_pixels_compute_the_same(area: tuple[int, int, int], inputs: int, channels: int, followed: bool) -> None:
+    """Where no tile divides the pixels some are computed twice: also for batches, residuals, and products alone."""
+    module = make_convolution((*area, inputs), channels, (1, 1), added=followed, bare=not followed)
+    padded = tvm.IRModule({"main": pixel_padding.pad(module["main"], cores.core_of(AVX2))})
+    assert [axis.extent for axis in read(padded).facts.pixels] > [axis.extent for axis in read(module).facts.pixels]
+    arguments = make_arguments(module)
+    np.testing.assert_array_equal(run(padded, arguments), run(module, arguments))
+    check(padded, plans=2)
+
+
+def test_pixels_are_padded_only_where_the_core_gains() -> None:
+    """196 have good tiles, and a Nano has registers for 13."""
+    for side, target in ((14, AVX2), (13, NANO)):
+        function = make_convolution((1, side, side, 128), 64, (1, 1))["main"]
+        assert pixel_padding.pad(function, cores.core_of(target)).same_as(function)
 
 
 def test_dilated_kernels_compute_the_same() -> None:

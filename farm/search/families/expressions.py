@@ -57,6 +57,8 @@ def evaluate(expression: Any, variable: Any, step: int = 1) -> int:
         (tirx.Mul, operator.mul),
         (tirx.FloorDiv, operator.floordiv),
         (tirx.FloorMod, operator.mod),
+        (tirx.Min, min),
+        (tirx.Max, max),
     ):
         if isinstance(expression, kind):
             return int(combine(evaluate(expression.a, variable, step), evaluate(expression.b, variable, step)))

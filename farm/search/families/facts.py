@@ -208,8 +208,11 @@ def _used(indices: Any, variables: list[Any]) -> set[Any]:
 
 
 def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) -> tuple[int, int]:
-    """How far the data move with one step of a pixel loop, and over how many elements the kernel goes along it."""
-    for index in indices:
+    """How far the data move with one step of a pixel loop, and over how many elements the kernel goes along it.
+
+    A loop over several dimensions' pixels moves the last of them.
+    """
+    for index in reversed(list(indices)):
         if expressions.mentions(index, pixel):
             within = [v for v in sums if expressions.mentions(index, v)]
             return expressions.slope(index, pixel), 1 + sum(

@@ -77,11 +77,11 @@ def _join_pixels(schedule: Any) -> bool:
     main = schedule.get_sblock(found.main)
     if found.last != found.main:
         last = schedule.get_sblock(found.last)
-        schedule.transform_layout(main, ("write", 0), _index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
-        schedule.transform_block_layout(last, _index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
+        schedule.transform_layout(main, ("write", 0), index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
+        schedule.transform_block_layout(last, index_map(lambda *i: (join(i[:count]), i[count]), count + 1))
     loops = count + 1 + len(found.sums)
     schedule.transform_block_layout(
-        main, _index_map(lambda *i: (join(i[:count]), i[count], *(i[at] for at in sums)), loops)
+        main, index_map(lambda *i: (join(i[:count]), i[count], *(i[at] for at in sums)), loops)
     )
     return True
 
@@ -89,10 +89,12 @@ def _join_pixels(schedule: Any) -> bool:
 def _is_pointwise(found: Contraction) -> bool:
     in_order = [axis.at for axis in (*found.pixels, *found.channels)] == list(range(len(found.pixels) + 1))
     still = all(s == 1 for s in found.stride) and all(r == 1 for r in found.reach)
-    return in_order and still and len(found.pixels) > 1 and not found.pad and not found.batch
+    # TVM takes a reduction of one step for none once its loops are joined.
+    is_sum = found.depth > 1
+    return in_order and still and is_sum and len(found.pixels) > 1 and not found.pad and not found.batch
 
 
-def _index_map(mapping: Any, count: int) -> Any:
+def index_map(mapping: Any, count: int) -> Any:
     """A mapping of `count` indices; what TVM makes of a function alone has as many as that has arguments."""
     from tvm.tirx import IndexMap
 

@@ -26,6 +26,7 @@ from farm.search.graph import (
     half_arithmetic,
     half_precision,
     in_place_concat,
+    pixel_padding,
     quantised,
     recurrent,
     transposes,
@@ -191,7 +192,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
-        passes.append(canonical.canonicalise_all())
+        passes += [canonical.canonicalise_all(), pixel_padding.pad_all(target)]
     if pipeline.weights in (half_precision.BF16, half_precision.BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:

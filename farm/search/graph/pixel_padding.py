@@ -1,0 +1,175 @@
+"""Pixels whose number no good tile divides, filled up with copies of the last one: part of a graph pipeline.
+
+169 pixels (13 x 13) leave tiles of 13 or of 1; 170 leave tiles of 5 by two vectors, which need fewer loads and fill
+sixteen registers. The pixels on top read what the last one reads and write the same result to the same place, so that
+nothing is compared inside a tile and no padded copy of data is made. Only where the target's core is predicted to gain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from farm.errors import UsageError
+from farm.search import tvm_env
+from farm.search.cores import Core, core_of
+from farm.search.families import facts
+from farm.search.families.dense import Dense
+from farm.search.families.facts import Axis, Contraction
+from farm.search.families.rule import Outlook
+from farm.search.graph import bindings, canonical
+
+_log = logging.getLogger(__name__)
+
+# Most pixels on top, and what share of the predicted time has to be left for it to be done.
+_MOST_MORE, _GAIN = 7, 0.96
+
+
+def pad_all(target: Any) -> Any:
+    """A module pass for a target (TVM's) and canonical functions; does nothing for one whose cores are not known."""
+    tvm = tvm_env.load_compiler()
+    from tvm import tirx
+
+    def run(module: Any, _: Any) -> Any:
+        try:
+            core = core_of(dict(target.export()))
+        except UsageError:
+            return module
+        for variable, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                module.update_func(variable, pad(function, core))
+        return module
+
+    return tvm.transform.module_pass(run, opt_level=0, name="PadPixels")
+
+
+def pad(function: Any, core: Core) -> Any:
+    """The same function with more pixels where the core gains by it.
+
+    Cores that take factors from lanes have registers enough for tiles of 7 and 13 pixels: theirs stay as they are.
+    """
+    if core.lane_fma:
+        return function
+    tvm = tvm_env.load_compiler()
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    found = facts.read_contraction(schedule)
+    if found is None or not _is_one_loop(found):
+        return function
+    wanted = padded(found, core)
+    if wanted == found.pixels[0].extent:
+        return function
+    try:
+        result = _pad(schedule, found, wanted)
+    except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises where it cannot; nothing is lost
+        _log.debug("%d pixels stay as they are: %s", found.pixels[0].extent, error)
+        return function
+    for key, value in (function.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result
+
+
+def padded(found: Contraction, core: Core) -> int:
+    """How many pixels to compute so that those of a contraction are had soonest: as many, or some more."""
+    area = found.pixels[0].extent
+    best, least = area, _predict(found, area, core) * _GAIN
+    for count in range(area + 1, area + 1 + _MOST_MORE):
+        seconds = _predict(found, count, core)
+        if seconds < least:
+            best, least = count, seconds
+    return best
+
+
+def _predict(found: Contraction, pixels: int, core: Core) -> float:
+    """Seconds of the best plan for so many pixels."""
+    other = dataclasses.replace(found, pixels=(Axis(found.pixels[0].at, pixels),))
+    family = Dense()
+    plans = Outlook(family, other, core, family.options(other, core)).plans()
+    return plans[0][0].seconds if plans else float("inf")
+
+
+def _is_one_loop(found: Contraction) -> bool:
+    """Whether the pixels are one loop without neighbours in the reduction, and what follows has that loop as well."""
+    loops = [axis.at for axis in (*found.pixels, *found.channels)]
+    still = found.stride == found.reach == (1,)
+    return still and loops == [0, 1] and not (found.pad or found.batch or found.between)
+
+
+def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
+    """The function over `wanted` pixels: its sums are stored for all of them, its result for those that there are."""
+    import tvm_ffi
+    from tvm import s_tir, tirx
+    from tvm.ir import Range
+    from tvm.ir.expr import TensorLoad, TensorRegion
+
+    if found.last == found.main:
+        _write_apart(schedule, found)
+    names = facts.list_blocks(schedule)
+    blocks = [schedule.get(schedule.get_sblock(name)) for name in names]
+    loops = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[0]).loop_var for name in names]
+    sums, area = blocks[0].writes[0].source, found.pixels[0].extent
+    if len(blocks) != 2 or [int(d) for d in sums.shape] != [area, found.channel]:
+        raise ValueError("blocks that are not over pixels and channels")
+    wide = tirx.decl_buffer([wanted, found.channel], sums.dtype, sums.name)
+
+    def extend(loop: Any) -> Any:
+        if not any(loop.loop_var.same_as(each) for each in loops):
+            return loop
+        return tirx.For(loop.loop_var, loop.min, tirx.IntImm(loop.extent.ty.dtype, wanted), loop.kind, loop.body)
+
+    def rewrite(block: Any) -> Any:
+        if not block.iter_vars:
+            buffers = [wide if buffer.same_as(sums) else buffer for buffer in block.alloc_buffers]
+            return s_tir.SBlock([], [], [], block.name_hint, block.body, None, buffers)
+        pixel, *others = block.iter_vars
+        dtype = pixel.var.ty.dtype
+        last = tirx.min(pixel.var, tirx.IntImm(dtype, area - 1))
+
+        def clamp(index: Any) -> Any:
+            return tvm_ffi.structural_map(index, [(tirx.Var, lambda v: last if v.same_as(pixel.var) else v)])
+
+        def store(node: Any) -> Any:
+            if node.buffer.same_as(wide):
+                return node
+            return tirx.BufferStore(node.buffer, node.value, [*map(clamp, node.indices)])
+
+        def load(node: Any) -> Any:
+            return node if node.source.same_as(wide) else tirx.BufferLoad(node.source, [*map(clamp, node.indices)])
+
+        def region(node: Any) -> Any:
+            if node.source.same_as(wide):
+                return node
+            return tirx.BufferRegion(node.source, [Range.from_min_extent(clamp(r.min), r.extent) for r in node.region])
+
+        def change(node: Any) -> Any:
+            node = bindings.replace_buffer(node, sums, wide)
+            return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
+
+        more = tirx.IterVar(Range(0, tirx.IntImm(dtype, wanted)), pixel.var, pixel.iter_type)
+        return s_tir.SBlock(
+            [more, *others], [*map(change, block.reads)], [*map(change, block.writes)], block.name_hint,
+            change(block.body), None if block.init is None else change(block.init), annotations=block.annotations,
+        )  # fmt: skip
+
+    function = schedule.mod["main"]
+    body = tvm_ffi.structural_map(function.body, [(tirx.For, extend), (s_tir.SBlock, rewrite)])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+def _write_apart(schedule: Any, found: Contraction) -> None:
+    """Let another block write the result of a contraction that nothing follows."""
+    main = schedule.get_sblock(found.main)
+    result = schedule.cache_write(main, 0, "global")
+    *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
+
+    def join(*indices: Any) -> tuple[Any, Any]:
+        *pixels, channel = indices
+        joined = pixels[0]
+        for index, extent in zip(pixels[1:], extents[1:], strict=True):
+            joined = joined * extent + index
+        return joined, channel
+
+    if len(extents) > 1:
+        mapping = canonical.index_map(join, len(extents) + 1)
+        schedule.transform_layout(main, ("write", 0), mapping)
+        schedule.transform_block_layout(result, mapping)
