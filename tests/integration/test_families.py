@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -130,13 +131,17 @@ def test_dense_convolutions_compute_the_same(
     area=st.sampled_from([(1, 7, 7), (1, 13, 13), (7, 7, 1), (1, 1, 197)]),
     inputs=st.sampled_from([128, 130]),
     channels=st.sampled_from([64, 48, 40]),
+    kernel=st.sampled_from([(1, 1), (3, 3), (1, 7)]),
     followed=st.booleans(),
 )
-def test_more_pixels_compute_the_same(area: tuple[int, int, int], inputs: int, channels: int, followed: bool) -> None:
+def test_more_pixels_compute_the_same(
+    area: tuple[int, int, int], inputs: int, channels: int, kernel: tuple[int, int], followed: bool
+) -> None:
     """Where no tile divides the pixels some are computed twice: also for batches, residuals, and products alone."""
-    module = make_convolution((*area, inputs), channels, (1, 1), added=followed, bare=not followed)
+    padding = (kernel[0] // 2, kernel[1] // 2) * 2
+    module = make_convolution((*area, inputs), channels, kernel, padding=padding, added=followed, bare=not followed)
     padded = tvm.IRModule({"main": pixel_padding.pad(module["main"], cores.core_of(AVX2))})
-    assert [axis.extent for axis in read(padded).facts.pixels] > [axis.extent for axis in read(module).facts.pixels]
+    assert [axis.extent for axis in read(padded).facts.pixels] > [math.prod(area)]
     arguments = make_arguments(module)
     np.testing.assert_array_equal(run(padded, arguments), run(module, arguments))
     check(padded, plans=2)

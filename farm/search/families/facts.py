@@ -29,8 +29,8 @@ class Contraction:
     steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
     `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
     `main` itself where nothing follows it; `between` all others after `main`, in order.
-    `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes;
-    `room` over how many elements the data go there.
+    `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes (in
+    each dimension, where a loop goes through several); `room` over how many elements the data go there.
     `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
     long when they are loaded (`farm.search.graph.half_precision`). Sizes of an element in bytes. `data_at` is the
     place of the data among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it
@@ -148,9 +148,9 @@ def _read(
     channels = [v for v in spatial if v in in_weight and v not in in_data]
     strides, reaches = [], []
     for pixel in pixels:
-        stride, reach = _movement(data.indices, pixel, sums, axes)
-        strides.append(stride)
-        reaches.append(reach)
+        for stride, reach in _movement(data.indices, pixel, sums, axes):
+            strides.append(stride)
+            reaches.append(reach)
     function = schedule.mod["main"]
     free = {function.params[int(i)].name for i in ((function.attrs or {}).get("layout_free_buffers") or ())}
     written = blocks[after[-1]].writes[0].source if after else store.buffer
@@ -207,18 +207,18 @@ def _used(indices: Any, variables: list[Any]) -> set[Any]:
     return {v for v in variables if any(expressions.mentions(index, v) for index in indices)}
 
 
-def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) -> tuple[int, int]:
+def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) -> list[tuple[int, int]]:
     """How far the data move with one step of a pixel loop, and over how many elements the kernel goes along it.
 
-    A loop over several dimensions' pixels moves the last of them.
+    In each dimension, for a loop of the pixels of several.
     """
-    for index in reversed(list(indices)):
+    found = []
+    for index in indices:
         if expressions.mentions(index, pixel):
             within = [v for v in sums if expressions.mentions(index, v)]
-            return expressions.slope(index, pixel), 1 + sum(
-                abs(expressions.slope(index, v)) * (axes[v].extent - 1) for v in within
-            )
-    return 1, 1
+            reach = 1 + sum(abs(expressions.slope(index, v)) * (axes[v].extent - 1) for v in within)
+            found.append((expressions.slope(index, pixel), reach))
+    return found or [(1, 1)]
 
 
 def _room(load: Any, pixel: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from farm.search import tvm_env
 from farm.search.cores import Core
 from farm.search.families import facts, rule
-from farm.search.graph import canonical, winograd
+from farm.search.graph import canonical, pixel_padding, winograd
 from farm.search.graph.winograd import Choose, Padding, Shape
 
 # F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
@@ -28,7 +28,8 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
 
     @functools.cache
     def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
-        best, least = 0, predict_in_model(_make_direct(shape, channels, padding, dtype), core)
+        direct = pixel_padding.pad(_make_direct(shape, channels, padding, dtype), core)
+        best, least = 0, predict_in_model(direct, core)
         for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
             seconds = predict_in_model(winograd.make_function(shape, channels, padding, m, dtype), core)
             if seconds < _GAIN * least:

@@ -63,6 +63,12 @@ def _join_pixels(schedule: Any) -> bool:
     found = facts.read_contraction(schedule)
     if found is None or not _is_pointwise(found):
         return False
+    join_pixels(schedule, found)
+    return True
+
+
+def join_pixels(schedule: Any, found: Contraction) -> None:
+    """Make one loop of a contraction's pixels, which are its first loops before one of channels (`is_in_order`)."""
     for name in found.between:
         schedule.compute_inline(schedule.get_sblock(name))
     extents = [axis.extent for axis in found.pixels]
@@ -83,15 +89,20 @@ def _join_pixels(schedule: Any) -> bool:
     schedule.transform_block_layout(
         main, index_map(lambda *i: (join(i[:count]), i[count], *(i[at] for at in sums)), loops)
     )
-    return True
 
 
 def _is_pointwise(found: Contraction) -> bool:
-    in_order = [axis.at for axis in (*found.pixels, *found.channels)] == list(range(len(found.pixels) + 1))
     still = all(s == 1 for s in found.stride) and all(r == 1 for r in found.reach)
-    # TVM takes a reduction of one step for none once its loops are joined.
-    is_sum = found.depth > 1
-    return in_order and still and is_sum and len(found.pixels) > 1 and not found.pad and not found.batch
+    return is_in_order(found) and still and len(found.pixels) > 1 and not found.pad
+
+
+def is_in_order(found: Contraction) -> bool:
+    """Whether a contraction's loops are pixels, then channels, then a reduction of several steps, in no batch.
+
+    TVM takes a reduction of one step for none once its loops are joined.
+    """
+    loops = [axis.at for axis in (*found.pixels, *found.channels)]
+    return loops == list(range(len(found.pixels) + 1)) and found.depth > 1 and not found.batch
 
 
 def index_map(mapping: Any, count: int) -> Any:
