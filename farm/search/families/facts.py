@@ -29,8 +29,8 @@ class Contraction:
     steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
     `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
     `main` itself where nothing follows it; `between` all others after `main`, in order.
-    `stride` and `reach` are, by pixel loop, how far the data move with it, and over how many elements the kernel goes (in
-    each dimension, where a loop goes through several); `room` over how many elements the data go there.
+    `stride` and `reach` are, by pixel loop, how far the data move with it and over how many elements the kernel goes:
+    in each dimension, where a loop goes through several. `room` is over how many elements the data go there.
     `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
     long when they are loaded (`farm.search.graph.half_precision`). Sizes of an element in bytes. `data_at` is the
     place of the data among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it
