@@ -149,9 +149,11 @@ class Dense:
         width = facts.pixels[-1].extent
         rows = area // width // plan["rows"]
         if plan["order"] == ROWS_OUTSIDE:
-            parts = rows if len(facts.pixels) > 1 else area // plan["pixels"] * blocks
+            # All blocks' weights are read once for each row of tiles, or each tile where pixels are one loop.
+            times = rows if len(facts.pixels) > 1 else area // plan["pixels"]
+            parts = times if len(facts.pixels) > 1 else times * blocks
             fits = facts.weight_bytes <= core.l2_bytes * _SHARE
-            read = facts.weight_bytes * (core.threads if fits else parts) + facts.data_bytes
+            read = facts.weight_bytes * (core.threads if fits else times) + facts.data_bytes
         else:
             parts = blocks * rows * (width // plan["pixels"])
             fits = facts.data_bytes <= core.l2_bytes * _SHARE
