@@ -79,7 +79,8 @@ class Dense:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
         block, held = lanes * vectors, self._count_held(facts, plan, core)
-        if facts.channel % block or count_registers(tile, vectors, held) > core.vector_registers:
+        registers = vectors + 2 if _reads_weights(core, tile) else count_registers(tile, vectors, held)
+        if facts.channel % block or registers > core.vector_registers:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
             return None
@@ -260,6 +261,11 @@ def count_registers(tile: int, vectors: int, held: int) -> int:
     return tile * vectors + vectors + held
 
 
+def _reads_weights(core: Core, tile: int) -> bool:
+    """Whether multiply-adds read their weights themselves: those of one pixel do where the other factor is no lane."""
+    return tile == 1 and not core.lane_fma
+
+
 def hold_data(schedule: Any, held: Any, loop: Any, joined: int = 1) -> None:
     """Let one step of a loop of sums load what it reads into registers first.
 
@@ -292,7 +298,7 @@ def step_cycles(
     multiply = tile * vectors + (vectors * (1 if core.lane_fma else 2) if halved else 0)
     factors = tile / steps if factors is None else factors
     loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
-    loads /= 1.0 if core.lane_fma else _LOADED
+    loads /= 1.0 if core.lane_fma or _reads_weights(core, tile) else _LOADED
     issued = (multiply + vectors + factors) / core.issue_width
     cycles = max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
     return cycles + (_ISSUED * (issued + _LOOP / steps / core.issue_width) if core.lane_fma else 0.0)
