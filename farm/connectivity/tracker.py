@@ -93,6 +93,11 @@ class Tracker:
             raise TransientError(f"the tracker {self.host}:{self.port} refused to tell its state")
         return dict(summary)
 
+    def fetch_keys(self, timeout_s: float = 5.0) -> set[str]:
+        """Under which keys agents have registered. Raises what `fetch_summary` raises."""
+        infos = self.fetch_summary(timeout_s).get("server_info", ())
+        return {str(info.get("key", "")).removeprefix("server:") for info in infos}
+
     def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
         """Wait for a free board with `key`; returns its host, port and the key to connect with.
 

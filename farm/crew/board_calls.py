@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, PowerSpec, RunSpec
-from farm.crew.board_process import Ended, Glance, Job, Measure, Open, Pin, Request, Run
+from farm.crew.board_process import Ended, Glance, Job, Leave, Measure, Open, Pin, Request, Run
 from farm.crew.coroutines import until
 from farm.errors import TransientError
 from farm.measure import session
@@ -101,7 +101,7 @@ def plan_limit_s(job: Job, request_timeout_s: float) -> float:
     steps_s = request_timeout_s + session.CONNECT_TIMEOUT_S + session.CLAIM_TIMEOUT_S + session.DESCRIBE_TIMEOUT_S
     limit_s = steps_s + session.PIN_TIMEOUT_S + _SLACK_S
     match job:
-        case Open() | Pin():
+        case Open() | Leave() | Pin():
             return limit_s
         case Glance(PowerSpec() as spec):
             return limit_s + spec.seconds + session.PIN_TIMEOUT_S

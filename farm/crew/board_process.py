@@ -27,10 +27,17 @@ _ANSWERS_KEPT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """See that there is a session, waiting for the board so long; answers its description."""
+    """See that there is a session, waiting for the board so long; answers its description. `doubted`: see
+    `BoardSession`.
+    """
 
     timeout_s: float
-    like: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    doubted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """Give the session back; answers nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Run:
     inputs: bytes | Handed
 
 
-Job = Open | Pin | Glance | Measure | Run
+Job = Open | Leave | Pin | Glance | Measure | Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +165,10 @@ class BoardHolder:
     def _work(self, job: Job) -> tuple[Any, bytes | Handed]:
         match job:
             case Open():
-                return self._board.open(job.timeout_s), b""
+                return self._board.open(job.timeout_s, job.doubted), b""
+            case Leave():
+                self._board.close()
+                return None, b""
             case Pin():
                 return self._board.pin(job.point), b""
             case Glance():

@@ -5,10 +5,15 @@ Nothing here waits: who waits is looked at again by the engine's loop, which wai
 
 from __future__ import annotations
 
+import contextlib
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
+
+from farm.errors import TransientError
+from farm.processes.listening import start_thread
 
 T = TypeVar("T")
 Find = Callable[[], Any]
@@ -26,6 +31,25 @@ async def pause(seconds: float) -> None:
     """Wait so long."""
     over_s = time.monotonic() + seconds
     await until(lambda: time.monotonic() >= over_s)
+
+
+async def on_thread(name: str, work: Callable[[], T]) -> T:
+    """What `work` gives, which takes long, on a thread that no end of the process waits for.
+
+    Raises what it raises, TransientError where no thread can be had.
+    """
+    future: Future[T] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
+            future.set_exception(error)
+
+    if not start_thread(name, do):
+        raise TransientError(f"no thread {name} can be had just now")
+    await until(future.done)
+    return future.result()
 
 
 class Promise(Generic[T]):
@@ -83,9 +107,10 @@ class Loop:
         return job
 
     def close(self) -> None:
-        """End all jobs where they wait."""
-        for job in self._jobs:
-            job.close()
+        """End all jobs where they wait, whatever one of them raises."""
+        with contextlib.ExitStack() as stack:
+            for job in self._jobs:
+                stack.callback(job.close)
 
     def run(self) -> None:
         """Have all go on until each of them waits for what is not there."""

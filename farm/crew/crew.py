@@ -9,9 +9,10 @@ import contextlib
 import functools
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from farm.connectivity.services import using_services
@@ -22,8 +23,9 @@ from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
 from farm.crew.waiting import Waiting
-from farm.errors import FarmError, UsageError
+from farm.errors import FarmError, TransientError, UsageError
 from farm.inventory.board_types import BoardType
+from farm.processes.children import room_for_process
 from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
@@ -50,22 +52,41 @@ class Crew:
     Work is a coroutine that awaits boards (`DrivenBoard`) and whatever else can be found by looking (`coroutines`).
     """
 
-    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
-        """`note` is told what boards are waited for. Starts the thread; takes no board."""
+    def __init__(
+        self,
+        settings: Settings,
+        note: Callable[[str], None],
+        list_pending: Callable[[], Sequence[Connection]] = lambda: (),
+    ) -> None:
+        """`note` is told what boards are waited for; `list_pending`: connections that work awaits beside `boards`.
+
+        Starts the thread, and takes no board. Raises TransientError where there is no room for a thread.
+        """
         self.boards: list[DrivenBoard] = []
         # The thread's own, for work alone.
         self.store: Store
         self._location, self._log = settings.store_location, settings.home_path / "logs" / "boards.log"
-        self._note = note
+        self._note, self._list_pending = note, list_pending
         self._held: dict[DrivenBoard, contextlib.ExitStack] = {}
         self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
-        self._loop, self._waiting = Loop(), Waiting()
+        self._loop = Loop()
+        with room_for_process():
+            self._waiting = Waiting()
         self._stopping = threading.Event()
         self._over = threading.Event()
         # What work gets that comes when all is over.
         self._error: BaseException = WorkStoppedError()
         self._thread = threading.Thread(target=self._live, name="farm-crew", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # what Python makes of EAGAIN and ENOMEM
+            self._waiting.close()
+            raise TransientError(f"a thread for boards cannot be started: {error}") from error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it does no work any more."""
+        return self._over.is_set()
 
     def start(self, work: Coroutine[Find, Any, T]) -> Future[T]:
         """Have the thread do `work` beside what it does already. From any thread."""
@@ -100,6 +121,9 @@ class Crew:
         return self
 
     def __exit__(self, *about: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         """End all work where it waits (WorkStoppedError for who waits for it), and give all boards back."""
         self._stopping.set()
         self._waiting.ring()
@@ -114,7 +138,7 @@ class Crew:
                     self._take_in()
                     self._loop.run()
                     pending = [each.pending for each in self._held if each.pending is not None]
-                    self._waiting.wait(pending, _LOOK_S)
+                    self._waiting.wait([*pending, *self._list_pending()], _LOOK_S)
         except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
             self._error = error
         self._over.set()
@@ -127,12 +151,11 @@ class Crew:
                 self._loop.start(_carry_out(*self._inbox.get_nowait()))
 
     def _end(self) -> None:
-        for board in self._held:
-            board.hang_up()  # all at once, so that the next lines wait for none
-        self._loop.close()
-        with contextlib.ExitStack() as stack:
-            for held in self._held.values():
+        with contextlib.ExitStack() as stack:  # whatever one of them raises, all are closed
+            for board, held in self._held.items():
                 stack.push(held)
+                board.hang_up()  # all at once, so that closing waits for none
+            self._loop.close()
 
     def _refuse_rest(self) -> None:
         with contextlib.suppress(queue.Empty):

@@ -25,8 +25,9 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
+from farm.measure.asking import Direct
 from farm.measure.handed import Handed
-from farm.measure.session import BoardSession, Direct
+from farm.measure.session import BoardSession
 from farm.values import Lease
 
 T = TypeVar("T")
@@ -73,8 +74,10 @@ class HeldBoard:
         """The board's name."""
         return self._where.key.partition("/")[2] if self._where else ""
 
-    def open(self, timeout_s: float) -> Description:
+    def open(self, timeout_s: float, doubted: bool = False) -> Description:
         """See that there is a session with the board, which is waited for; returns what it says of itself.
+
+        `doubted`: see `BoardSession`.
 
         Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError, LeaseOverError.
         """
@@ -84,7 +87,7 @@ class HeldBoard:
         now = (where.key, where.lease.token if where.lease else None)
         if self._session is None or self.description is None or now != self._of:
             self.close()
-            session = BoardSession(where.tracker, where.key, timeout_s, where.lease)
+            session = BoardSession(where.tracker, where.key, timeout_s, where.lease, doubted=doubted)
             if different := find_difference(session.description.to_dict(), self._like):
                 session.close()
                 raise UnavailableError(f"{self.name} cannot go on with this run: {different}")

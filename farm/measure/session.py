@@ -5,8 +5,6 @@ Retrying and choosing boards is the engine's business; a broken session is close
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
 import platform
 import sys
@@ -21,7 +19,6 @@ import numpy.typing as npt
 from device_agent import protocol
 from device_agent.protocol import (
     ClaimReport,
-    ClaimStatus,
     Description,
     LeaseClaim,
     MeasureSpec,
@@ -36,19 +33,17 @@ from farm.connectivity import fences
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
 from farm.errors import (
-    BoardBusyError,
     BoardHostileError,
     BoardLostError,
     BoardNonsenseError,
     BoardUnsafeError,
     DeadlineError,
-    LeaseOverError,
     PermanentError,
-    TransientError,
     UnavailableError,
 )
 from farm.measure import answers
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
+from farm.measure.asking import Direct, ask_for_board, require_latest
 from farm.measure.handed import Handed, read
 from farm.measure.sent import SentPrograms
 from farm.values import Lease
@@ -57,8 +52,6 @@ REQUEST_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 15.0
 DESCRIBE_TIMEOUT_S = 15.0
 CLAIM_TIMEOUT_S = 15.0
-# Asked only for the words of an error.
-_HOLDER_TIMEOUT_S = 2.0
 # The board verifies or gives up within a few seconds; a power mode's own tool may take four.
 PIN_TIMEOUT_S = 20.0
 # What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
@@ -70,22 +63,7 @@ _SLOWEST_BYTES_PER_S = 5e6
 _UPLOAD_GRACE_S = 5.0
 _SEEN_UPLOAD_BYTES = 1 << 20
 
-_log = logging.getLogger(__name__)
-
 Answer = TypeVar("Answer", bound=protocol.Message)
-
-
-@dataclasses.dataclass(frozen=True)
-class Direct:
-    """Where one agent listens, in place of a tracker: for a board that nobody else asks for."""
-
-    host: str
-    port: int
-
-    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
-        """What a tracker would answer: host, port and the key to connect with."""
-        del timeout_s  # the agent is there or not; connecting has a deadline of its own
-        return self.host, self.port, key
 
 
 class BoardSession:
@@ -97,20 +75,23 @@ class BoardSession:
         key: str,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         lease: Lease | None = None,
+        *,
+        doubted: bool = False,
     ) -> None:
         """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError.
 
         With a lease, the agent first ends what an earlier lease of the same store left there, and from then on refuses
         this session once a later one has come. A client that holds the board without a lease is waited for: raises
         BoardBusyError where that was in vain. Raises LeaseOverError where a later lease is known already.
+
+        `doubted`: whose fault it is that the board cannot be had is found out: see `asking`.
         """
         self.key = key
         self._simulated: bool | None = None
         self._claim = None if lease is None else fences.to_claim(lease)
         # Before a key is had, which must be used within seconds: on a busy machine loading TVM takes longer.
         _import_rpc()
-        self._send_fence(tracker, fences.FENCE_TIMEOUT_S)
-        host, port, match_key = self._request(tracker, request_timeout_s)
+        host, port, match_key = ask_for_board(tracker, key, self._claim, request_timeout_s, doubted)
         self._relay = Relay(host, port)
         self._functions: dict[str, Any] = {}
         self._programs = SentPrograms(self._keep)
@@ -214,46 +195,13 @@ class BoardSession:
     ) -> None:
         self.close()
 
-    def _request(self, tracker: Tracker | Direct, timeout_s: float) -> tuple[str, int, str]:
-        try:
-            return tracker.request(self.key, timeout_s)
-        except DeadlineError as error:
-            report = self._send_fence(tracker, _HOLDER_TIMEOUT_S)
-            if report is None or not report.holder:
-                raise
-            raise BoardBusyError(f"{error.message}; it is held by {report.holder}", error.hint) from error
-
-    def _send_fence(self, tracker: Tracker | Direct, timeout_s: float) -> ClaimReport | None:
-        """The agent's answer, None where it cannot be had: then the request or the claim will tell."""
-        if self._claim is None:
-            return None
-        try:
-            if isinstance(tracker, Direct):
-                address: tuple[str, int] | None = (tracker.host, tracker.port)
-            else:
-                address = fences.find_agent(tracker, self.key, timeout_s)
-            if address is None:
-                return None
-            report = fences.send_fence(address, self._claim, timeout_s)
-        except (TransientError, UnavailableError) as error:
-            _log.info("%s", error)
-            return None
-        return self._require_latest(report)
-
     def _claim_board(self, claim: LeaseClaim) -> None:
         try:
             report = self._ask(protocol.CLAIM, CLAIM_TIMEOUT_S, ClaimReport, claim.to_json())
         except PermanentError:
             self._describe()  # an agent of another version has no such function, and says so here
             raise
-        self._require_latest(report)
-
-    def _require_latest(self, report: ClaimReport) -> ClaimReport:
-        if report.status is ClaimStatus.REFUSED:
-            error = LeaseOverError(f"the board {self.key} refused us: {report.message}", "Take the board anew.")
-            error.greatest = report.greatest
-            raise error
-        return report
+        require_latest(self.key, report)
 
     def _keep(self, digest: str, program: bytes | Handed) -> object:
         deadline = _CALL_GRACE_S + 2 * len(program) / _SLOWEST_BYTES_PER_S

@@ -28,9 +28,9 @@ from farm.processes import log_lines
 from farm.processes.listening import raise_descriptor_limit
 from farm.services.keeper import Keeper
 from farm.services.notices.notifier import Notifier
+from farm.services.probing import skipped
 from farm.services.take_over import TakeOver
 from farm.services.telemetry import Telemetry
-from farm.services.worker import skipped
 from farm.store import Store
 
 # For the loop to do something that it does at once: it is busy for seconds only while the tracker starts again.
@@ -192,8 +192,8 @@ class Daemon:
             },
             "metrics": None if self._metrics is None else f"http://{self._metrics[0]}:{self._metrics[1]}/metrics",
             "probe_worker": {
-                "restarts": keeper.probing.worker.restarts,
-                "busy_with": sorted(keeper.probing.worker.busy),
+                "restarts": keeper.probing.restarts,
+                "busy_with": sorted(keeper.probing.busy),
             },
             "boards": [
                 {

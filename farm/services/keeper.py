@@ -1,4 +1,4 @@
-"""The services' one loop: keeps the tracker, the ways to boards and the probe worker up, and the store told.
+"""The services' one loop: keeps the tracker and the ways to boards up, boards probed, and the store told.
 
 Everything runs on the main thread; requests come in through `submit`. What commands may ask is in `daemon`, which board
 is due for a probe in `probe_plan`, what an observation means in `farm.crew.health`.
@@ -210,7 +210,7 @@ class Keeper:
         self._boards_at = 0.0
 
     def close(self) -> None:
-        """End every way, the worker and the tracker, and say in the store that the boards are out of reach."""
+        """End every way, probes and the tracker, and say in the store that the boards are out of reach."""
         self.probing.close()
         self.powering.close()
         self._strangers.close()

@@ -1,6 +1,7 @@
 """One probe of one board: lease it, connect, see what it is, run the golden kernel, and tell the store what that says.
 
-What counts as wrong is in `probe_rules`, when a probe is due in `probe_plan`, which process does this in `prober`.
+What counts as wrong is in `probe_rules`, when a probe is due in `probe_plan`, who asks for it in `probing`. Sessions
+are held by boards' processes, a few of which serve all boards.
 """
 
 from __future__ import annotations
@@ -10,28 +11,33 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from device_agent.protocol import ClaimStatus, Description, Outcome
-from farm.connectivity import fences
+from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
-from farm.crew import golden_runs
+from farm.crew import board_calls, golden_runs
+from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan_limit_s
+from farm.crew.board_process import Ended, Leave, Open, Request
 from farm.crew.calibration import MIN_SAMPLES
+from farm.crew.coroutines import on_thread, pause, until
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
+from farm.crew.held_board import to_address
 from farm.errors import (
+    BoardBusyError,
     BoardNonsenseError,
     BoardUnsafeError,
-    DeadlineError,
     FarmError,
     LeaseOverError,
     TransientError,
     UnavailableError,
 )
 from farm.inventory.board_types import BoardType
-from farm.measure.session import BoardSession, Direct
 from farm.search.build import golden
 from farm.services import probe_rules
+from farm.services.probe_plan import MOST_AT_ONCE
 from farm.services.probe_rules import Finding
 from farm.store import Store
 from farm.store.leases import PROBE
@@ -42,6 +48,8 @@ PURPOSE = "probe"
 PROBE_TTL_S = 60.0
 # A board that a TVM client has is left to it; whoever wants the probe asks again.
 WAIT_S = 3.0
+# A process without a board keeps some 100 MB; a fleet is probed in one go.
+IDLE_S = 60.0
 # So many calls, 5 ms each on a Jetson Nano, before times count: a governor has raised the clocks by then.
 WARMUP, RUNS = 25, 25
 
@@ -75,45 +83,121 @@ class ProbeReport:
         return dataclasses.asdict(self) | {"samples_s": list(self.samples_s)}
 
 
-@dataclasses.dataclass(frozen=True)
 class Prober:
-    """What every probe of a process shares. `owner` says who holds the leases, so that a person can find them.
-
-    `leases` are those of probes under way, by board.
+    """What all probes share, boards' processes above all. `owner` says who holds the leases, so that a person can find
+    them; `log` takes what processes print. Used on one thread, a crew's.
     """
 
-    tracker: Tracker
-    kernels: golden.GoldenKernels
-    board_types: Mapping[str, BoardType]
-    owner: str
-    limits: HealthLimits = dataclasses.field(default_factory=HealthLimits)
-    wait_s: float = WAIT_S
-    leases: dict[str, Lease] = dataclasses.field(default_factory=dict)
+    def __init__(
+        self,
+        tracker: Tracker,
+        kernels: golden.GoldenKernels,
+        board_types: Mapping[str, BoardType],
+        owner: str,
+        log: Path | None = None,
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """Starts nothing. `wait_s`: how long a board is waited for that a TVM client has."""
+        self.tracker, self.kernels, self.board_types = tracker, kernels, board_types
+        self.owner, self.wait_s = owner, wait_s
+        self.limits = HealthLimits()
+        # Processes that took an end of their own.
+        self.restarts = 0
+        # By board type and architecture.
+        self.found: dict[tuple[str, str], golden.GoldenKernel] = {}
+        self._log = log
+        self._idle: list[tuple[BoardProcess, float]] = []
+        self._working: list[BoardProcess] = []
 
-    def probe(self, store: Store, name: str) -> ProbeReport:
-        """Probe a board and return what came of it; no lease is left, however it ends. `store` is the thread's own.
+    @property
+    def pending(self) -> list[Connection]:
+        """As soon as one of them can be read, a probe may go on."""
+        return [process.connection for process in self._working if process.is_awaited]
+
+    @property
+    def processes(self) -> list[BoardProcess]:
+        """Those that there are, with and without a board."""
+        return [*self._working, *(process for process, _ in self._idle)]
+
+    async def probe(self, store: Store, name: str) -> ProbeReport:
+        """Probe a board and return what came of it; no lease is left, however it ends.
 
         Raises nothing that is to be expected: what goes wrong on the board's side is observed of the board, what goes
         wrong on ours makes the probe `skipped`.
         """
         began = time.monotonic()
         try:
-            lease = store.acquire_lease(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
-        except FarmError as error:
-            report = _skip(name, error.message, busy=isinstance(error, TransientError))
-            return dataclasses.replace(report, seconds=time.monotonic() - began)
-        self.leases[name] = lease
-        try:
-            report = _Visit(self, store, lease).make()
+            process = await until(self._find_process)
+            began = time.monotonic()
+            report = await self._probe(store, name, process)
         except _SkippedError as skipped:
             report = _skip(name, str(skipped), skipped.busy)
-        finally:
-            try:
-                store.release_lease(lease)
-            except FarmError as error:  # then it expires
-                _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
-            del self.leases[name]
+        except FarmError as error:
+            report = _skip(name, error.message, busy=isinstance(error, TransientError))
         return dataclasses.replace(report, seconds=time.monotonic() - began)
+
+    async def _probe(self, store: Store, name: str, process: BoardProcess) -> ProbeReport:
+        lease: Lease | None = None
+        clean = False
+        try:
+            lease = store.acquire_lease(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
+            visit = _Visit(self, store, lease, process)
+            try:
+                found: Finding | _SkippedError = await visit.examine()
+            except _SkippedError as skipped:
+                found = skipped
+            clean = await visit.leave()
+            if isinstance(found, _SkippedError):
+                raise found
+            return visit.conclude(found)
+        finally:
+            self._put_back(process, clean or lease is None)
+            if lease is not None:
+                try:
+                    store.release_lease(lease)
+                except FarmError as error:  # then it expires
+                    _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
+
+    async def end_idle(self) -> None:
+        """End processes that have had nothing to do for a while."""
+        while True:
+            await pause(IDLE_S / 4)
+            while self._idle and self._idle[0][1] + IDLE_S <= time.monotonic():
+                self._idle.pop(0)[0].stop()
+
+    def close(self) -> None:
+        """End all processes, once no probe is under way any more."""
+        processes, self._idle = self.processes, []
+        for process in processes:
+            process.hang_up()
+        for process in processes:
+            process.stop()
+
+    def _find_process(self) -> BoardProcess | None:
+        """One that has nothing to do; a new one where there is none, up to a number. Raises TransientError."""
+        while self._idle:
+            process, _ = self._idle.pop()
+            if not process.has_answer:  # nothing was asked of it: that would be its end
+                break
+            self._drop(process)
+        else:
+            if len(self._working) >= MOST_AT_ONCE:
+                return None
+            process = BoardProcess(self._log)
+        self._working.append(process)
+        return process
+
+    def _put_back(self, process: BoardProcess, clean: bool) -> None:
+        self._working.remove(process)
+        if clean and not process.connection.closed:
+            self._idle.append((process, time.monotonic()))
+        else:
+            self._drop(process)
+
+    def _drop(self, process: BoardProcess) -> None:
+        self.restarts += 1
+        process.kill()
 
 
 class _SkippedError(Exception):
@@ -124,41 +208,44 @@ class _SkippedError(Exception):
         self.busy = busy
 
 
-@dataclasses.dataclass(frozen=True)
-class _Offer(Direct):
-    """A board that the tracker has just offered to us alone."""
-
-    match_key: str = ""
-
-    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
-        """What the tracker answered."""
-        del key, timeout_s
-        return self.host, self.port, self.match_key
-
-
 class _Visit:
     """The part of a probe for which the board is leased."""
 
-    def __init__(self, prober: Prober, store: Store, lease: Lease) -> None:
-        self._prober, self._store, self._lease = prober, store, lease
+    def __init__(self, prober: Prober, store: Store, lease: Lease, process: BoardProcess) -> None:
+        self._prober, self._store, self._lease, self._process = prober, store, lease, process
         self._name = lease.board
         with _our_side():
             self._type = str(store.require_board(self._name)["board_type"])
         self._key = f"{self._type}/{self._name}"
         self._report = ProbeReport(self._name)
 
-    def make(self) -> ProbeReport:
-        """Look, and have the store draw its conclusion. Raises _SkippedError."""
+    async def examine(self) -> Finding:
+        """What there is to observe. Raises _SkippedError."""
         try:
-            finding = self._examine()
+            return await self._look()
         except (BoardUnsafeError, BoardNonsenseError) as error:
-            finding = Finding(find_kind(error), error.message)
+            return Finding(find_kind(error), error.message)
         except LeaseOverError as error:
+            with _our_side():
+                self._store.raise_token(error.greatest)
+            raise _SkippedError(error.message, busy=True) from error
+        except BoardBusyError as error:
             raise _SkippedError(error.message, busy=True) from error
         except UnavailableError as error:  # the agent is of another version or type
-            finding = Finding(Kind.MISFIT, " ".join((error.message, error.hint)).strip())
+            return Finding(Kind.MISFIT, " ".join((error.message, error.hint)).strip())
         except FarmError as error:
-            finding = Finding(Kind.PROBE_FAILED, " ".join((error.message, error.hint)).strip())
+            return Finding(Kind.PROBE_FAILED, " ".join((error.message, error.hint)).strip())
+
+    async def leave(self) -> bool:
+        """Give the session back; False where its process is gone."""
+        try:
+            await self._call(JobOrder(Leave()))
+        except ProcessLostError:
+            return False
+        return True
+
+    def conclude(self, finding: Finding) -> ProbeReport:
+        """Have the store draw its conclusion. Raises _SkippedError."""
         observation = Observation(finding.kind, finding.detail)
         with _our_side():
             transition = self._store.observe_board(
@@ -174,66 +261,31 @@ class _Visit:
             reason=finding.detail if passed else observation.text,
         )
 
-    def _examine(self) -> Finding:
-        """What there is to observe. Raises FarmError for what went wrong on the board's side, or _SkippedError."""
-        offer = self._take()
-        self._renew()
-        with BoardSession(offer, self._key, lease=self._lease) as session:
-            description = session.description
-            with _our_side():
-                self._store.save_description(self._name, description.to_dict(), simulated=description.simulated)
-            self._report = dataclasses.replace(self._report, simulated=description.simulated)
-            if wrong := probe_rules.find_wrong_type(self._type, description):
-                return Finding(Kind.MISFIT, wrong)
-            return self._run(session, description)
-
-    def _take(self) -> _Offer:
-        """Have the tracker offer us the board. A client that holds it is waited for a moment; an agent that is stuck is
-        told apart by its silence.
-        """
-        tracker, claim = self._prober.tracker, fences.to_claim(self._lease)
+    async def _look(self) -> Finding:
+        """Connect and look. Raises FarmError for what went wrong on the board's side, or _SkippedError."""
         with _our_side():
-            address = fences.find_agent(tracker, self._key)
-        if address is None:
-            self._refuse_strangers()
+            keys = await on_thread("farm-registered", self._prober.tracker.fetch_keys)
+        if self._key not in keys:
+            self._refuse_strangers(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
-        holder = ""
-        try:
-            report = fences.send_fence(address, claim)
-            holder = report.holder
-            if report.status is ClaimStatus.REFUSED:
-                with _our_side():
-                    self._store.raise_token(report.greatest)
-                raise _SkippedError(f"a later lease of the board is in force: {report.message}", busy=True)
-        except UnavailableError as error:  # of another version: connecting says more
-            _log.info("%s", error)
-        except TransientError as error:
-            if not isinstance(error.__cause__, TimeoutError):
-                # The way to it has just been cut, or its agent has ended: that is the keeper's to find out.
-                raise _SkippedError(error.message, busy=True) from error
-            raise DeadlineError(
-                f"its agent did not answer within {fences.FENCE_TIMEOUT_S:g} s: {error.message}"
-            ) from error
-        try:
-            with _our_side(except_for=DeadlineError):
-                return _Offer(*tracker.request(self._key, self._prober.wait_s))
-        except DeadlineError as error:
-            who = holder or "somebody"
-            raise _SkippedError(f"{who} holds the board without a lease of the farm's", busy=True) from error
-
-    def _refuse_strangers(self) -> None:
-        """Raise FarmError where the board has registered, but as another type."""
+        description = (await self._ask(JobOrder(Open(self._prober.wait_s, doubted=True)))).result
         with _our_side():
-            infos = self._prober.tracker.fetch_summary().get("server_info", ())
-        for info in infos:
-            kind, _, name = str(info.get("key", "")).removeprefix("server:").partition("/")
+            self._store.save_description(self._name, description.to_dict(), simulated=description.simulated)
+        self._report = dataclasses.replace(self._report, simulated=description.simulated)
+        if wrong := probe_rules.find_wrong_type(self._type, description):
+            return Finding(Kind.MISFIT, wrong)
+        return await self._run(description)
+
+    def _refuse_strangers(self, keys: Collection[str]) -> None:
+        """Raise FarmError where the board has registered, but as another type."""
+        for key in keys:
+            kind, _, name = key.partition("/")
             if name == self._name and kind != self._type:
                 raise UnavailableError(f"it is registered as {self._type}, but its agent says that it is a {kind}")
 
-    def _run(self, session: BoardSession, description: Description) -> Finding:
-        kernel = self._require_kernel(description)
-        self._renew()
-        outcome, finding = _run_once(session, kernel)
+    async def _run(self, description: Description) -> Finding:
+        kernel = await self._require_kernel(description)
+        outcome, finding = await self._run_once(kernel)
         if finding is not None:
             return finding
         median_s = statistics.median(outcome.latency_s)
@@ -247,9 +299,8 @@ class _Visit:
         runs_s = [median_s]
         if probe_rules.is_off(median_s, history_s, description.simulated):
             # One run may be chance; several, now, tell.
-            self._renew()
             for _ in range(MIN_SAMPLES - 1):
-                again, finding = _run_once(session, kernel)
+                again, finding = await self._run_once(kernel)
                 if finding is not None:
                     return finding
                 runs_s.append(statistics.median(again.latency_s))
@@ -274,10 +325,16 @@ class _Visit:
         slow = probe_rules.find_slow_sensors(description.sensors, known.power.update_period_s if known else None)
         return Finding(Kind.SLOW_SENSORS, slow) if slow else None
 
-    def _require_kernel(self, description: Description) -> golden.GoldenKernel:
-        known = self._prober.board_types.get(self._type)
-        with _our_side():
-            return golden_runs.require_kernel(self._prober.kernels, known, description.architecture)
+    async def _require_kernel(self, description: Description) -> golden.GoldenKernel:
+        """The first one for a target takes seconds to build; other boards are probed meanwhile."""
+        about, found = (self._type, description.architecture), self._prober.found
+        if about not in found:
+            known, kernels = self._prober.board_types.get(self._type), self._prober.kernels
+            with _our_side():
+                found[about] = await on_thread(
+                    "farm-golden", lambda: golden_runs.require_kernel(kernels, known, description.architecture)
+                )
+        return found[about]
 
     def _fetch_medians(
         self, kernel: str, simulated: bool, newest: int, board: str | None = None
@@ -288,24 +345,35 @@ class _Visit:
             )
         return {name: [sample.median_s for sample in runs] for name, runs in samples.items()}
 
-    def _renew(self) -> None:
-        """Make the lease last for another step. Raises _SkippedError where it is over."""
+    async def _run_once(self, kernel: golden.GoldenKernel) -> tuple[Outcome, Finding | None]:
+        order = board_calls.run(golden_runs.plan_run(RUNS, WARMUP), kernel.library, golden.make_inputs())
+        ended = await self._ask(order)
+        with _our_side():
+            outputs = board_calls.read_outputs(ended)
+        return ended.result, probe_rules.judge_run(ended.result, outputs)
+
+    async def _ask(self, order: JobOrder) -> Ended:
+        """A job's answer, for which the lease is made to last. Raises what the session raised, or _SkippedError."""
         with _our_side():
             self._lease = self._store.renew_lease(self._lease)
+        try:
+            ended = await self._call(order)
+        except ProcessLostError as error:
+            raise _SkippedError(error.message, busy=False) from error
+        if isinstance(ended.result, FarmError):
+            raise ended.result
+        return ended
 
-
-def _run_once(session: BoardSession, kernel: golden.GoldenKernel) -> tuple[Outcome, Finding | None]:
-    outcome, outputs = golden_runs.run_kernel(session, kernel, RUNS, WARMUP)
-    return outcome, probe_rules.judge_run(outcome, outputs)
+    async def _call(self, order: JobOrder) -> Ended:
+        request = Request(to_address(self._prober.tracker, self._key, self._lease), order.job)
+        return await self._process.call(order, request, plan_limit_s(order.job, self._prober.wait_s))
 
 
 @contextlib.contextmanager
-def _our_side(except_for: type[FarmError] | tuple[type[FarmError], ...] = ()) -> Iterator[None]:
+def _our_side() -> Iterator[None]:
     """What fails in here (store, tracker, compiler) is no fault of the board."""
     try:
         yield
-    except except_for:
-        raise
     except FarmError as error:
         raise _SkippedError(str(error), busy=isinstance(error, TransientError | LeaseOverError)) from error
 

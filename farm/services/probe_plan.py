@@ -13,7 +13,7 @@ from farm.crew.health import HealthLimits
 from farm.store.standing import is_on_demand
 from farm.values import Health, State
 
-# As many as the prober has threads.
+# As many boards' processes as there may be for probes, 85 MB each.
 MOST_AT_ONCE = 4
 # After a probe that did not pass, doubling: soon enough for a hiccup, seldom enough for a board that stays broken.
 FIRST_PAUSE_S = 5.0

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm.connectivity.tracker import Tracker
+from farm.crew.crew import Crew, WorkStoppedError
+from farm.crew.golden_runs import KERNEL_FOLDER
+from farm.errors import FarmError
+from farm.inventory.board_types import load_board_types
+from farm.search.build.golden import GoldenKernels
+from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_plan import ProbePast, note_report, plan_probes
-from farm.services.worker import ProbeWorker, Report
 from farm.settings import Settings
 
+_log = logging.getLogger(__name__)
+
+Report = dict[str, Any]
+Answer = concurrent.futures.Future[ProbeReport]
 Answered = concurrent.futures.Future[Report]
 
 
 class Probing:
-    """Has the worker probe whoever is due or asked for. Used by the keeper's main thread alone."""
+    """Has whoever is due or asked for probed. Used by the keeper's main thread alone."""
 
     def __init__(
         self,
@@ -26,30 +39,27 @@ class Probing:
         defer: Callable[[Callable[[], None]], None],
     ) -> None:
         """`defer` has the main thread do something soon."""
-        self._settings = settings
+        self._settings, self._tracker, self._log, self._defer = settings, tracker, logs / "prober.log", defer
+        self._crew: Crew | None = None
+        self._prober: Prober | None = None
         self._waiting: dict[str, list[Answered]] = {}
         self.past: dict[str, ProbePast] = {}
         self.reports: dict[str, Report] = {}
         self.on_report: Callable[[Report], None] = lambda report: None
-        self.worker = ProbeWorker(
-            settings.home_path,
-            settings.store_location,
-            tracker,
-            logs / "prober.log",
-            lambda name, report: defer(lambda: self._on_answer(name, report)),
-        )
+        # Boards whose probe was asked for and has not been dealt with; processes that ended by themselves.
+        self.busy: set[str] = set()
+        self.restarts = 0
 
     def step(self, rows: Sequence[dict[str, Any]], reachable: Collection[str]) -> None:
         """Ask for what is due."""
-        self.worker.look()
         # Pauses after failures are for boards that stay; one that was away may be mended.
         self.past = {name: past for name, past in self.past.items() if name in reachable}
         within_reach = [row for row in rows if row["name"] in reachable]
         for name in self._waiting.keys() & set(reachable):
-            self.worker.ask(name)
+            self._ask(name)
         now = time.monotonic()
-        for name in plan_probes(within_reach, self.past, self.worker.busy, now, self._settings.probe_interval_s):
-            self.worker.ask(name)
+        for name in plan_probes(within_reach, self.past, self.busy, now, self._settings.probe_interval_s):
+            self._ask(name)
 
     def request(self, name: str) -> Answered:
         """The report of the next probe of a board, asked for as soon as the board can be reached and is free."""
@@ -66,11 +76,45 @@ class Probing:
             self._waiting.pop(name, None)
 
     def close(self) -> None:
-        """End the worker; whoever waits is told."""
-        self.worker.close()
+        """End probes under way, which give their leases back, and boards' processes."""
+        if self._crew is not None:
+            self._crew.close()
+        if self._prober is not None:
+            self._prober.close()
+
+    def _ask(self, name: str) -> None:
+        """Have a board probed, unless it is being probed. A probe that cannot be made now counts as not made."""
+        if name in self.busy:
+            return
+        self.busy.add(name)
+        try:
+            crew, prober = self._require_crew()
+        except (FarmError, OSError) as error:
+            self._on_answer(name, skipped(name, 0.0, f"no board can be probed now: {error}"))
+            return
+
+        async def probe() -> ProbeReport:
+            return await prober.probe(crew.store, name)
+
+        answer = crew.start(probe())
+        answer.add_done_callback(lambda _: self._defer(lambda: self._on_answer(name, _to_report(name, answer))))
+
+    def _require_crew(self) -> tuple[Crew, Prober]:
+        """The thread that probes, and what it does; anew where the last one could not open the store, say."""
+        if self._crew is None or self._prober is None or self._crew.is_over:
+            self.close()
+            kernels = GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
+            owner = f"probe@{socket.gethostname()}:{os.getpid()}"
+            prober = Prober(Tracker(*self._tracker), kernels, load_board_types(), owner, self._log)
+            crew = self._crew = Crew(self._settings, lambda text: None, lambda: prober.pending)
+            crew.start(prober.end_idle())
+            self._prober = prober
+        return self._crew, self._prober
 
     def _on_answer(self, name: str, report: Report) -> None:
-        self.worker.conclude(name)
+        self.busy.discard(name)
+        self.restarts = self._prober.restarts if self._prober is not None else 0
+        _log.info("%s: %s", name, report.get("kind") or f"skipped: {report['reason']}", extra={"board": name})
         self.past[name] = note_report(self.past.get(name), report, time.monotonic())
         self.reports[name] = report | {"at": time.time()}
         self.on_report(report)
@@ -78,3 +122,18 @@ class Probing:
             return
         for answered in self._waiting.pop(name, []):
             answered.set_result(report)
+
+
+def skipped(board: str, seconds: float, reason: str) -> Report:
+    """The report of a probe that was not made: neither passed nor failed."""
+    return ProbeReport(board, skipped=True, seconds=seconds, reason=reason).to_dict()
+
+
+def _to_report(name: str, answer: Answer) -> Report:
+    error = answer.exception()
+    if error is None:
+        return answer.result().to_dict()
+    if not isinstance(error, FarmError | WorkStoppedError):
+        _log.error("probing %s", name, exc_info=error, extra={"board": name})
+        return skipped(name, 0.0, f"a bug of the farm's: {error!r}")
+    return skipped(name, 0.0, str(error) or "the services end")

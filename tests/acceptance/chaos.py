@@ -220,7 +220,7 @@ def _is(victim: str, process: psutil.Process, services: psutil.Process | None) -
     find: dict[str, Callable[[], bool]] = {
         "raylet": lambda: bool(words) and words[0].endswith("/raylet"),
         "tracker": lambda: "PopenTrackerServerState" in text,
-        "prober": lambda: "farm.services.prober" in words,
+        "prober": lambda: "farm.crew.board_process" in words and is_board,
         "agent": lambda: "serve" in words and "--virtual" in words and is_board,
         "session": lambda: "serve" in words and "--virtual" in words and not is_board,
     }

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farm.gpu import native
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from tests.integration.conftest import Agent, start_agent
 
 __all__ = ["start_agent"]

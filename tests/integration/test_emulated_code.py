@@ -23,7 +23,8 @@ from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 

@@ -27,7 +27,8 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.store import Store
 from farm.store.copying import copy_store

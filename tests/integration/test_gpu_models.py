@@ -25,7 +25,8 @@ from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
 from farm.gpu import code, host_code, native
 from farm.inventory.board_types import load_board_types
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
 from farm.search.build import gpu_code

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ import tvm_ffi
 
 from device_agent import protocol
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from device_agent.tracker import TrackerLink
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
 from farm.crew.board_process import BoardHolder, Ended, Measure, Request
@@ -27,7 +30,8 @@ from farm.crew.held_board import Address
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.search.build.golden import GoldenKernels
 from farm.services.probe import Prober
@@ -144,22 +148,28 @@ def _measure_once(direct: Direct) -> Ended:
     return ended
 
 
-class OneBoard(Tracker):
-    """A tracker that knows a single agent."""
+@contextlib.contextmanager
+def registered(board: HostileBoard, tracker: Tracker) -> Iterator[None]:
+    """The tracker knows the board as `KEY`."""
+    link = TrackerLink((tracker.host, tracker.port), KEY, board.port)
+    with contextlib.closing(link):
+        link.offer(time.monotonic())
 
-    def __init__(self, board: HostileBoard) -> None:
-        super().__init__("127.0.0.1", 1)
-        self._board = board
+        def go_on() -> bool:
+            link.tick(time.monotonic())
+            if (watched := link.watched()) is not None:
+                poll = select.poll()
+                poll.register(*watched)
+                for _, events in poll.poll(10):
+                    link.handle(events, time.monotonic())
+            return link.registered
 
-    def fetch_summary(self, timeout_s: float = 1.0) -> dict[str, Any]:
-        return {"server_info": [{"key": f"server:{KEY}", "addr": [self._board.host, self._board.port]}]}
-
-    def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
-        return self._board.host, self._board.port, key
+        wait_until(go_on, "the tracker to know the board")
+        yield
 
 
 @pytest.mark.core
-def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path) -> None:
+def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracker: Any) -> None:
     """It stays so, with the reason, until an operator clears it: no probe brings it back."""
 
     def attack(peer: Peer) -> None:
@@ -167,12 +177,14 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path) -> Non
             hostile_board.play_agent({})(peer)
         ATTACKS["plainly"](peer)
 
-    with Store(tmp_path / "farm.db") as store, HostileBoard(attack) as board:
+    known = Tracker(tracker.host, tracker.port)
+    with Store(tmp_path / "farm.db") as store, HostileBoard(attack) as board, registered(board, known):
         store.register_board("n1", "jetson-nano", Ssh("n1", "farm"))
         for kind in (Kind.BACK, Kind.PROBE_PASSED):
             store.observe_board("n1", kind, "test", decide_by(Observation(kind), HealthLimits()))
-        prober = Prober(OneBoard(board), GoldenKernels(tmp_path), load_board_types(), "test")
-        report = prober.probe(store, "n1")
+        prober = Prober(known, GoldenKernels(tmp_path), load_board_types(), "test")
+        report = await_here(prober.probe(store, "n1"))
+        prober.close()
         assert (report.kind, report.health) == ("hostile", "quarantined")
         assert "attacked us" in store.require_board("n1")["health_reason"]
         for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):

@@ -20,7 +20,8 @@ from farm.artifacts.priced import ask_core, price_programs
 from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
 from farm.inventory.core_types import find_core_type, load_core_types
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.search.build import golden
 from farm.search.cores import core_of
 from farm.services.board_certify import SCHEMA

@@ -10,12 +10,12 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from device_agent.clocks.client import HelperClient
@@ -23,17 +23,20 @@ from device_agent.protocol import OperatingPoint, PinStatus
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
+from farm.crew.crew import Crew, WorkStoppedError
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.inventory.board_types import load_board_types
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.search.build.golden import GoldenKernels, plan_target
 from farm.services.probe import Prober, ProbeReport
+from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Virtual
-from tests.integration.conftest import PATIENCE_S, ROOT, Agent, wait_until
+from tests.awaiting import await_here
+from tests.integration.conftest import Agent, wait_until
 
-# These tests share a process with ones that compile: the prober's own loads TVM's runtime only.
+# These tests share a process with ones that compile: a session alone would load TVM's runtime only.
 tvm_env.load()
 
 POLICY = "/sys/devices/system/cpu/cpufreq/policy0"
@@ -85,7 +88,7 @@ class Fleet:
 
     def probe(self, name: str) -> ProbeReport:
         """Probe a board; whatever comes of it, no lease is left."""
-        report = self.prober.probe(self.store, name)
+        report = await_here(self.prober.probe(self.store, name))
         assert self.store.require_board(name)["lease"] is None
         assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
         return report
@@ -96,7 +99,9 @@ def fleet(tmp_path: pathlib.Path, tracker: Any, kernels: GoldenKernels) -> Itera
     """A store without boards."""
     with Store(tmp_path / "farm.db") as store:
         client = Tracker(tracker.host, tracker.port)
-        yield Fleet(store, Prober(client, kernels, load_board_types(), "test", wait_s=1.0))
+        prober = Prober(client, kernels, load_board_types(), "test", wait_s=1.0)
+        yield Fleet(store, prober)
+        prober.close()
 
 
 @pytest.fixture
@@ -222,7 +227,7 @@ def test_a_leased_board_is_left_to_its_holder(fleet: Fleet, name: str) -> None:
     """A probe never takes a board from work; the reason says who has it."""
     assert fleet.probe(name).passed
     lease = fleet.store.acquire_lease(name, "somebody", "tuning")
-    report = fleet.prober.probe(fleet.store, name)
+    report = await_here(fleet.prober.probe(fleet.store, name))
     assert (report.skipped, report.busy) == (True, True)
     assert "somebody" in report.reason
     assert fleet.store.release_lease(lease)
@@ -239,7 +244,7 @@ def test_an_agent_that_hangs_fails_by_the_deadline(
     report = fleet.probe(name_of(agent))
     assert report.kind == "probe_failed"
     assert "did not answer within 5 s" in report.reason
-    assert time.monotonic() - began < fences.FENCE_TIMEOUT_S + 5
+    assert time.monotonic() - began < fences.FENCE_TIMEOUT_S + 15  # beside starting a process
     agent.process.send_signal(signal.SIGCONT)
     wait_until(lambda: fleet.probe(name_of(agent)).passed, "the board to pass", 60)
     assert agent.stop() == 0
@@ -255,8 +260,8 @@ def test_a_board_whose_agent_never_came_is_not_blamed(fleet: Fleet) -> None:
 
 def test_a_tracker_that_is_gone_is_no_fault_of_the_board(fleet: Fleet, name: str) -> None:
     """Nothing is observed of it."""
-    lost = dataclasses.replace(fleet.prober, tracker=Tracker("127.0.0.1", 1))
-    report = lost.probe(fleet.store, name)
+    fleet.prober.tracker = Tracker("127.0.0.1", 1)
+    report = fleet.probe(name)
     assert (report.skipped, report.busy) == (True, True)
     assert "tracker" in report.reason
 
@@ -275,78 +280,51 @@ def test_a_damaged_kernel_is_built_again(tmp_path: pathlib.Path) -> None:
     assert [entry.suffix for entry in tmp_path.iterdir() if entry.suffix == ".part"] == []
 
 
-# The process
-
-
-@dataclasses.dataclass
-class Child:
-    """`python -m farm.services.prober` for a store that it shares with us."""
-
-    process: subprocess.Popen[bytes]
-
-    def ask(self, number: int, board: str) -> None:
-        """Ask for a probe."""
-        self.send(json.dumps({"id": number, "board": board}).encode() + b"\n")
-
-    def send(self, data: bytes) -> None:
-        """Write to its standard input."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def read(self) -> dict[str, Any]:
-        """The next answer."""
-        assert self.process.stdout is not None
-        return dict(json.loads(self.process.stdout.readline()))
-
-
-@pytest.fixture
-def child(fleet: Fleet, tracker: Any, kernels: GoldenKernels) -> Iterator[Child]:
-    """The process, killed if a test leaves it."""
-    home = fleet.store.location.parent
-    (home / "cache").mkdir()
-    (home / "cache" / "golden").symlink_to(kernels._folder)
-    command = [sys.executable, "-m", "farm.services.prober", "--home", str(home), "--store", str(fleet.store.location)]
-    process = subprocess.Popen(
-        [*command, "--tracker", f"{tracker.host}:{tracker.port}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    with process:
-        yield Child(process)
-        process.kill()
-
-
-def test_requests_are_answered_by_number_and_the_end_is_clean(fleet: Fleet, name: str, child: Child) -> None:
-    """What is no request is passed over; an unknown board has an answer too; when its input ends, so does the child."""
-    child.send(b"nonsense\n")
-    child.ask(7, name)
-    answer = child.read()
-    assert (answer["id"], answer["board"], answer["passed"], answer["health"]) == (7, name, True, "good"), answer
-    child.ask(8, "nobody")
-    answer = child.read()
-    assert (answer["id"], answer["skipped"]) == (8, True)
-    assert "no board 'nobody'" in answer["reason"]
-    assert child.process.stdin is not None
-    child.process.stdin.close()
-    assert child.process.wait(PATIENCE_S) == 0
-
-
 def test_a_hung_board_holds_up_its_own_probe_alone_and_leaves_no_lease(
-    fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent], name: str, child: Child
+    fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent], name: str
 ) -> None:
-    """While one waits for its deadline another passes; told to end in the middle, the child gives the lease back."""
+    """While one waits for its deadline another passes; ended in the middle, a probe gives its lease back, and what
+    holds its session ends.
+    """
     agent = start_nano(tracker, start_agent)
     stuck = name_of(agent)
     fleet.add(stuck)
     agent.process.send_signal(signal.SIGSTOP)
-    child.ask(1, stuck)
-    wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased")
-    child.ask(2, name)
-    assert child.read()["id"] == 2
-    child.process.terminate()
-    assert child.process.wait(10) == 0
+    home = str(fleet.store.location.parent)
+    with Crew(Settings(home=home), print, lambda: fleet.prober.pending) as crew:
+
+        async def probe(board: str) -> ProbeReport:
+            return await fleet.prober.probe(crew.store, board)
+
+        async def probe_again_and_again(board: str) -> None:
+            while True:
+                await probe(board)
+
+        assert crew.call(probe(name)).passed
+        hung = crew.start(probe_again_and_again(stuck))
+        wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased")
+        assert crew.call(probe(name)).passed
+        wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased still")
+        pids = [process.pid for process in fleet.prober.processes]
+    assert isinstance(hung.exception(), WorkStoppedError)
     assert fleet.store.require_board(stuck)["lease"] is None
+    fleet.prober.close()
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
     agent.process.kill()
+
+
+def test_a_process_that_dies_says_nothing_of_the_board(fleet: Fleet, name: str) -> None:
+    """One that was killed while it waited for work is replaced; with a probe under way, that probe was not made."""
+    assert fleet.probe(name).passed
+    [process] = fleet.prober.processes
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: process.has_answer, "its end to be heard")
+    assert fleet.probe(name).passed
+    [process] = fleet.prober.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL)).start()
+    report = fleet.probe(name)
+    assert (report.skipped, report.busy) == (True, False), report
+    assert fleet.store.require_board(name)["health"] == "good"
+    assert fleet.prober.restarts == 2

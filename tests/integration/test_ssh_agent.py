@@ -22,7 +22,8 @@ from farm.connectivity.board_link import BoardLink
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.processes.restarts import Backoff
 from farm.search import tvm_env
 from tests.integration import candidates

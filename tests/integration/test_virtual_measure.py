@@ -33,7 +33,8 @@ from device_agent.protocol import (
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.errors import BoardUnsafeError
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 

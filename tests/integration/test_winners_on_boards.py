@@ -14,7 +14,8 @@ from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.errors import TransientError
-from farm.measure.session import BoardSession, Direct
+from farm.measure.asking import Direct
+from farm.measure.session import BoardSession
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import target, tvm_env, workloads

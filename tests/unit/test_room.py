@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import queue
 import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import paramiko
 import pytest
@@ -21,8 +22,9 @@ from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import MAX_LINKS, Forward
 from farm.errors import TransientError
 from farm.processes import children, listening
+from farm.services.probing import Probing
 from farm.services.ways import VirtualWay
-from farm.services.worker import ProbeWorker
+from farm.settings import Settings
 
 PATIENCE_S = 20.0
 
@@ -167,18 +169,22 @@ def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib
     assert starting
 
 
-def test_a_probe_worker_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
-    """Nobody's probe fails for it, and it is started later."""
-    worker = ProbeWorker(tmp_path, tmp_path / "farm.db", ("127.0.0.1", 1), tmp_path / "log", lambda board, report: None)
+def test_a_probe_that_there_is_no_room_for_is_not_made_and_tried_again(tmp_path: pathlib.Path) -> None:
+    """No board is found at fault for it, and once there is room boards are probed."""
+    deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    probing = Probing(Settings(home=str(tmp_path)), ("127.0.0.1", 1), tmp_path, deferred.put)
     try:
+        probing.request("a")
         with no_descriptors():
-            assert not worker.ask("a")
-        deadline = time.monotonic() + PATIENCE_S
-        while not worker.ask("a") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert worker.is_up
+            probing.step([], ["a"])
+        assert "no board can be probed now" in probing.reports["a"]["reason"]
+        assert not probing.busy
+        answered = probing.request("a")
+        probing.step([], ["a"])
+        deferred.get(timeout=PATIENCE_S)()
+        assert "no board 'a'" in answered.result(0.0)["reason"]
     finally:
-        worker.close()
+        probing.close()
 
 
 def test_a_tracker_that_was_stopped_is_not_alive() -> None:
