@@ -32,6 +32,7 @@ from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
 from farm.processes.machine import name_coordinator
 from farm.search.build import golden
+from farm.services import probe_rules
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings
 from farm.store import Store
@@ -238,25 +239,23 @@ class AgentHops:
         return f"held at {shown} within {report.took_s * 1e3:.0f} ms, and restored"
 
     def _board_type(self) -> str | Doubt:
-        about, wanted = self._about, self._board["board_type"]
-        detected = about.detected_type or about.board_type
-        if detected != wanted:
-            raise PermanentError(
-                f"registered as {wanted}, and the board says that it is {detected}",
-                "Register it anew with its own type, or correct the fleet file.",
-            )
+        about, wanted = self._about, str(self._board["board_type"])
+        if wrong := probe_rules.find_wrong_type(wanted, about):
+            raise PermanentError(wrong, "Register it anew with its own type, or correct the fleet file.")
         if not about.detected_type:
             return Doubt(f"{wanted}, as its agent was told; its device tree names no known type")
         return f"{wanted}, as its device tree says"
 
     def _sensors(self) -> str | Doubt:
-        about = self._about
+        about, kind = self._about, require_board_type(self._board["board_type"])
         rails = ", ".join(about.rails) or "none"
         summary = f"{len(about.thermal_zones)} thermal zones; power: {rails}"
-        slow = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
+        notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]
         if not about.rails or not about.total_rails:
             return Doubt(summary, "Without a rail that is the total, energy is unknown, not zero.")
-        return Doubt(f"{summary}; {'; '.join(slow)}") if slow else summary
+        if slow := probe_rules.find_slow_sensors(about.sensors, kind.power.update_period_s):
+            notes.append(slow)
+        return Doubt(f"{summary}; {'; '.join(notes)}") if notes else summary
 
     def _kernel(self) -> str:
         kernel = self.require_kernel()

@@ -237,7 +237,7 @@ def test_a_board_of_another_type_is_told(
     agent = start_agent("--virtual", "jetson-nano", "--board-type", "jetson-tx2", "--tracker", where)
     failed = find_failed(run_agent(home, store, tracker, agent.key.replace("local", "jetson-tx2")))
     assert failed.name == "board type"
-    assert "registered as jetson-tx2, and the board says that it is jetson-nano" in failed.detail
+    assert "registered as jetson-tx2, but its device tree says jetson-nano" in failed.detail
     agent.stop()
 
 
