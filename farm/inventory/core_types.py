@@ -34,6 +34,9 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "region_s": (1e-8, 1e-2),
 }
 
+# What is fitted to a board, of a core's pipeline; `device_agent/emulated/core.py` has the same.
+FITTED = ("wait_cycles", "crowding")
+
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
 Rate = Annotated[float, pydantic.Field(gt=0)]
 
@@ -156,7 +159,7 @@ class FittedCore(documents.StrictModel):
 def load_core_types() -> tuple[CoreType, ...]:
     """All core types, by name, with what FARM_CORE_TYPES has of them. Raises UsageError where a file is wrong."""
     found = load_plain_core_types()
-    fitted = {each.name: each for each in _read_fitted({core.name for core in found})}
+    fitted = {each.name: each for each in _read_fitted({core.name: core for core in found})}
     return tuple(_apply(core, fitted.get(core.name)) for core in found)
 
 
@@ -166,7 +169,7 @@ def load_plain_core_types() -> tuple[CoreType, ...]:
     return tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
 
 
-def _read_fitted(known: set[str]) -> list[FittedCore]:
+def _read_fitted(known: Mapping[str, CoreType]) -> list[FittedCore]:
     if not (setting := os.environ.get(FITTED_FOLDER_VARIABLE)):
         return []
     folder = pathlib.Path(setting).expanduser()
@@ -179,6 +182,12 @@ def _read_fitted(known: set[str]) -> list[FittedCore]:
             raise UsageError(
                 f"{path}: name is {fitted.name!r}; it must be the file's, and one of {', '.join(sorted(known))}"
             )
+        constants = [name for name in FITTED if getattr(fitted, name) is not None]
+        if constants and known[fitted.name].pipeline is None:
+            raise UsageError(
+                f"{path}: {' and '.join(constants)} cannot be used: the core type {fitted.name} has no pipeline",
+                "Leave them out; figures below `measured` are used for every core.",
+            )
         found.append(fitted)
     return found
 
@@ -188,8 +197,8 @@ def _apply(core: CoreType, fitted: FittedCore | None) -> CoreType:
         return core
     pipeline = core.pipeline
     if pipeline is not None:
-        constants = {"wait_cycles": fitted.wait_cycles, "crowding": fitted.crowding}
-        pipeline = pipeline.model_copy(update={name: value for name, value in constants.items() if value is not None})
+        constants = {name: value for name in FITTED if (value := getattr(fitted, name)) is not None}
+        pipeline = pipeline.model_copy(update=constants)
     integers = {name: int(value) for name, value in fitted.measured.items() if name in ("l1_bytes", "l2_bytes")}
     changes = {**fitted.measured, **integers, "pipeline": pipeline, "sources": (*core.sources, *fitted.sources)}
     return core.model_copy(update=changes)

@@ -91,6 +91,7 @@ def test_what_is_no_report_is_refused(tmp_path: pathlib.Path) -> None:
         ("cortex-a57", "name: cortex-a57\nsources: [x]\nwait_cycles: 1\ncrowding: 0\ndispatch: 9\n", "unknown key"),
         ("zen", "name: zen\nsources: [x]\nmeasured: {l1_bytes: 99}\n", "cores have 4096"),
         ("zen", "name: zen\nsources: [x]\nmeasured: {lane_fma: 1}\n", "nothing that a core is asked"),
+        ("zen", "name: zen\nsources: [x]\ncrowding: 0.5\n", "crowding cannot be used: .* zen has no pipeline"),
     ],
 )
 def test_wrong_overlays_are_refused(
