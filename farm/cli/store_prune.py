@@ -31,8 +31,7 @@ def prune(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Give free room back to the disk; nothing of the farm may be running.")
     ] = False,
-    json: options.Json = False,
-) -> None:
+) -> output.Document:
     """Delete trials of campaigns that are over. What records rest on stays, and so does what winners were measured in.
 
     Services and campaigns may go on meanwhile; after an interruption the same command goes on.
@@ -59,15 +58,12 @@ def prune(
         for each in plan.campaigns if yes else ():
             for some in store.forget_trials(each.campaign, name_user()):
                 gone += some
-                if not json:
-                    output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
+                output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
     if shrink and not dry_run:
         backup.shrink(settings.home_path)
     with options.open_store(settings) as store:
         size, free = store.fetch_room()
-    if json:
-        output.print_json(_to_document(plan, gone) | {"store_bytes": size, "free_bytes": free})
-        return
+    yield _to_document(plan, gone) | {"store_bytes": size, "free_bytes": free}
     _print(plan, dry_run)
     left = "" if not free else f", of which {format_bytes(free)} are free for what comes: --shrink gives them back"
     output.stderr.print(f"the store takes {format_bytes(size)}{left}", markup=False, soft_wrap=True)

@@ -93,7 +93,9 @@ class BuildFarm:
 
         `note` is told what an operator should know: machines that come, go or cannot be used.
         """
-        self._settings, self._host_cores, self._note = settings, host_cores, note
+        self._settings, self._note = settings, note
+        # How many builds this machine does at a time.
+        self._own_workers = settings.build_workers or host_cores
         self._cache = BuildCache(cache_folder, note)
         # This machine, and those of the cluster that have compilers of ours.
         self._machines: dict[str, _Machine] = {}
@@ -109,7 +111,7 @@ class BuildFarm:
         self.counts: collections.Counter[str] = collections.Counter()
         self._next_look = 0.0
         own = next(node for node in ray_nodes.fetch_nodes() if node.is_here)
-        pool: BuildPool[_Build] = RayBuildPool(settings.build_workers or host_cores, settings, ray_nodes.here())
+        pool: BuildPool[_Build] = RayBuildPool(self._own_workers, settings, ray_nodes.here())
         self._machines[own.id] = _Machine(own, pool)
 
     def __enter__(self) -> BuildFarm:
@@ -121,8 +123,7 @@ class BuildFarm:
     @property
     def workers(self) -> int:
         """How many builds can run at a time, here and on the machines that a cluster may come to have."""
-        here = self._settings.build_workers or self._host_cores
-        return here + (self._settings.ray_max_builders if self._settings.ray_address else 0)
+        return self._own_workers + (self._settings.ray_max_builders if self._settings.ray_address else 0)
 
     @property
     def pending(self) -> list[Any]:
