@@ -101,7 +101,7 @@ class FarmMetrics(Collector):
             self._values[table.TRACKER_RESTARTS][()] = restarts
 
     def observe_probe_worker(self, restarts: int) -> None:
-        """How often the probe worker was started again."""
+        """How often a process that probes was replaced."""
         with self._lock:
             self._values[table.WORKER_RESTARTS][()] = restarts
 

@@ -73,7 +73,7 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
         f"pid {status['pid']}; tracker {tracker['host']}:{tracker['port']} {'up' if tracker['up'] else 'DOWN'}, "
         f"restarted {tracker['restarts']} times; "
         f"{sum(bool(way['way_up']) for way in ways.values())} of {len(ways)} connections up; "
-        f"probe worker restarted {worker['restarts']} times"
+        f"processes of probes replaced {worker['restarts']} times"
     )
     if not tracker["up"]:
         raise PermanentError(summary, f"See {LOG_FILE} and tracker.log in FARM_HOME/logs.")
