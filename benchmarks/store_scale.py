@@ -215,7 +215,7 @@ def calls(store: Store) -> dict[str, Callable[[], Any]]:
 
     def resume(number: int) -> None:
         """What an engine reads of a campaign that goes on, and of one of its tasks."""
-        store.fetch_counted(number, traces=False)
+        store.fetch_course(number)
         store.fetch_attempts(number)
         store.count_trials(number, purpose="search")
         store.fetch_board_breakers(number, 3)

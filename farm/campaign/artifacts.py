@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.artifacts.listed import list_artifacts
-from farm.artifacts.of_campaign import MadeArtifact, make_artifacts
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
+
+if TYPE_CHECKING:
+    from farm.artifacts.of_campaign import MadeArtifact
 
 # The campaign's own boards are free again by then; others may have one for a while.
 _WAIT_S = 300.0
@@ -43,6 +45,9 @@ def make_ordered(
     settings: Settings, store: Store, name: str, document: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Make what is missing; returns all that was made. Raises what `make_artifacts` does."""
+    # Here, as it loads what compiles: who lists campaigns need not wait for that.
+    from farm.artifacts.of_campaign import make_artifacts
+
     campaign = store.fetch_fleet_campaign(name)
     folder = find_folder(campaign)
     if folder is None:

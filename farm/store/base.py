@@ -60,7 +60,10 @@ class Base:
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         with database.translated(self._database), self._engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            found = connection.execute(query)
+            # Not `mappings()`, which takes three times as long: campaigns have a hundred thousand trials.
+            names = tuple(found.keys())
+            return [dict(zip(names, row, strict=True)) for row in found.all()]
 
     def _insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert a row unless one like it is there, by whatever is unique in the table; returns whether it was."""

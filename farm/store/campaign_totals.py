@@ -28,12 +28,10 @@ class CampaignTotals(Base):
         )
 
     def fetch_course(self, campaign: int) -> list[dict[str, Any]]:
-        """`board_type`, `workload`, `operating_point`, `candidate`, `median_s` of every trial that counts, in order."""
+        """`board_type`, `workload`, `operating_point` and `median_s` (s) of every trial that counts, in order."""
         table = schema.trials
         return self._rows(
-            sa.select(
-                table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate, schema.sound_median_s
-            )
+            sa.select(table.c.board_type, table.c.workload, table.c.operating_point, schema.sound_median_s)
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )

@@ -22,6 +22,9 @@ RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 KILLED = "its engine was killed while it was"
 
 
+_IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
+
+
 class CampaignQueries(WorkloadQueries):
     """Queries on `campaigns`, `fleet_campaigns` and `campaign_progress`."""
 
@@ -108,8 +111,7 @@ class CampaignQueries(WorkloadQueries):
         """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
         query = select_fleet().order_by(schema.campaigns.c.id)
         if over is not None:
-            ended = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
-            query = query.where(ended if over else ~ended)
+            query = query.where(_IS_OVER if over else ~_IS_OVER)
         return [to_campaign(row) for row in self._rows(query)]
 
     def fetch_fleet_campaign(self, name: str) -> FleetCampaign:
@@ -235,8 +237,9 @@ class CampaignQueries(WorkloadQueries):
         transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
         """
         with self._writing() as connection:
-            rows = connection.execute(select_fleet().order_by(schema.campaigns.c.id)).mappings().all()
-            open_ = [each for each in map(to_campaign, rows) if not each.over and each.engine is not None]
+            # Not those that are over, which come to hundreds: all that write wait for this.
+            query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
+            open_ = [each for each in map(to_campaign, connection.execute(query).mappings()) if each.engine is not None]
             interrupted = []
             for each in open_:
                 if not is_abandoned(each.engine or {}):

@@ -123,12 +123,13 @@ class TrialQueries(Base):
         return self._rows(query)
 
     def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
-        """By board type, workload, operating point and candidate, the number of the last attempt in the search."""
-        table = schema.trials
-        key = (table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate)
+        """By board type, workload, operating point and candidate, the number of the last attempt in the search, where
+        none counted.
+        """
+        key = _candidate_key()
         rows = self._rows(
-            sa.select(*key, sa.func.max(table.c.attempt).label("attempt"))
-            .where(table.c.campaign == campaign, table.c.purpose == SEARCH_TRIAL)
+            sa.select(*key, sa.func.max(schema.trials.c.attempt).label("attempt"))
+            .where(*_never_counted(campaign))
             .group_by(*key)
         )
         return {
@@ -141,15 +142,9 @@ class TrialQueries(Base):
 
         Each has `board_type`, `workload`, `operating_point` and `candidate`.
         """
-        table = schema.trials
-        key = (table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate)
-        blamed = sa.func.count().filter(table.c.fault_side == str(FaultSide.BOARD))
-        return self._rows(
-            sa.select(*key)
-            .where(table.c.campaign == campaign, table.c.purpose == SEARCH_TRIAL)
-            .group_by(*key)
-            .having(sa.func.max(table.c.counted).is_(None), blamed >= losses)
-        )
+        key = _candidate_key()
+        blamed = sa.func.count().filter(schema.trials.c.fault_side == str(FaultSide.BOARD))
+        return self._rows(sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses))
 
     def fetch_board_seconds(self, campaign: int) -> float:
         """How long boards were held for the trials of a campaign, all together, in seconds."""
@@ -253,3 +248,23 @@ def _require_type(connection: sa.Connection, trial: Trial) -> str:
     if board_type == "":
         raise InternalError(f"a trial of campaign {trial.campaign} does not say on which of its board types it ran")
     return board_type or ""  # no such campaign: the foreign key says so
+
+
+def _candidate_key() -> tuple[sa.Column[Any], ...]:
+    table = schema.trials
+    return (table.c.board_type, table.c.workload, table.c.operating_point, table.c.candidate)
+
+
+def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
+    """Trials of a campaign's search whose candidate has none that counts: few, which two indexes find."""
+    table, other = schema.trials, schema.trials.alias()
+    same = [other.c[column.name] == column for column in (table.c.campaign, *_candidate_key())]
+    # Those that cannot count (`Trial.counts`).
+    faults = [str(side) for side in FaultSide if side is not FaultSide.CANDIDATE]
+    uncounted = table.c.fault_side.in_(faults) | (table.c.status == str(Status.WRONG_RESULT))
+    return (
+        table.c.campaign == campaign,
+        table.c.purpose == SEARCH_TRIAL,
+        uncounted,
+        ~sa.exists().where(*same, other.c.counted.is_not(None)),
+    )

@@ -116,6 +116,11 @@ def test_a_command_loads_what_it_needs_alone() -> None:
     assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & loaded
 
 
+def test_who_lists_campaigns_loads_no_compiler() -> None:
+    """What makes a campaign's artifacts takes several times as long to load as all the rest of these commands."""
+    assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & load("make_app('campaign', 'list')")
+
+
 def test_who_serves_no_page_loads_no_server() -> None:
     """Starting and ending the page's process, its address and its token need nothing of what serves it."""
     commands = [("up",), ("down",), ("web", "url"), ("web", "token")]

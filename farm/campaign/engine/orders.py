@@ -192,7 +192,7 @@ class CampaignOrders:
     def _begin(self, row: FleetCampaign) -> v.Event:
         """A campaign's beginning, or where it left off."""
         order = Order.from_document(row.order)
-        counted = self._store.fetch_counted(row.id, traces=False)
+        counted = self._store.fetch_course(row.id)
         progress = row.progress or {}
         used_s = float(progress.get("wall_clock_s", 0.0))
         active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)

@@ -62,7 +62,7 @@ def to_added(
     wall_clock_s: float,
     breakers: Iterable[Mapping[str, Any]] = (),
 ) -> CampaignAdded:
-    """The event that begins a campaign, or continues it from its counted trials (`Store.fetch_counted`).
+    """The event that begins a campaign, or continues it from its counted trials (`Store.fetch_course`).
 
     `breakers` are candidates that boards are no longer risked for (`Store.fetch_board_breakers`).
     """
