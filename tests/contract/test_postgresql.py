@@ -16,7 +16,7 @@ from farm.store import Store, soundness
 from farm.store.database import HEAD
 from farm.values import Board
 from tests.places import execute
-from tests.postgresql import Cluster
+from tests.postgresql import Cluster, find_programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOWHERE = "postgresql://farm@127.0.0.1:1/farm"
@@ -127,3 +127,29 @@ def test_commands_for_files_name_the_servers_own(url: str, tmp_path: pathlib.Pat
     checked: dict[str, Any] = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
     assert checked == {"store": url, "problems": [], "removed_workloads": [], "removed_trials": 0}
     assert json.loads(run_farm(url, tmp_path, "db", "upgrade", "--json").stdout)["before"] == HEAD
+
+
+def test_a_dump_that_was_put_back_is_a_whole_store(url: str, tmp_path: pathlib.Path) -> None:
+    """As the howto says it: the store is as it was then, what came later is gone, and the check finds nothing wrong. A
+    token that was given since is given again, until a board reports it.
+    """
+    folder, dump = find_programs(), tmp_path / "farm.dump"
+    assert folder is not None
+    with Store(url) as store:
+        store.save_board(Board("b", "local", simulated=False))
+        store.release_lease(store.acquire_lease("b", "me", "test"))
+    subprocess.run([folder / "pg_dump", "--format=custom", f"--file={dump}", url], check=True, timeout=60)
+    with Store(url) as store:
+        store.add_event("kind", "b", "later")
+        later = store.acquire_lease("b", "me", "test")
+    restore = [folder / "pg_restore", "--clean", "--if-exists", f"--dbname={url}", dump]
+    subprocess.run(restore, check=True, timeout=60)
+    checked = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
+    assert checked["problems"] == []
+    with Store(url) as store:
+        assert store.fetch_events("b") == []
+        again = store.acquire_lease("b", "me", "test")
+        assert again.token == later.token
+        store.raise_token(again.token)
+        store.release_lease(again)
+        assert store.acquire_lease("b", "me", "test").token > later.token
