@@ -121,8 +121,14 @@ class PruningQueries(Base):
         }
         count = sa.func.count().label("n")
         # Three questions, each of which an index answers; together they would read every trial.
-        every = self._rows(sa.select(trials.c.campaign, count).group_by(trials.c.campaign))
-        winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL)
+        among = sa.select(common.c.id).where(common.c.finished_at.is_not(None))
+        if before is not None:
+            among = among.where(common.c.finished_at < before)
+        if names:
+            among = among.where(common.c.id.in_(list(chosen)))
+        is_chosen = trials.c.campaign.in_(among)
+        every = self._rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
+        winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
         proofs = sa.select(trials.c.campaign, count).where(
             trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(_is_wrong()))),
             trials.c.purpose != WINNER_TRIAL,
