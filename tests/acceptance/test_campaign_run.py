@@ -167,3 +167,22 @@ def test_packages_are_part_of_the_order(rack: Home) -> None:
     assert final["taken"] in final["variants"]
     again = rack.call("campaign", "resume", "packed")
     assert (again.code, "is over (finished" in again.err) == (2, True)
+
+
+def test_what_no_record_rests_on_can_be_deleted(rack: Home) -> None:
+    """Of a campaign that is over its records and their trials stay, and nothing goes before somebody says so."""
+    words = ("db", "prune", "--campaign", "small")
+    records = rack.call("record", "list", "--simulated", "--json").json()
+    shown = rack.call(*words, "--dry-run", "--json").json()
+    assert [(each["name"], each["trials"]) for each in shown["campaigns"]] == [("small", shown["trials"])]
+    assert (shown["trials"] > 0, shown["deleted"]) == (True, 0)
+    refused = rack.call(*words)
+    assert (refused.code, "--yes deletes them" in refused.err) == (2, True)
+    before = rack.count_trials()
+    done = rack.call(*words, "--yes", "--shrink", "--json")
+    assert done.code == 0, done.err
+    assert (done.json()["deleted"], done.json()["free_bytes"]) == (shown["trials"], 0)
+    assert rack.count_trials() == before - shown["trials"]
+    assert rack.call("record", "list", "--simulated", "--json").json() == records
+    rack_of = {row["candidate"] for row in records}
+    assert rack_of <= {candidate for (candidate,) in rack.rows("SELECT candidate FROM trials")}
