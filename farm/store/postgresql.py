@@ -177,6 +177,15 @@ def _make_engine(url: str) -> sa.Engine:
     }
     given = parsed.query.get("options", "")
     options = " ".join([*(f"-c {name}={value}" for name, value in wanted.items()), str(given)])
+    said = parsed.query
+    ours = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "application_name": f"tvm-farm {os.uname().nodename}:{os.getpid()}",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 30_000,
+    }
     engine = sa.create_engine(
         parsed.difference_update_query(["options"]),
         isolation_level="REPEATABLE READ",  # what one block reads is of one moment
@@ -185,15 +194,8 @@ def _make_engine(url: str) -> sa.Engine:
         pool_timeout=database.BUSY_TIMEOUT_S,
         pool_pre_ping=True,
         json_serializer=_dump_json,
-        connect_args={
-            "options": options.strip(),
-            "connect_timeout": _CONNECT_TIMEOUT_S,
-            "application_name": f"tvm-farm {os.uname().nodename}:{os.getpid()}",
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 4,
-            "tcp_user_timeout": 30_000,
-        },
+        # What the URL says itself stands.
+        connect_args={"options": options.strip()} | {name: value for name, value in ours.items() if name not in said},
     )
     sa.event.listen(engine, "connect", lambda connection, _: connection.adapters.register_dumper(str, _Text))
     return engine

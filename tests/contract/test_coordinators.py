@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from farm.errors import TransientError
+from device_agent.protocol import Outcome, Status
+from farm.errors import LeaseOverError, TransientError, UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import read_clock
-from farm.values import Board, Lease
+from farm.values import Board, Lease, Trial
 from tests.fleet_store import kinds
+from tests.postgresql import Cluster
+from tests.store_cable import cable_to_store
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 60.0
+GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b0")
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -191,3 +195,32 @@ def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLo
         happened = kinds(real, "b0")
         assert happened[::2] == ["lease_taken"] * (len(happened) // 2)
         assert set(happened[1::2]) <= {"lease_released", "lease_expired"}
+
+
+def test_a_coordinator_that_is_cut_off_comes_back(cluster: Cluster) -> None:
+    """While the network between it and the store is cut it is told so within the time that the URL says, and its board
+    goes to another after its lease's time. Then it learns that its lease is over; of what both measured one counts, and
+    what it could not write is written once.
+    """
+    url = cluster.make(empty=False)
+    words = "?tcp_user_timeout=1500&connect_timeout=2"
+    with cable_to_store(url) as (cable, far), Store(far + words) as left, Store(url) as right:
+        right.save_board(Board("b0", "local", simulated=False))
+        number = right.start_campaign("farm tune m", "m", "", "local", 9, {})
+        row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
+        right.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+        both, own = (Trial(number, "w", candidate, "default", 1, GOOD, "[]") for candidate in ("both", "own"))
+        lease = left.acquire_lease("b0", "left", "contract", ttl_s=1.0)
+        cable.pull_the_plug()
+        with pytest.raises((TransientError, UnavailableError), match=r"failed just now|cannot be used"):
+            left.add_trial(own)
+        heir = poll(lambda: right.acquire_lease("b0", "right", "contract"), 10)
+        assert heir.token > lease.token
+        assert right.add_trial(both)
+        cable.plug_in()
+        with pytest.raises(LeaseOverError, match="is over"):
+            left.renew_lease(lease)
+        assert not left.release_lease(lease)
+        assert (left.add_trial(both), left.add_trial(own), left.add_trial(own)) == (False, True, False)
+        assert [row["candidate"] for row in right.fetch_trials(number, columns=("candidate",))] == ["both", "own"]
+        assert right.release_lease(heir)

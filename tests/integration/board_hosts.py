@@ -72,18 +72,49 @@ class HostSshd(Sshd):
         return ["ip", "netns", "exec", self.namespace, *super().command(path, config)]
 
 
-class BoardHost:
-    """One machine: `board_type` is what its agent plays. `start` boots it."""
+class Cable:
+    """A network of two addresses with a namespace at its other end. It can be pulled out: what is sent is lost then."""
 
-    def __init__(self, name: str, folder: pathlib.Path, board_type: str = "jetson-nano") -> None:
-        require_sshd()
+    def __init__(self) -> None:
         number = next(_numbers) % 16384
-        self.name, self.folder, self.board_type = name, folder, board_type
         self.namespace = f"farm-{os.getpid()}-{number}"
         self._outside = f"fv{os.getpid() % 100000}x{number}"[:15]
         base = number * 4
         self.gateway = f"{_NETWORK}.{base // 256}.{base % 256 + 1}"
         self.address = f"{_NETWORK}.{base // 256}.{base % 256 + 2}"
+
+    def lay(self) -> None:
+        """Make the namespace and connect it."""
+        _ip("netns", "add", self.namespace)
+        _ip("link", "add", self._outside, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
+        _ip("addr", "add", f"{self.gateway}/30", "dev", self._outside)
+        _ip("-n", self.namespace, "addr", "add", f"{self.address}/30", "dev", "eth0")
+        _ip("-n", self.namespace, "link", "set", "lo", "up")
+        self.plug_in()
+
+    def pull_the_plug(self) -> None:
+        """Cut the network: from now on there is no answer at all, not even a refusal."""
+        # The far end: without the near one the kernel would look for another route, and out of this machine.
+        _ip("-n", self.namespace, "link", "set", "eth0", "down")
+
+    def plug_in(self) -> None:
+        """The inverse of `pull_the_plug`."""
+        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        _ip("link", "set", self._outside, "up")
+
+    def take_up(self) -> None:
+        """Remove it all."""
+        _ip("link", "del", self._outside, check=False)
+        _ip("netns", "del", self.namespace, check=False)
+
+
+class BoardHost(Cable):
+    """One machine: `board_type` is what its agent plays. `start` boots it."""
+
+    def __init__(self, name: str, folder: pathlib.Path, board_type: str = "jetson-nano") -> None:
+        require_sshd()
+        super().__init__()
+        self.name, self.folder, self.board_type = name, folder, board_type
         folder.mkdir(parents=True, exist_ok=True)
         self.sshd = HostSshd(folder / "sshd", port=22, namespace=self.namespace, host=self.address)
         self.agent: subprocess.Popen[bytes] | None = None
@@ -105,12 +136,7 @@ class BoardHost:
 
     def start(self) -> BoardHost:
         """Lay the cable and boot."""
-        _ip("netns", "add", self.namespace)
-        _ip("link", "add", self._outside, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
-        _ip("addr", "add", f"{self.gateway}/30", "dev", self._outside)
-        _ip("-n", self.namespace, "addr", "add", f"{self.address}/30", "dev", "eth0")
-        _ip("-n", self.namespace, "link", "set", "lo", "up")
-        self.plug_in()
+        self.lay()
         self.boot()
         return self
 
@@ -169,16 +195,6 @@ class BoardHost:
             self.agent = None
         (self.folder / "agent.log").unlink(missing_ok=True)
 
-    def pull_the_plug(self) -> None:
-        """Cut the network: from now on there is no answer at all, not even a refusal."""
-        # The far end: without the near one the kernel would look for another route, and out of this machine.
-        _ip("-n", self.namespace, "link", "set", "eth0", "down")
-
-    def plug_in(self) -> None:
-        """The inverse of `pull_the_plug`."""
-        _ip("-n", self.namespace, "link", "set", "eth0", "up")
-        _ip("link", "set", self._outside, "up")
-
     def cut_the_power(self) -> None:
         """Everything on it is gone at once, without a farewell to anybody."""
         self.pull_the_plug()
@@ -200,8 +216,7 @@ class BoardHost:
         """End everything and take the cable away."""
         self.kill_agent()
         self.sshd.stop()
-        _ip("link", "del", self._outside, check=False)
-        _ip("netns", "del", self.namespace, check=False)
+        self.take_up()
 
 
 _LISTENING = """
