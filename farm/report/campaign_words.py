@@ -13,7 +13,7 @@ from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
-from farm.units import format_latency, format_minute
+from farm.units import format_bytes, format_latency, format_minute
 
 _SIDES = {
     "ok": "good",
@@ -123,6 +123,13 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
         "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum over "
         "its workloads: of the record, else of the best trial, else of the prediction."
     )
+    if costs := list(_list_costs(document)):
+        head = ("model", "board type", "point", "p50", "p90", "p99", "first inference", "peak memory", "size")
+        yield make_table(head, costs, left=(0, 1, 2))
+        yield (
+            "What was compiled, timed by itself: p50, p90 and p99 of all its runs; peak memory with Python and TVM's "
+            "runtime; energy is what farm model bench measures."
+        )
     conditions = [f"workloads on {each.title}" for each in campaign_rows.list_groups(document["progress"] or {})]
     conditions += [
         f"{each['model']} on {each['board_type']}/{each['board']} @ {each['point']}: "
@@ -132,6 +139,21 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
     ]
     if conditions:
         yield Listing(conditions, "What latencies were taken with:")
+
+
+def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
+    """What each model that was timed itself takes: time of one inference, the first one too, memory, and bytes."""
+    for final in campaign_rows.list_finals(document["progress"]):
+        if not final["taken"]:
+            continue
+        taken = final["variants"][final["taken"]]
+        sizes = [taken.get(key) for key in ("peak_memory_bytes", "bytes")]
+        # Campaigns of version 0.2.0 have the median alone.
+        yield (
+            *(final["model"], final["board_type"], final["point"]),
+            *(_latency(taken.get(key)) for key in ("median", "p90", "p99", "first_s")),
+            *("–" if size is None else format_bytes(size) for size in sizes),
+        )
 
 
 def _describe_sources(gain: Gain) -> str:

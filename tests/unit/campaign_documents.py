@@ -162,6 +162,7 @@ def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
         }
     gained = model == "resnet18"
     predicted_s, taken_s = 0.0131, 0.0122 if gained else 0.0131
+    recorded = {"median": 0.0122 if gained else 0.0135, "p90": 0.0124, "p99": 0.0153, "first_s": 0.0311}
     return found | {
         "taken": "recorded" if gained else "predicted",
         "latency_s": taken_s,
@@ -169,7 +170,10 @@ def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
         "threads": 4,
         "clocks": "a57=1479MHz",
         "runs": "60 timed runs",
-        "variants": {"predicted": {"median": predicted_s}, "recorded": {"median": 0.0122 if gained else 0.0135}},
+        "variants": {
+            "predicted": {"median": predicted_s},
+            "recorded": recorded | {"peak_memory_bytes": 181 << 20, "bytes": 46 << 20},
+        },
         "gain": {"value": predicted_s / taken_s, "low": 1.06, "high": 1.09} if gained else None,
         "said": "1.07 times as fast as without a trial"
         if gained

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import OperatingPoint, Outcome, Status
+from device_agent.protocol import OperatingPoint, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
@@ -109,7 +109,10 @@ class Lab:
         self.boards.append(request.board)
         base_s = self.latency_ms[program] * 1e-3
         latency_s = tuple(base_s * (1 + 0.002 * self.random.standard_normal()) for _ in range(request.spec.runs))
-        outcome = Outcome(status, latency_s=latency_s if status is Status.OK else (), board=request.board)
+        if status is Status.OK:
+            outcome = Outcome(status, latency_s=latency_s, board=request.board, details=RunDetails(2 * base_s, 1 << 20))
+        else:
+            outcome = Outcome(status, board=request.board)
         request.answer = outcome, {"out": np.full(2, self.outputs.get(program, 1.0), np.float32)}
 
     @property
@@ -270,4 +273,6 @@ def test_a_slow_model_runs_less_often(store: Store) -> None:
     lab = Lab(store, {RECORDED: 7730.0, PREDICTED: 7510.0})
     lab.open()
     lab.drive()
-    assert lab.document["variants"][PREDICTED]["count"] == 8
+    predicted = lab.document["variants"][PREDICTED]
+    assert (predicted["count"], predicted["first_s"], predicted["bytes"]) == (8, 15.02, len(PREDICTED))
+    assert predicted["peak_memory_bytes"] == 1 << 20

@@ -25,10 +25,13 @@ def describe(
     verdict: Verdict,
     refused: Mapping[str, str],
     rounds: Sequence[Round],
+    sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The document. `whole` timed the rivals too, `timed` what was decided by; `refused` is left out from now on."""
+    """The document. `whole` timed the rivals too, `timed` what was decided by; `refused` is left out from now on.
+    `sizes` are the programs', in bytes.
+    """
     samples = {**whole.samples, **timed.samples}
-    both = Timed(samples)
+    both = Timed(samples, details={**whole.details, **timed.details})
     names = [name for name in samples if name not in timed.missing]
     summaries = {name: summary for name in names if (summary := both.summary(name)) is not None}
     against = None
@@ -40,7 +43,10 @@ def describe(
         **key,
         "simulated": of_type.simulated,
         "taken": verdict.taken,
-        "variants": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
+        "variants": {
+            name: {**dataclasses.asdict(summary), **_describe_cost(both, name), "bytes": sizes[name]}
+            for name, summary in summaries.items()
+        },
         "latency_s": summaries[verdict.taken].median,
         "gain": None if verdict.gain is None else _to_dict(verdict.gain),
         "recorded_to_predicted": None if against is None else _to_dict(against),
@@ -53,6 +59,11 @@ def describe(
         "compared": {name: _to_plain(each) for name, each in {**whole.compared, **timed.compared}.items()},
         "said": _say(verdict, against, len(differing), len(left_out)),
     }
+
+
+def _describe_cost(timed: Timed, name: str) -> dict[str, Any]:
+    found = timed.describe_details(name)
+    return {key: found[key] for key in ("first_s", "peak_memory_bytes")}
 
 
 def describe_none(key: Mapping[str, str], of_type: TypeOrder, reason: str) -> dict[str, Any]:

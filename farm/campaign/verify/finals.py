@@ -151,7 +151,8 @@ class Finals:
         if verdict is None:
             raise PermanentError("none of its programs computes what the model does")
         refused = final.refused[verdict.taken]
-        document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds)
+        sizes = {name: len(each.program) for name, each in final.contenders.items()}
+        document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
         document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
         self._store.save_decision(
             ModelDecision(
