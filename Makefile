@@ -135,7 +135,7 @@ pictures: setup
 
 # ARGS goes to the builder, such as --build-arg BASE=NAME; docs/howto/run-in-containers.md. OCI's format has no health checks.
 images:
-	@builder=$$(command -v buildah podman docker | head -n 1); test -n "$$builder" || { \
+	@builder=$$(command -v buildah || command -v podman || command -v docker) || { \
 		echo "error: no buildah, podman or docker (on Debian: apt-get install buildah)." >&2; exit 2; }; \
 	case "$$builder" in *docker) format= ;; *) format=--format=docker ;; esac; \
 	for image in coordinator builder agent; do \
