@@ -14,13 +14,14 @@ import pytest
 
 from farm.connectivity import services as services_side
 from farm.crew import power
+from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import PermanentError, TransientError, UsageError
 from farm.inventory.power_commands import PowerCommands
 from farm.processes import user_commands
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Direct
-from tests.acceptance.conftest import wait_until
+from tests.acceptance.conftest import new_home, wait_until
 from tests.ports import find_free_port
 
 # What a power supply does: whatever had power has none, and then it starts anew. The board's process is nobody's child.
@@ -130,3 +131,32 @@ def test_a_board_is_not_left_switched_off(tmp_path: pathlib.Path) -> None:
         power.switch("nano-01", broken, "cycle")
     with pytest.raises(UsageError, match="no command cycles"):
         power.switch("nano-01", PowerCommands.model_validate({"on": ["true"]}), "cycle")
+
+
+def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Path) -> None:
+    """Off is drained and on is back in service, with who did it; a held board takes --force; no commands, no power."""
+    script, log = tmp_path / "outlet", tmp_path / "outlet.log"
+    script.write_text(f'#!/bin/sh\necho "$FARM_BOARD $FARM_POWER $1" >> {log}\n')
+    script.chmod(0o755)
+    commands = {"off": [str(script), "{board}"], "on": [str(script), "{board}"], "pause_s": 0}
+    with new_home() as home, Store(Settings(home=home.environment["FARM_HOME"]).store_location) as store:
+        store.register_board("a", "jetson-nano", Direct(), power=commands)
+        store.register_board("b", "jetson-nano", Direct())
+        for kind in (Kind.BACK, Kind.PROBE_PASSED):
+            store.observe_board("a", str(kind), "tests", decide_by(Observation(kind)))
+        store.acquire_lease("a", "bob@lab", "a look")
+        refused = home.call("board", "power", "a", "off", LOGNAME="ann")
+        assert (refused.code, "leased by bob@lab" in refused.err) == (3, True), refused.err
+        done = home.call("board", "power", "a", "off", "--force", "--reason", "moved", LOGNAME="ann")
+        assert done.code == 0, done.err
+        board = store.require_board("a")
+        assert (board["health"], board["lease"]) == ("maintenance", None)
+        assert "its power was switched off: moved" in board["health_reason"]
+        assert home.call("board", "power", "a", "on", LOGNAME="ann").code == 0
+        assert store.require_board("a")["health"] == "suspect"
+        assert log.read_text().splitlines() == ["a off a", "a on a"]
+        changes = home.call("audit", "--json").json()
+        told = {each["kind"]: each["by"].partition("@")[0] for each in changes if each["kind"].startswith("power_")}
+        assert told == {"power_off": "ann", "power_on": "ann"}
+        nothing = home.call("board", "power", "b", "cycle")
+        assert (nothing.code, "docs/howto/switch-power.md" in nothing.err) == (2, True)
