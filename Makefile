@@ -21,8 +21,8 @@ JOBS ?= 2
 TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
-.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch check \
-	lint unit bench generated docs pictures images dist dist-check sbom release lock clean
+.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch \
+	test-ray-floor check lint unit bench generated docs pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
+	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
@@ -90,6 +91,16 @@ test-real-kernel-core: setup
 # On a machine with an NVIDIA GPU and its driver.
 test-gpu: setup
 	@$(BIN)/python -m pytest -v tests/gpu $(ARGS)
+
+# The oldest Ray that pyproject.toml takes, in place of the pinned one, which all other tests run with; ARGS goes to pytest.
+RAY ?= $(shell sed -n 's/^ *"ray>=\([0-9.]*\)",$$/\1/p' pyproject.toml)
+test-ray-floor: setup
+	@test -d build/ray/$(RAY)/ray || $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
+		--only-binary=:all: --no-deps --upgrade --target build/ray/$(RAY) ray==$(RAY)
+	@export PYTHONPATH=$(CURDIR)/build/ray/$(RAY); \
+		$(BIN)/python -c 'import ray; print("Ray", ray.__version__, "from", ray.__path__[0])'; \
+		$(BIN)/python -m pytest -q --numprocesses=1 --dist=loadfile --reruns=1 tests/unit/test_ray_private.py \
+			tests/integration/test_ray_loopback.py tests/integration/test_build_farm.py tests/integration/test_ray_cluster.py $(ARGS)
 
 # With PyTorch, in an environment of its own: on x86-64 its wheel brings 5 GB of CUDA.
 test-torch: setup

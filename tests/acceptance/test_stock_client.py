@@ -111,3 +111,17 @@ def test_the_tracker_answers_tvms_own_query(rack: Rack) -> None:
         [*command, "--port", str(tracker["port"])], capture_output=True, text=True, timeout=60, check=True
     )
     assert rack.host.key in done.stdout
+
+
+def test_a_reserved_board_is_its_holders_by_every_way(rack: Rack, library: pathlib.Path) -> None:
+    """While a person has it, a stock script and commands over SSH run there; the reservation goes on."""
+    reserved = rack.home.run("board", "reserve", NAME, "--for", "1h", "--why", "a look", "--json")
+    assert reserved.code == 0, reserved.err
+    with stock_script(rack, library) as script:
+        assert script.stdout is not None
+        assert len(json.loads(script.stdout.readline())) == 3
+        ran = rack.home.run("board", "exec", NAME, "--", "cat", "/proc/version")
+        assert (ran.code, "Linux" in ran.out) == (0, True), ran.err
+    assert rack.home.rows("SELECT purpose FROM leases") == [("reserved: a look",)]
+    assert rack.home.run("board", "release", NAME).code == 0
+    assert rack.home.rows("SELECT purpose FROM leases") == []
