@@ -45,7 +45,7 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers(), ray_private.on_loopback(), _with_token():
+            with own_signal_handlers(), ray_private.on_loopback(), ray_private.without_servants(), _with_token():
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
