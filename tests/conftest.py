@@ -6,6 +6,7 @@ import gc
 import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most tests are not about what virtual boards cost: this machine's code runs at once, emulated code after a second.
 # Those that are say so.
 os.environ.setdefault("FARM_VIRTUAL_CODE", "native")
+
+# What Zig makes on first use, ten seconds of a core, is the same for all tests: no home of theirs needs its own.
+os.environ.setdefault("FARM_ZIG_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"))
 
 _HERE = pathlib.Path(__file__).parent
 _KINDS = ("unit", "contract", "integration", "acceptance", "real_kernel", "gpu", "torch")

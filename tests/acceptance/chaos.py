@@ -26,18 +26,19 @@ _TITLES = {"search": "ray::SearchActor", "builder": "ray::Compiler", "actor": "f
 _PHASE_S = 1.0
 _LOOK_S = 0.005
 
-# How often each is killed, and while what is done (one of them at random; "": whatever is being done).
+# How often each is killed, and while what is done (one of them at random; "": whatever is being done). An engine that
+# comes again loads Ray, TVM and its compilers, 25 s of a core: what comes again in one second is killed more often.
 VICTIMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "engine": (6, ("", "ray::SearchActor.propose", "ray::Compiler.build")),
+    "engine": (3, ("", "ray::SearchActor.propose", "ray::Compiler.build")),
     "raylet": (1, ("",)),
-    "search": (10, ("", "ray::SearchActor.propose", "ray::SearchActor.propose", "ray::SearchActor.observe")),
+    "search": (8, ("", "ray::SearchActor.propose", "ray::SearchActor.propose", "ray::SearchActor.observe")),
     "builder": (10, ("ray::Compiler.build", "")),
-    "actor": (10, ("",)),
-    "session": (4, ("",)),
+    "actor": (12, ("",)),
+    "session": (6, ("",)),
     "agent": (4, ("",)),
     "board": (4, ("",)),
     "tracker": (3, ("",)),
-    "prober": (3, ("",)),
+    "prober": (4, ("",)),
 }
 
 

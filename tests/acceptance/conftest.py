@@ -27,12 +27,14 @@ from farm.cli.main import make_app
 from tests.acceptance.forks import FARM as FARM
 from tests.acceptance.forks import Forked, start
 from tests.ports import find_free_port
-from tests.together import run_folder
+from tests.together import share_what_is_built
 
 # A machine that runs other things as well takes ten times the usual.
 PATIENCE_S = 240.0
 # A helper of Python's own (multiprocessing's resource tracker) sees that its parent has ended, and ends a moment later.
 LINGER_S = 2.0
+# A look at all processes takes 10 ms of a core: what runs beside it needs them.
+_LOOK_S = 0.05
 _MARK = "FARM_TEST_MARK"
 # Commands that make the home, and build in it.
 _BUILDERS = ("campaign", "quickstart", "sweep", "tune", "up")
@@ -44,7 +46,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"waited {timeout_s:g} s for {what}")
-        select.select([], [], [], 0.02)
+        select.select([], [], [], _LOOK_S)
     return value
 
 
@@ -107,8 +109,7 @@ class Home:
             "FARM_HOME": str(self.path / "home"),
             "FARM_VIRTUAL_CODE": os.environ["FARM_VIRTUAL_CODE"],
             "TMPDIR": str(self.temporary),
-            # Filled once for all tests: it holds what Zig makes on first use.
-            "FARM_ZIG_CACHE": str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"),
+            "FARM_ZIG_CACHE": os.environ["FARM_ZIG_CACHE"],
             "FARM_TRACKER_PORT": str(find_free_port()),
             _MARK: self.mark,
         }
@@ -147,18 +148,12 @@ class Home:
         return Done(done.exit_code, done.stdout, done.stderr, time.monotonic() - began)
 
     def _share_what_is_built(self, noun: str) -> None:
-        """Have the home use what all homes of this run have built: it is named by its content, and takes seconds."""
         home = pathlib.Path(self.environment["FARM_HOME"])
         with contextlib.suppress(OSError):  # it has a folder of its own, or nobody can make one
             if noun in _BUILDERS:
                 home.mkdir(mode=0o700, exist_ok=True)
             if home.is_dir():
-                (home / "cache").mkdir(exist_ok=True)
-                for name in ("golden", "builds", "emulator"):
-                    shared = run_folder() / name
-                    shared.mkdir(exist_ok=True)
-                    with contextlib.suppress(FileExistsError):
-                        (home / "cache" / name).symlink_to(shared)
+                share_what_is_built(home)
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this home's commands have started, however far down."""

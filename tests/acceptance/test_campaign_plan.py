@@ -120,8 +120,12 @@ def test_a_model_that_changed_is_noticed(rack: Home) -> None:
 
 
 def test_what_was_tuned_is_covered(home: Home) -> None:
-    """After `farm tune` the plan finds its records and candidates, and takes costs from its trials."""
-    assert home.run("tune", "mlp", "--ops", "dense", "--trials", "6", FARM_BATCH="2", FARM_POPULATION="8").code == 0
+    """`farm tune` tells its result in a few lines; the plan then finds its records, candidates and costs of trials."""
+    tuned = home.run("tune", "mlp", "--ops", "dense", "--trials", "6", FARM_BATCH="2", FARM_POPULATION="8")
+    assert tuned.code == 0, tuned.err
+    assert "campaign 1: 6 good trials, faults: none" in tuned.out
+    assert "farm record list" in tuned.out
+    assert "`farm model compile mlp --board-type local --out mlp-local` makes a library" in tuned.out
     text = "name: more\nmodels: mlp\nboards: {types: local}\nbudget: {trials: 50}\nsearch: {ops: dense}\n"
     (home.path / "more.yaml").write_text(text)
     done = home.run("campaign", "plan", "more.yaml", "--json")

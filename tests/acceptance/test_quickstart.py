@@ -1,4 +1,4 @@
-"""`farm quickstart` and the commands beside it: three runs of a tiny model in one home, looked at from all sides."""
+"""`farm quickstart` and the commands beside it: two runs of a tiny model in one home, looked at from all sides."""
 
 from __future__ import annotations
 
@@ -53,25 +53,26 @@ def first(home: Home) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def second(home: Home, first: dict[str, Any]) -> Done:
-    """A second run, with the tracker's port taken by somebody else."""
+def beside(home: Home, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Done]:
+    """A second run, without ONNX Runtime and with the tracker's port taken by somebody else; and another command's end
+    that was given while it ran.
+    """
+    hidden = tmp_path_factory.mktemp("hidden")
+    (hidden / "sitecustomize.py").write_text(_HIDE)
+    options = ["--model", "tiny-cnn", "--trials", str(TRIALS), "--out", str(home.path / "second"), "--no-sweep"]
     with socket.create_server(("127.0.0.1", int(home.environment["FARM_TRACKER_PORT"]))):
-        return quickstart(home, "second", "--no-sweep")
+        running = home.start("quickstart", *options, PYTHONPATH=str(hidden))
+        running.wait_for("workloads")
+        rival = home.run("tune", "tiny-cnn", "--trials", "1", "--fresh", "--json", timeout_s=2 * PATIENCE_S)
+        done = running.wait()
+    assert done.code == 0, done.err
+    return done, rival
 
 
 @pytest.fixture(scope="module")
-def third(home: Home, second: Done, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Done, Done]:
-    """A run with --fresh and without ONNX Runtime; its document, itself, and how a command beside it ended."""
-    hidden = tmp_path_factory.mktemp("hidden")
-    (hidden / "sitecustomize.py").write_text(_HIDE)
-    options = ["--model", "tiny-cnn", "--trials", str(TRIALS), "--out", str(home.path / "third"), "--fresh", "--json"]
-    options.append("--no-sweep")
-    running = home.start("quickstart", *options, PYTHONPATH=str(hidden))
-    running.wait_for("workloads")
-    rival = home.run("tune", "tiny-cnn", "--trials", "1", "--json", timeout_s=2 * PATIENCE_S)
-    done = running.wait()
-    assert done.code == 0, done.err
-    return dict(done.json()), done, rival
+def second(beside: tuple[Done, Done]) -> Done:
+    """The second run."""
+    return beside[0]
 
 
 def test_the_last_step_sweeps_a_virtual_board(home: Home, first: dict[str, Any], second: Done) -> None:
@@ -182,24 +183,18 @@ def test_a_taken_port_is_passed_over(home: Home, second: Done) -> None:
 
 
 def test_without_json_a_table_is_printed(second: Done) -> None:
-    """The table compares the three; notes about progress stay on stderr."""
-    shown = ("TVM, untuned", "tvm-farm, no trial", "tvm-farm, tuned", "ONNX Runtime")
+    """The table compares what was timed; notes about progress stay on stderr."""
+    shown = ("TVM, untuned", "tvm-farm, no trial", "tvm-farm, tuned")
     for text in (*shown, "report: ", "good trials", "matches the reference"):
         assert text in second.out
     assert "trials 8/8" not in second.out
     assert "trials 8/8" in second.err
 
 
-def test_fresh_starts_from_nothing(third: tuple[dict[str, Any], Done, Done]) -> None:
-    """With --fresh nothing is recalled."""
-    document, done, _ = third
-    assert document["records_reused"] == 0
-    assert "starting from" not in done.err
-
-
-def test_without_onnx_runtime_its_part_is_left_out_and_said(third: tuple[dict[str, Any], Done, Done]) -> None:
+def test_without_onnx_runtime_its_part_is_left_out_and_said(home: Home, second: Done) -> None:
     """The comparison is null, a note says why, and the output is checked against untuned TVM."""
-    document, _, _ = third
+    assert second.code == 0
+    document = json.loads((home.path / "second" / "report.json").read_text())
     assert document["latency_ms"]["onnxruntime"] is None
     assert document["ratio_to_onnxruntime"] is None
     assert any("ONNX Runtime is not installed" in note for note in document["notes"])
@@ -207,13 +202,16 @@ def test_without_onnx_runtime_its_part_is_left_out_and_said(third: tuple[dict[st
     assert "ONNX Runtime is not installed" in pathlib.Path(document["report"]["markdown"]).read_text()
 
 
-def test_a_second_command_has_the_first_do_it(home: Home, third: tuple[dict[str, Any], Done, Done]) -> None:
-    """While one command tunes, another has it carry out its campaign too, and tells what came of it."""
-    _, _, rival = third
+def test_a_second_command_has_the_first_do_it(home: Home, beside: tuple[Done, Done]) -> None:
+    """While one command tunes, another has it carry out its campaign too, and tells what came of it. With --fresh that
+    starts from nothing.
+    """
+    _, rival = beside
     assert rival.code == 0, rival.err
     assert "another command is this farm's engine" in rival.err
+    assert "starting from" not in rival.err
     assert rival.json()["trials"]["ok"] == 1
-    assert sum(each["latency_us"] is not None for each in rival.json()["workloads"]) > 1  # by earlier runs
+    assert sum(each["latency_us"] is not None for each in rival.json()["workloads"]) == 1
     wait_until(lambda: not home.processes(), "the engine that went on with it to be gone", 20.0)
 
 

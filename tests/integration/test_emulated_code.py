@@ -25,6 +25,7 @@ from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
 from farm.measure.asking import Direct
 from farm.measure.session import BoardSession
+from tests import together
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
 
@@ -50,6 +51,7 @@ FUNCTION(jumps) { return ((int (*)(void))0x123456789)(); }
 def natives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The emulator's own parts, as the farm builds them."""
     home = tmp_path_factory.mktemp("home")
+    together.share_what_is_built(home)
     folder = emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))
     assert folder is not None
     assert emulation.prepare(dataclasses.replace(settings.load(), home=str(home))) is None
@@ -118,9 +120,8 @@ def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], se
     return placed
 
 
-def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path) -> None:
     """Its parts have no place there, which is said with what to do."""
-    monkeypatch.setenv("FARM_ZIG_CACHE", str(tmp_path / "zig"))  # else that home's, for all that follows
     (home := tmp_path / "home").write_text("")
     with pytest.raises(UnavailableError, match=r"no room for the emulator's parts.*Not a directory"):
         emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from farm.services.board_certify import SCHEMA
 from farm.services.calibrate_model import calibrate
 from farm.services.certify_hardware import HardwareChecks
 from farm.services.checks import Doubt
+from tests import together
 from tests.integration.conftest import Agent
 
 # Not what inventory/core_types says, by far more than boards of a type differ (3 %).
@@ -46,12 +46,9 @@ def core_types(folder: pathlib.Path) -> Iterator[None]:
         load_core_types.cache_clear()
 
 
-def test_constants_are_found_again(
-    start_agent: Callable[..., Agent], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: pathlib.Path) -> None:
     """A board's core waits longer than the model says: its certificate's prices are off, and no more once fitted."""
-    # What the linker makes on first use is the same for all tests.
-    monkeypatch.setenv("FARM_ZIG_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"))
+    together.share_what_is_built(tmp_path)
     loaded = dataclasses.replace(settings.load(), home=str(tmp_path), virtual_code=emulation.EMULATED)
     natives = emulation.prepare(loaded)
     changed = tmp_path / "changed"
@@ -72,7 +69,7 @@ def test_constants_are_found_again(
     kind = require_board_type("jetson-nano")
     facts: dict[str, Any] = {}
     with BoardSession(Direct("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}") as session:
-        kernels = golden.GoldenKernels(tmp_path / "golden")
+        kernels = golden.GoldenKernels(tmp_path / golden_runs.KERNEL_FOLDER)
         require = functools.partial(golden_runs.require_kernel, kernels, kind, "aarch64")
         hardware = HardwareChecks(session, kind, session.description.clocks, require, facts)
         said = price_programs(hardware, loaded, ("mlp",))

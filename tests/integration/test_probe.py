@@ -33,6 +33,7 @@ from farm.store import Store
 from farm.values import DEFAULT_POINT, Virtual
 from tests.awaiting import await_here
 from tests.integration.conftest import Agent, wait_until
+from tests.together import run_folder
 
 # These tests share a process with ones that compile: a session alone would load TVM's runtime only.
 tvm_env.load()
@@ -42,9 +43,9 @@ SLOW_KHZ, FAST_KHZ = "403200", "1479000"
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> GoldenKernels:
+def kernels() -> GoldenKernels:
     """Golden kernels, built once."""
-    return GoldenKernels(tmp_path_factory.mktemp("golden"))
+    return GoldenKernels(run_folder() / "golden")
 
 
 @pytest.fixture(scope="module")

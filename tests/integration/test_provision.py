@@ -45,6 +45,7 @@ from tests.integration.provisioning import (
 )
 from tests.integration.sshd import Sshd, running_sshd
 from tests.ports import find_free_port
+from tests.together import run_folder
 
 __all__ = ["accounts"]  # a fixture
 pytestmark = [
@@ -74,9 +75,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 
 
 @pytest.fixture(scope="module")
-def proof(tracker: Tracker, tmp_path_factory: pytest.TempPathFactory) -> TunnelProof:
+def proof(tracker: Tracker) -> TunnelProof:
     """A kernel run through a tunnel."""
-    return TunnelProof((tracker.host, tracker.port), GoldenKernels(tmp_path_factory.mktemp("golden")), None)
+    return TunnelProof((tracker.host, tracker.port), GoldenKernels(run_folder() / "golden"), None)
 
 
 @pytest.fixture
