@@ -124,8 +124,8 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
         "its workloads: of the record, else of the best trial, else of the prediction."
     )
     if costs := list(_list_costs(document)):
-        head = ("model", "board type", "point", "p50", "p90", "p99", "first inference", "peak memory", "size")
-        yield make_table(head, costs, left=(0, 1, 2))
+        titles = ("model", "board type", "point", "p50", "p90", "p99", "first inference", "peak memory", "size")
+        yield make_table(titles, costs, left=(0, 1, 2))
         yield (
             "What was compiled, timed by itself: p50, p90 and p99 of all its runs; peak memory with Python and TVM's "
             "runtime; energy is what farm model bench measures."
