@@ -28,12 +28,18 @@ _SHARE = 0.75
 # Parts of a transfer from the second cache that are waited for: weights lie in order and are fetched ahead; data of a
 # tile's pixels lie apart by a power of two and push each other out (13x13x512>1000 on Zen 4: 80 GFLOPS of 110).
 _HIDDEN, _SCATTERED = 0.15, 1.0
+# x86's first caches have sets of eight lines or more, found by an address's last twelve bits. Tiles of 13 pixels 8 KiB
+# apart took 2.6 times as long as tiles of 7 (1x1/2 14x14x1024>2048 on Zen 3), of 14 pixels 4 KiB apart 2.8 times what
+# was predicted.
+_WAY_BYTES, _WAYS, _COLLIDING = 4096, 8, 3.0
 # Where lanes are factors: share of the issue's cycles that count although multiply-adds hide them, so that among tiles
 # which are equal otherwise the one with the fewest instructions is taken.
 _ISSUED = 0.15
 # Share of its loads' rate that a core keeps up where every factor is one (Zen 3: tiles of 14 pixels by one vector,
 # fifteen loads for fourteen multiply-adds, took 1.19 times as long as four by three).
 _LOADED = 0.92
+# Steps of a reduction that LLVM unrolls whole: three channels by a kernel of 3x3.
+_UNROLLED = 27
 # Instructions of the innermost loop itself: its counter, its branch, two addresses.
 _LOOP = 4
 # Cycles that a tile costs besides its multiply-adds: loop ends, addresses, the first loads.
@@ -79,7 +85,7 @@ class Dense:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
         block, held = lanes * vectors, self._count_held(facts, plan, core)
-        registers = vectors + 2 if _reads_weights(core, tile) else count_registers(tile, vectors, held)
+        registers = vectors + 2 if _reads_weights(facts, tile, core) else count_registers(tile, vectors, held)
         if facts.channel % block or registers > core.vector_registers:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
@@ -88,6 +94,7 @@ class Dense:
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
         step = self._step_cycles(facts, plan, core)
+        step *= _COLLIDING if self._collides(facts, plan, core) else 1.0
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
@@ -114,7 +121,8 @@ class Dense:
         tile, joint = plan["pixels"] * plan["rows"], plan.get("steps", 1)
         factors = self._count_held(facts, plan, core) / joint if joint > 1 else float(tile)
         bits = plan["lanes"] * facts.element_bytes * 8
-        return step_cycles(core, bits, tile, plan["vectors"], joint, factors, halved=facts.halved)
+        direct = _reads_weights(facts, tile, core)
+        return step_cycles(core, bits, tile, plan["vectors"], joint, factors, halved=facts.halved, direct=direct)
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
         """Registers with data: of one factor, of a vector for each pixel, or of all that a row of the kernel reads."""
@@ -123,6 +131,13 @@ class Dense:
         wide = (plan["pixels"] - 1) * facts.stride[-1] + facts.reach[-1]
         # One is left for what LLVM loads early from the next row: thirteen pixels of one channel had 30 spills without.
         return plan["rows"] * math.ceil(wide * facts.line / core.lanes(facts.element_bytes)) + 1
+
+    @staticmethod
+    def _collides(facts: Contraction, plan: Plan, core: Core) -> bool:
+        """Whether more of a tile's pixels than a set of the first cache holds lie in one set."""
+        apart = facts.stride[-1] * facts.line * facts.element_bytes
+        in_one_set = -(-plan["pixels"] * math.gcd(apart, _WAY_BYTES) // _WAY_BYTES)
+        return not core.lane_fma and in_one_set > _WAYS - 1
 
     @staticmethod
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
@@ -158,7 +173,10 @@ class Dense:
         else:
             parts = blocks * rows * (width // plan["pixels"])
             fits = facts.data_bytes <= core.l2_bytes * _SHARE
-            read = facts.weight_bytes + facts.data_bytes * (core.threads if fits else blocks)
+            # A block that the second cache does not hold comes again for every tile.
+            held = facts.weight_bytes / blocks <= core.l2_bytes * _SHARE
+            tiles = area // (plan["pixels"] * plan["rows"])
+            read = facts.weight_bytes * (1 if held else tiles) + facts.data_bytes * (core.threads if fits else blocks)
         return parts, float(read + facts.result_bytes)
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
@@ -261,9 +279,13 @@ def count_registers(tile: int, vectors: int, held: int) -> int:
     return tile * vectors + vectors + held
 
 
-def _reads_weights(core: Core, tile: int) -> bool:
-    """Whether multiply-adds read their weights themselves: those of one pixel do where the other factor is no lane."""
-    return tile == 1 and not core.lane_fma
+def _reads_weights(facts: Contraction, tile: int, core: Core) -> bool:
+    """Whether multiply-adds read their weights themselves.
+
+    Those of one pixel do on x86, where it pays as long as LLVM unrolls the whole reduction: with 64 steps eight vectors
+    took 1.9 times as long as thirteen pixels by one (13x13x64>256 on Zen 3).
+    """
+    return tile == 1 and not core.lane_fma and facts.depth <= _UNROLLED
 
 
 def hold_data(schedule: Any, held: Any, loop: Any, joined: int = 1) -> None:
@@ -287,18 +309,20 @@ def step_cycles(
     factors: float | None = None,
     *,
     halved: bool = False,
+    direct: bool = False,
 ) -> float:
     """Cycles of one step of the reduction for a tile of `tile` pixels by `vectors` vectors of so many bits.
 
     The most of: multiply-adds, loads (a vector of weights, and so many `factors`: of each pixel one for so many
     `steps`), instructions issued, and the wait for the sum of the step before. Weights that are `halved` are
     widened by the pipes that multiply: one instruction on Arm (`shll`), two on x86 (`vpmovzxwd`, `vpslld`). On Zen 4
-    tiles of 14 multiply-adds and 2 vectors of weights took 1.26 times as long so.
+    tiles of 14 multiply-adds and 2 vectors of weights took 1.26 times as long so. With `direct` multiply-adds read
+    weights themselves.
     """
     multiply = tile * vectors + (vectors * (1 if core.lane_fma else 2) if halved else 0)
     factors = tile / steps if factors is None else factors
     loads = vectors / core.loads_per_cycle(bits) + factors / core.load_pipes
-    loads /= 1.0 if core.lane_fma or _reads_weights(core, tile) else _LOADED
+    loads /= 1.0 if core.lane_fma or direct else _LOADED
     issued = (multiply + vectors + factors) / core.issue_width
     cycles = max(multiply / core.fma_per_cycle(bits), loads, issued, core.fma_latency)
     return cycles + (_ISSUED * (issued + _LOOP / steps / core.issue_width) if core.lane_fma else 0.0)
