@@ -29,7 +29,7 @@ def test_a_foreign_model_is_tuned(home: Home) -> None:
     assert wrong.code == 2
     assert wrong.out == ""
     assert "'dream'" in wrong.err
-    assert "it has softmax" in wrong.err
+    assert "It has: reshape, softmax" in wrong.err
 
 
 @pytest.mark.core
