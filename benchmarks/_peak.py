@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,16 +107,35 @@ def _floats(shapes: Sequence[tuple[int, ...]]) -> tuple[TensorSpec, ...]:
 
 def fetch_least_s(session: BoardSession, settings: Settings, kernel: Kernel, samples: int = 10) -> float:
     """Seconds per call in the best of so many samples. Raises RuntimeError where it fails."""
+    return min(_fetch(session, settings, kernel, samples, settings.measure_min_repeat_s / 10))
+
+
+def fetch_trial_s(session: BoardSession, settings: Settings, kernel: Kernel) -> float:
+    """Seconds per call as a trial has them. Raises RuntimeError where it fails."""
+    repeat, min_repeat_s = settings.measure_repeat, settings.measure_min_repeat_s
+    return statistics.median(_fetch(session, settings, kernel, repeat, min_repeat_s, cold_weights=True))
+
+
+def _fetch(
+    session: BoardSession,
+    settings: Settings,
+    kernel: Kernel,
+    repeat: int,
+    min_repeat_s: float,
+    *,
+    cold_weights: bool = False,
+) -> tuple[float, ...]:
     spec = MeasureSpec(
         arguments=kernel.arguments,
-        repeat=samples,
-        min_repeat_s=settings.measure_min_repeat_s / 10,
+        repeat=repeat,
+        min_repeat_s=min_repeat_s,
+        cold_weights=cold_weights,
         limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, kernel.threads),
     )
     outcome = session.measure(spec, kernel.library)
     if outcome.status is not Status.OK:
-        raise RuntimeError(f"the machine's peak was not measured: {outcome.status} {outcome.message}")
-    return min(outcome.latency_s)
+        raise RuntimeError(f"a kernel was not measured: {outcome.status} {outcome.message}")
+    return outcome.latency_s
 
 
 class Peaks:

@@ -3,12 +3,14 @@
 Convolutions and matrix products: share of the peak of fused multiply-adds. All others (pools, element-wise,
 concatenations …): share of the bandwidth of a plain copy of as many bytes. The schedules are those that the farm takes
 when it has measured nothing. Kernels and peaks take turns, and the least time of each counts, since everything else on
-the machine can only add to it. Default budget: 10 minutes on two cores.
+the machine can only add to it. And each model beside the sum of its kernels as trials time them: medians of ratios
+within a round. Default budget: 15 minutes on two cores.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,13 +20,16 @@ import _peak
 import numpy as np
 
 import farm.settings
-from device_agent.protocol import TensorSpec
+from device_agent.protocol import Engine, TensorSpec
+from farm.inventory.board_types import require_board_type
 from farm.search import tvm_env
 from farm.search.build import builder
 from farm.search.target import host_target
 from farm.search.workloads import Workload
 
 MODELS = "squeezenet1.1,resnet18,mobilenet_v2"
+# Of a model in each round.
+MODEL_RUNS = 24
 COMPUTE = ("conv2d", "depthwise_conv2d", "dense")
 DENSE, DEPTHWISE, MEMORY = "conv2d of 20 MFLOP and more", "depthwise 3x3 of stride 1", "bound by memory"
 
@@ -45,12 +50,17 @@ def measure(options: Any) -> dict[str, Any]:
     settings = farm.settings.load()
     target = host_target(_machine.cores())
     threads = [int(text) for text in options.threads.split(",")]
-    workloads = find_workloads(options.models.split(","), target)
+    models = {name: _farm.read_model(name) for name in options.models.split(",")}
+    parts = {name: model.prepare(target) for name, model in models.items()}
+    workloads = {workload.hash: workload for part in parts.values() for workload in part}
     _machine.say(f"building {len(workloads)} kernels")
     kernels = {key: [build(workload, count) for count in threads] for key, workload in workloads.items()}
     sizes = {key: bytes_of(workload) // 2 for key, workload in workloads.items() if workload.kind not in COMPUTE}
     peaks = _peak.Peaks(target, threads, sorted(set(sizes.values())))
     least_s: dict[_peak.Kernel, float] = {}
+    with _farm.builder(settings, require_board_type("local"), 0) as compiler:
+        libraries = {name: compiler(model).library for name, model in models.items()}
+    ratios: dict[str, dict[str, list[float]]] = {name: {str(count): [] for count in threads} for name in models}
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)
         for number in range(options.rounds):
@@ -59,6 +69,15 @@ def measure(options: Any) -> dict[str, Any]:
             for kernel in (kernel for both in kernels.values() for kernel in both):
                 seconds = _peak.fetch_least_s(session, settings, kernel)
                 least_s[kernel] = min(seconds, least_s.get(kernel, math.inf))
+            for name, model in models.items():
+                for at, count in enumerate(threads):
+                    program = {name: _farm.Program(Engine.RELAX_VM, libraries[name], count)}
+                    ran = _farm.time_in_turns(session, settings, model, program, MODEL_RUNS)[name].samples
+                    alone_s = sum(
+                        each.weight * _peak.fetch_trial_s(session, settings, kernels[each.hash][at])
+                        for each in parts[name]
+                    )
+                    ratios[name][str(count)].append(statistics.median(ran) / alone_s)
     rows = []
     for key, workload in workloads.items():
         row: dict[str, Any] = {"workload": workload.name, "kind": kind_of(workload), "us": {}, "share": {}}
@@ -72,18 +91,13 @@ def measure(options: Any) -> dict[str, Any]:
         "machine_quiet": quiet,
         "share_is": "of the multiply-adds in registers, or of a plain copy's bandwidth where it is bound by memory",
         "peak": peaks.summary,
+        "model_over_its_kernels": {
+            name: {count: _machine.round_to(statistics.median(found), 3) for count, found in both.items()}
+            for name, both in ratios.items()
+        },
         "summary": {str(count): summarise(rows, str(count)) for count in threads},
         "workloads": rows,
     }
-
-
-def find_workloads(names: Sequence[str], target: Mapping[str, Any]) -> dict[str, Workload]:
-    """The models' distinct workloads by hash."""
-    found: dict[str, Workload] = {}
-    for name in names:
-        for workload in _farm.read_model(name).prepare(target):
-            found.setdefault(workload.hash, workload)
-    return found
 
 
 def build(workload: Workload, threads: int) -> _peak.Kernel:

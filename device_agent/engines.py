@@ -202,7 +202,7 @@ def _load_relax_vm(
         return (
             lambda: function(*tensors),
             _collect,
-            lambda: layering.profile(machine, lambda: function(*tensors)),
+            lambda: layering.profile(machine, lambda: function(*tensors), spec.runs),
         )
 
     def run() -> Any:

@@ -68,6 +68,8 @@ def is_for_board(library: bytes) -> bool:
 class Candidate:
     """One candidate with its arguments; `segments` is what a call cost."""
 
+    beside_s = 0.0
+
     def __init__(self, emulator: Emulator, spec: MeasureSpec, library: bytes) -> None:
         """Fill the arguments. Raises LoadError, EmulatorError, UnknownDtypeError."""
         self.segments: list[Segment] = []

@@ -76,9 +76,11 @@ class MeasureSpec(Message):
     """How to time one candidate whose library travels beside this message.
 
     A sample is the mean of `number` calls; there are `repeat` samples. `number` grows until a sample takes
-    `min_repeat_s`. Arguments are filled with seeded values, the same on every board; with `cold_weights` calls take
-    turns among copies of the large ones, so that they meet them as a model's kernels do. Samples that spread further
-    than `max_spread` (interquartile range over median) make the outcome `noisy`. Where `energy` asks, it is measured.
+    `min_repeat_s`. Arguments are filled with seeded values, the same on every board; with `cold_weights` calls meet
+    them as a model's kernels do: calls take turns among copies of the large ones, and on a real board's processor the
+    input is written anew before each and results take turns, too, which counts to a sample's length, not to its mean.
+    Samples that spread further than `max_spread` (interquartile range over median) make the outcome `noisy`. Where
+    `energy` asks, it is measured.
     """
 
     arguments: tuple[TensorSpec, ...]

@@ -39,7 +39,7 @@ class ContenderOrder:
     candidates: make.Candidates = dataclasses.field(repr=False)
 
 
-# Candidates that are left out, by workload, by the name of a mix; and what plans them, from a model.s parts and how
+# Candidates that are left out, by workload, by the name of a mix; and what plans them, from a model's parts and how
 # long one takes to compile (s).
 Mixes = Mapping[str, Mapping[str, str]]
 Plan = Callable[[Sequence["RecordPart"], float], Mixes]
@@ -49,7 +49,8 @@ Plan = Callable[[Sequence["RecordPart"], float], Mixes]
 class RecordPart:
     """A function of the model: `candidate` is its record's, None where none serves it.
 
-    `seconds` are all its calls' in one inference, by its record; `differs`: the prediction is other code.
+    `seconds` are all its calls' in one inference, by its record; `differs`: the prediction is other code; `function` is
+    what TVM calls it in the model.
     """
 
     workload: str
@@ -57,6 +58,7 @@ class RecordPart:
     candidate: str | None
     seconds: float
     differs: bool
+    function: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +71,15 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltContenders:
-    """Contenders by name, what the model is made of, and which records each of the mixes leaves out."""
+    """Contenders by name, what the model is made of, which records each of the mixes leaves out, and how long one
+    takes to compile (s).
+    """
 
     contenders: Mapping[str, Contender]
     parts: tuple[RecordPart, ...]
     inputs: tuple[InputSpec, ...]
     mixes: Mixes
+    seconds: float = 0.0
 
 
 def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltContenders:
@@ -96,6 +101,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
             each.choice.record.candidate if each.choice else None,
             each.workload.weight * (each.latency_s or 0.0),
             each.choice is not None and each.code != codes.get(each.workload.hash),
+            each.workload.function,
         )
         for each in recorded.served
     )
@@ -105,7 +111,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
         contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, UNTUNED_PIPELINE))
     if ONNXRUNTIME in rivals:
         contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
-    return BuiltContenders(contenders, parts, brought.inputs, mixes)
+    return BuiltContenders(contenders, parts, brought.inputs, mixes, seconds)
 
 
 def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:

@@ -7,7 +7,6 @@ results come. The farm's verified records are another thing: see `farm record`.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import json
 import logging
 import os
@@ -274,7 +273,7 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> di
         target=dict(config),
         pipeline=pipeline,
     )
-    return dataclasses.asdict(workload)
+    return workload.to_row()
 
 
 def hash_candidate(module: Any) -> str:

@@ -130,6 +130,13 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
             "What was compiled, timed by itself: p50, p90 and p99 of all its runs; peak memory with Python and TVM's "
             "runtime; energy is what farm model bench measures."
         )
+    if functions := list(_list_in_place(document)):
+        columns = ("model", "board type", "point", "function", "with its record", "least", "most", "record")
+        yield make_table(columns, functions, left=(0, 1, 2, 3, 7))
+        yield (
+            "Functions whose record is other code than the prediction, within the model: what one takes with its "
+            "record over what it takes without, timed in turns (below 1: faster)."
+        )
     conditions = [f"workloads on {each.title}" for each in campaign_rows.list_groups(document["progress"] or {})]
     conditions += [
         f"{each['model']} on {each['board_type']}/{each['board']} @ {each['point']}: "
@@ -154,6 +161,17 @@ def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
             *(_latency(taken.get(key)) for key in ("median", "p90", "p99", "first_s")),
             *("–" if size is None else format_bytes(size) for size in sizes),
         )
+
+
+def _list_in_place(document: Document) -> Iterator[tuple[str, ...]]:
+    """What records are worth within their models, where that was seen, and which are left out."""
+    for final in campaign_rows.list_finals(document["progress"]):
+        for each in final.get("in_place", ()):  # campaigns of version 0.2.0 have none
+            yield (
+                *(final["model"], final["board_type"], final["point"], each["name"]),
+                *(f"{each[key]:.2f}" for key in ("value", "low", "high")),
+                "left out" if each["name"] in final["left_out"] else "taken",
+            )
 
 
 def _describe_sources(gain: Gain) -> str:

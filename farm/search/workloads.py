@@ -21,7 +21,8 @@ class Workload:
 
     `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is how
     often one inference of the model calls it. `flop` is per call, as TVM estimates it (0 where it cannot).
-    `module_json` is the unscheduled function with canonical names (`farm.search.names`), TVM's own JSON.
+    `module_json` is the unscheduled function with canonical names (`farm.search.names`), TVM's own JSON. `function` is
+    what TVM calls it in this model.
     """
 
     hash: str
@@ -32,6 +33,11 @@ class Workload:
     module_json: str = dataclasses.field(repr=False)
     target: Mapping[str, Any]
     pipeline: str
+    function: str = dataclasses.field(default="", compare=False)
+
+    def to_row(self) -> dict[str, Any]:
+        """What a store keeps of it: all but what one model calls it."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "function"}
 
     @property
     def kind(self) -> str:
@@ -144,6 +150,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
                 module_json=names.canonical_json(mod),
                 target=dict(target_config),
                 pipeline=pipeline,
+                function=str(task.task_name),
             )
         )
     return _with_unique_names(sorted(found, key=lambda w: (-w.flop * w.weight, w.name, w.hash)))

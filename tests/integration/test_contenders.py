@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import tvm.runtime
+from tvm.runtime.vm import VirtualMachine
 
+from device_agent import layering
+from device_agent.protocol import RunDetails
+from device_agent.timing import load_module
 from farm.artifacts import contenders, make
 from farm.artifacts.brought import bring
 from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_prepared
 from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
+from farm.artifacts.timing import Timed
 from farm.campaign.verify import final_rules
+from farm.campaign.verify.finals import list_layer_rounds
 from farm.inventory.board_types import require_board_type
+from farm.models.inputs import make_inputs
 from farm.search import target as targets
 from farm.search.graph.prepared import Prepared, prepare_model
 from farm.sweep.run.programs import SweepRecipe
@@ -63,7 +72,7 @@ def make_records(prepared: Prepared, taken: Mapping[int, int]) -> tuple[Record, 
     return tuple(found)
 
 
-def test_contenders_differ_where_their_records_are_other_code(prepared: Prepared) -> None:
+def test_contenders_differ_where_their_records_are_other_code(prepared: Prepared, tmp_path: pathlib.Path) -> None:
     """A record that is what was predicted anyway takes no part; of the others each mix leaves one out."""
     records = make_records(prepared, {0: 5, 1: 5, 2: 0})
     order = ContenderOrder(bring("mlp").about, KIND, DEFAULT_POINT, False, config(), make.Candidates(records))
@@ -76,6 +85,14 @@ def test_contenders_differ_where_their_records_are_other_code(prepared: Prepared
     names = {RECORDED, PREDICTED, *built.mixes, *contenders.RIVALS}
     assert set(built.contenders) == names
     assert len({each.program for each in built.contenders.values()}) == len(names)
+    # What is watched in the whole model is found by its name.
+    path = tmp_path / "model.so"
+    path.write_bytes(built.contenders[RECORDED].program)
+    machine = VirtualMachine(load_module(path), tvm.runtime.cpu())
+    arrays = [tvm.runtime.tensor(array) for array in make_inputs(built.inputs, 0).values()]
+    layers = layering.to_layers(layering.profile(machine, lambda: machine["main"](*arrays)), 1.0, 1.0)
+    timed = Timed(details={key: [RunDetails(1.0, None, layers)] for key in (RECORDED, PREDICTED)})
+    assert list_layer_rounds(timed).keys() == {part.function for part in built.parts}
     both = {workload: candidate for refused in built.mixes.values() for workload, candidate in refused.items()}
     joined = contenders.build_mixes(order, {"joined": both})["joined"]
     assert joined.program == built.contenders[PREDICTED].program

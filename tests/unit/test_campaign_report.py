@@ -133,6 +133,7 @@ def test_the_report_is_written(tmp_path: pathlib.Path) -> None:
         "240 of them measured the best candidates again",
         f"- {document['winners'][0]['name']} on jetson-nano at default: the search begins with 412 trials of other",
         "- labels: site=lab",
+        "| conv2d 3x3 8x8x8>8 | 0.91 | 0.89 | 1.03 | taken |",
     ):
         assert text in page
     html = pathlib.Path(paths["page"]).read_text()

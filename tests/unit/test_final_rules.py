@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
@@ -92,3 +94,24 @@ def test_mixes_that_gain_alone_are_joined() -> None:
     assert final_rules.join_mixes(one, mixes) is None
     all_ = [Round(each.number, "b", {**each.latency_s, "mixed 3": 7.0}) for each in found]
     assert final_rules.join_mixes(all_, mixes) is None
+
+
+def test_within_the_model_each_function_says_whether_its_record_gains() -> None:
+    """One mix keeps what surely gains there, one leaves out what surely loses; what was not seen there does neither."""
+    parts = [dataclasses.replace(part(name, 1.0), function=f"fused_{name}") for name in "abcd"]
+    parts.append(part("e", 1.0, differs=False))
+    seen = {
+        "fused_a": rounds(recorded=0.90, predicted=1.0),
+        "fused_b": rounds(recorded=1.10, predicted=1.0),
+        "fused_c": rounds(recorded=1.0, predicted=1.0),
+    }
+    ratios = final_rules.compare_in_place(parts, seen)
+    assert {name: ratio.value for name, ratio in ratios.items()} == pytest.approx(
+        {"a": 0.9, "b": 1.1, "c": 1.0}, rel=0.01
+    )
+    keeps_what_gains = {name: f"candidate {name}" for name in "bcd"}
+    mixes = final_rules.mix_in_place(parts, ratios, seconds=4.0)
+    assert list(mixes.values()) == [keeps_what_gains, {"b": "candidate b"}]
+    assert list(final_rules.mix_in_place(parts, ratios, seconds=60.0).values()) == [keeps_what_gains]
+    assert final_rules.mix_in_place(parts, dict.fromkeys("abcd", ratios["a"]), seconds=4.0) == {}
+    assert final_rules.mix_in_place(parts, dict.fromkeys("abcd", ratios["b"]), seconds=4.0) == {}

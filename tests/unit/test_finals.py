@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import OperatingPoint, Outcome, RunDetails, Status
+from device_agent.protocol import Layer, OperatingPoint, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
@@ -50,7 +50,7 @@ class Lab:
     """Answers what finals ask for: a program's latency is what its text says, in ms.
 
     `compiled` is what compiling gives or raises; `fault` may spoil a run: it is told the program and how many runs
-    were answered before. `outputs` are what a program computes where that is not 1.
+    were answered before. `outputs` are what a program computes where that is not 1; `layers_ms` are its functions'.
     """
 
     def __init__(self, store: Store, latency_ms: dict[str, float], parts: tuple[RecordPart, ...] = PARTS[:1]) -> None:
@@ -58,6 +58,7 @@ class Lab:
         self.error: FarmError | None = None
         self.fault: Callable[[str, int], Status] = lambda program, count: Status.OK
         self.outputs: dict[str, float] = {}
+        self.layers_ms: dict[str, dict[str, float]] = {}
         self.asked: list[str] = []
         self.boards: list[str] = []
         self.compiles = 0
@@ -110,7 +111,10 @@ class Lab:
         base_s = self.latency_ms[program] * 1e-3
         latency_s = tuple(base_s * (1 + 0.002 * self.random.standard_normal()) for _ in range(request.spec.runs))
         if status is Status.OK:
-            outcome = Outcome(status, latency_s=latency_s, board=request.board, details=RunDetails(2 * base_s, 1 << 20))
+            seen = self.layers_ms[program].items() if request.spec.per_layer else ()
+            layers = tuple(Layer(name, 1, 1e-3 * took * (1 + 0.002 * self.random.random())) for name, took in seen)
+            details = RunDetails(2 * base_s, 1 << 20, layers)
+            outcome = Outcome(status, latency_s=latency_s, board=request.board, details=details)
         else:
             outcome = Outcome(status, board=request.board)
         request.answer = outcome, {"out": np.full(2, self.outputs.get(program, 1.0), np.float32)}
@@ -121,9 +125,9 @@ class Lab:
         (found,) = self.finals.documents
         return found
 
-    def refused(self) -> dict[str, str]:
+    def refused(self, *, simulated: bool = True) -> dict[str, str]:
         """What is left out from now on."""
-        (found,) = self.store.fetch_decisions(model_sha256="ab" * 32, board_type=NANO, simulated=True)
+        (found,) = self.store.fetch_decisions(model_sha256="ab" * 32, board_type=NANO, simulated=simulated)
         assert found.workloads == name_workloads(part.workload for part in self.parts)
         return dict(found.refused)
 
@@ -176,6 +180,21 @@ def test_groups_that_lose_are_left_out_together(store: Store) -> None:
     assert (lab.document["taken"], lab.compiles) == ("mixed joined", 2)
     assert lab.refused() == {"w1": "c1", "w2": "c2"}
     assert "without 2 of 3 records" in lab.document["said"]
+
+
+def test_on_a_real_board_functions_are_seen_within_the_model(store: Store) -> None:
+    """Which records are left out is what each function takes there; the whole model, timed, has the last word."""
+    parts = tuple(dataclasses.replace(part, function=f"f{part.workload}") for part in PARTS)
+    lab = Lab(store, {RECORDED: 7.5, PREDICTED: 7.5, "mixed 1": 7.0}, parts)
+    lab.layers_ms = {RECORDED: {"fw1_prepacked": 1.0, "fw2": 0.8}, PREDICTED: {"fw1": 1.5, "fw2": 0.6}}
+    lab.open(order=dataclasses.replace(ORDER, types=(dataclasses.replace(ORDER.types[0], simulated=False),)))
+    lab.drive()
+    assert (lab.document["taken"], lab.refused(simulated=False)) == ("mixed 1", {"w2": "c2"})
+    assert [(each["name"], round(each["value"], 2)) for each in lab.document["in_place"]] == [
+        ("conv2d w1", 0.67),
+        ("dense w2", 1.33),
+    ]
+    assert lab.compiles == 2
 
 
 def test_records_that_are_what_was_predicted_gain_nothing(store: Store) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders
+from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, RecordPart
 from farm.artifacts.timing import Timed, describe_runs
 from farm.artifacts.verify import OutputComparison
 from farm.campaign.order import TypeOrder
@@ -59,6 +59,15 @@ def describe(
         "compared": {name: _to_plain(each) for name, each in {**whole.compared, **timed.compared}.items()},
         "said": _say(verdict, against, len(differing), len(left_out)),
     }
+
+
+def describe_in_place(parts: Sequence[RecordPart], ratios: Mapping[str, Ratio]) -> list[dict[str, Any]]:
+    """Each function whose record is other code than the prediction, and how much longer it takes within the model."""
+    return [
+        {"workload": part.workload, "name": part.name, **_to_dict(ratios[part.workload])}
+        for part in parts
+        if part.workload in ratios
+    ]
 
 
 def _describe_cost(timed: Timed, name: str) -> dict[str, Any]:

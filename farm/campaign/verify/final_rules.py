@@ -1,7 +1,8 @@
 """What a model's final decides: which mixes of records take part, which contender is taken, and what the trials gained.
 
 Pure. "Faster" means what it means for winners (`tie`): an interval over rounds in turns that leaves no room for the
-other.
+other. Where functions can be watched while the model runs, what they took there says which records to leave out;
+elsewhere groups of functions are left out in turn. Either way the model as a whole has the last word.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.artifacts.timing import ROUNDS
 from farm.selection import tie
-from farm.selection.tie import Ratio, Round, TieRule
+from farm.selection.tie import LEAST_ROUNDS, Ratio, Round, TieRule
 
 # Models are compared after the rounds that any timing of models has, and where that does not tell, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))
@@ -48,6 +49,46 @@ def plan_mixes(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[st
     for part in differing:
         min(groups, key=lambda group: (sum(each.seconds for each in group), len(group))).append(part)
     return {f"{MIXED} {number}": refuse(group) for number, group in enumerate(groups, 1) if group}
+
+
+def plan_later(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[str, str]]:
+    """No mixes: they are planned once functions were seen within the model (`mix_in_place`)."""
+    del parts, seconds
+    return {}
+
+
+def compare_in_place(parts: Sequence[RecordPart], rounds: Mapping[str, Sequence[Round]]) -> dict[str, Ratio]:
+    """By workload, how much longer its record takes within the model than what is predicted (below 1: it gains).
+
+    `rounds` have what functions took in the programs as recorded and as predicted, by TVM's name of the function.
+    """
+    found = {}
+    for part in parts:
+        seen = rounds.get(part.function, ())
+        if part.differs and len(tie.complete(seen, (PREDICTED, RECORDED))) >= LEAST_ROUNDS:
+            (found[part.workload],) = tie.compare(seen, PREDICTED, [RECORDED], RULE)
+    return found
+
+
+def mix_in_place(parts: Sequence[RecordPart], ratios: Mapping[str, Ratio], seconds: float) -> dict[str, dict[str, str]]:
+    """The records to leave out, by the name of a mix: all that do not surely gain within the model; those that surely
+    lose there.
+
+    A mix takes `seconds` to compile: where both would take too long, it is the first. None where that leaves all
+    records, or none.
+    """
+    differing = [part for part in parts if part.differs]
+    gaining = {name for name, ratio in ratios.items() if ratio.high < 1.0}
+    losing = {name for name, ratio in ratios.items() if ratio.is_slower}
+    kept = [[part for part in differing if part.workload in gaining]]
+    kept.append([part for part in differing if part.workload not in losing])
+    mixes: list[dict[str, str]] = []
+    for each in kept:
+        refused = refuse([part for part in differing if part not in each])
+        if each and refused and refused not in mixes:
+            mixes.append(refused)
+    most = max(1, int(_MIX_S / seconds)) if seconds > 0 else len(mixes)
+    return {f"{MIXED} {number}": refused for number, refused in enumerate(mixes[:most], 1)}
 
 
 def refuse(parts: Collection[RecordPart]) -> dict[str, str]:

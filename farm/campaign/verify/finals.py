@@ -43,6 +43,8 @@ from farm.values import ModelDecision, name_workloads
 _WAIT_S = 600.0
 # What timing one contender should take at most: a model that takes seconds is run less often.
 _TIMING_S = 20.0
+# What TVM puts behind the name of a function whose weights are packed beforehand.
+_PACKED = "_prepacked"
 
 
 class FinalKey(NamedTuple):
@@ -55,11 +57,14 @@ class FinalKey(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Stage(Promise["Timed | FarmError"]):
-    """Contenders that a board of a type is to time in turns. `is_begun`: one does, `board` was the last that did."""
+    """Contenders that a board of a type is to time in turns. `is_begun`: one does, `board` was the last that did.
+    `watched`: what each function takes in the model is told, too, by runs that follow the timed ones.
+    """
 
     key: FinalKey
     variants: Sequence[Variant]
     final: _Final
+    watched: bool = False
     is_begun: bool = False
     losses: int = 0
     board: str = ""
@@ -133,15 +138,15 @@ class Finals:
 
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
-        job = functools.partial(contenders.build, order, self._order.rivals, final_rules.plan_mixes)
+        watched = contenders.device_of(order) == CPU and not of_type.simulated
+        plan = final_rules.plan_later if watched else final_rules.plan_mixes
+        job = functools.partial(contenders.build, order, self._order.rivals, plan)
         built: BuiltContenders = await self._ask(job, key)
         final = _Final(key, of_type, order, built, self._settings)
-        whole = timed = await self._measure(final, list(final.contenders))
+        whole = timed = await self._measure(final, list(final.contenders), watched and bool(final.refused[PREDICTED]))
         final.drop_wrong(whole)
-        alive = {name: refused for name, refused in built.mixes.items() if name in whole.samples}
-        can_join = len(alive) > 1 and RECORDED in whole.samples
-        if can_join and (joined := final_rules.join_mixes(list_rounds(whole), alive)) is not None:
-            mixes = {f"{final_rules.MIXED} joined": joined}
+        ratios = final_rules.compare_in_place(built.parts, list_layer_rounds(whole))
+        if mixes := final_rules.mix_in_place(built.parts, ratios, built.seconds) if watched else _join(built, whole):
             final.add(await self._ask(functools.partial(contenders.build_mixes, order, mixes), key), mixes)
             timed = await self._measure(final, list(final.refused))
             final.drop_wrong(timed)
@@ -153,6 +158,7 @@ class Finals:
         refused = final.refused[verdict.taken]
         sizes = {name: len(each.program) for name, each in final.contenders.items()}
         document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
+        document["in_place"] = final_report.describe_in_place(built.parts, ratios)
         document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
         self._store.save_decision(
             ModelDecision(
@@ -176,9 +182,9 @@ class Finals:
             raise answer
         return answer
 
-    async def _measure(self, final: _Final, names: Sequence[str]) -> Timed:
+    async def _measure(self, final: _Final, names: Sequence[str], watched: bool = False) -> Timed:
         """Contenders timed in turns. Raises FarmError where no board does it in time, or none of them runs."""
-        stage = Stage(final.key, final.to_variants(names), final)
+        stage = Stage(final.key, final.to_variants(names), final, watched)
         self._stages.append(stage)
         until_s = self._now_s + _WAIT_S
 
@@ -229,7 +235,8 @@ class Finals:
         turns = Turns(stage.variants, runs, limits, warmup=min(timing.WARMUP_RUNS, -(-runs // timing.ROUNDS)))
         for number in range(final_rules.RULE.looks[-1]):
             for variant, spec in turns.list_round(number):
-                answer = await run(variant, spec)
+                is_watched = stage.watched and variant.name in final.refused
+                answer = await run(variant, dataclasses.replace(spec, per_layer=is_watched))
                 if isinstance(answer, FarmError):
                     return answer
                 turns.take(number, variant, *answer)
@@ -315,6 +322,29 @@ _LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
 def list_rounds(timed: Timed) -> list[Round]:
     """The rounds as they are judged: of one board."""
     return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
+
+
+def list_layer_rounds(timed: Timed) -> dict[str, list[Round]]:
+    """What functions took in each round, by TVM's name of them: without what it adds where weights are packed."""
+    found: dict[str, list[Round]] = {}
+    both = (timed.details.get(name, []) for name in (RECORDED, PREDICTED))
+    for number, (recorded, predicted) in enumerate(zip(*both, strict=False)):
+        seen = {layer.name.removesuffix(_PACKED): layer.latency_s for layer in predicted.layers}
+        for layer in recorded.layers:
+            name = layer.name.removesuffix(_PACKED)
+            if min(layer.latency_s, seen.get(name, 0.0)) > 0:
+                latencies = {RECORDED: layer.latency_s, PREDICTED: seen[name]}
+                found.setdefault(name, []).append(Round(number, "", latencies))
+    return found
+
+
+def _join(built: BuiltContenders, timed: Timed) -> dict[str, dict[str, str]]:
+    """A mix of the mixes that gain alone; empty where there is none."""
+    alive = {name: refused for name, refused in built.mixes.items() if name in timed.samples}
+    if len(alive) < 2 or RECORDED not in timed.samples:
+        return {}
+    joined = final_rules.join_mixes(list_rounds(timed), alive)
+    return {} if joined is None else {f"{final_rules.MIXED} joined": joined}
 
 
 def _list_keys(order: Order) -> list[FinalKey]:
