@@ -203,15 +203,15 @@ def test_without_onnx_runtime_its_part_is_left_out_and_said(home: Home, second: 
 
 
 def test_a_second_command_has_the_first_do_it(home: Home, beside: tuple[Done, Done]) -> None:
-    """While one command tunes, another has it carry out its campaign too, and tells what came of it. With --fresh that
-    starts from nothing.
+    """While one command tunes, another has it carry out its campaign too, and tells what came of it. With --fresh the
+    search starts from nothing; what earlier runs recorded is told as well.
     """
     _, rival = beside
     assert rival.code == 0, rival.err
     assert "another command is this farm's engine" in rival.err
     assert "starting from" not in rival.err
     assert rival.json()["trials"]["ok"] == 1
-    assert sum(each["latency_us"] is not None for each in rival.json()["workloads"]) == 1
+    assert sum(each["latency_us"] is not None for each in rival.json()["workloads"]) > 1  # by earlier runs
     wait_until(lambda: not home.processes(), "the engine that went on with it to be gone", 20.0)
 
 
