@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from farm import backup
+from farm.artifacts.manifest import open_artifact
 from farm.campaign.engine.state import engine_lock
 from farm.connectivity.services_state import services_lock
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
@@ -20,6 +21,8 @@ from farm.processes.machine import machine_lock
 from farm.store import Store
 from farm.values import Board
 from tests import later_schema
+from tests.unit import artifacts, test_campaign_artifacts
+from tests.unit.campaign_orders import make_order, submit
 
 pytestmark = pytest.mark.core
 
@@ -109,6 +112,31 @@ def test_what_was_backed_up_comes_back(home: pathlib.Path, tmp_path: pathlib.Pat
     assert names(home) == {"farm.db", "farm.db.replaced"}
     with Store(home / "farm.db") as store:
         assert store.acquire_lease("b", "me", "test").token > last.token
+
+
+def test_files_may_be_newer_than_the_store_that_comes_back(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """An artifact that a campaign made after the backup is whole by itself; its campaign does not know of it, has it made
+    again, and what is made then takes its place.
+    """
+    packages = tmp_path / "packages"
+    with Store(home / "farm.db") as store:
+        assert submit(store, make_order("c", compile_to=str(packages))) == 1
+        test_campaign_artifacts.finish(store)
+        backup.back_up(home, tmp_path / "copy")
+        newer = artifacts.write(packages / "mlp-jetson-nano")
+        test_campaign_artifacts.keep(store, packages).write_bytes(b"wheel")
+        assert not test_campaign_artifacts.is_pending(store)
+    backup.put_back(home, tmp_path / "copy")
+    found = open_artifact(packages / "mlp-jetson-nano")
+    found.require_whole()
+    assert found.manifest == newer.manifest
+    with Store(home / "farm.db") as store:
+        assert test_campaign_artifacts.is_pending(store)
+        again = artifacts.write(packages / "mlp-jetson-nano", b"\x7fELF made again")
+        test_campaign_artifacts.keep(store, packages).write_bytes(b"wheel")
+        assert not test_campaign_artifacts.is_pending(store)
+    assert open_artifact(packages / "mlp-jetson-nano").manifest == again.manifest
+    assert {each.name for each in packages.iterdir()} == {"mlp-jetson-nano", "mlp.whl"}
 
 
 def test_a_restore_into_a_new_home(home: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -43,19 +43,25 @@ class NoServices:
 class Bench:
     """A crew that has this machine as its only board."""
 
-    def __init__(self, crew: BoardCrew, store: Store, name: str, others: Collection[int]) -> None:
-        """`others`: processes of ours that are not the crew's, by id."""
-        self.crew, self.store, self.name, self._others = crew, store, name, others
+    def __init__(self, crew: BoardCrew, store: Store, name: str, others: Collection[int], notes: list[str]) -> None:
+        """`others`: processes of ours that are not the crew's, by id; `notes`: what the crew says."""
+        self.crew, self.store, self.name, self._others, self._notes = crew, store, name, others, notes
         self.numbers = iter(range(1, 1000))
         self.events: list[Any] = []
+
+    def poll(self) -> bool:
+        """Take in what happened; whether that was nothing."""
+        new = self.crew.poll()
+        self.events += new
+        return not new
 
     def poll_until(self, kind: type[Any], what: str) -> Any:
         """Poll until such an event comes."""
         deadline = time.monotonic() + PATIENCE_S
         while not any(isinstance(event, kind) for event in self.events):
-            assert time.monotonic() < deadline, f"no {what}"
+            assert time.monotonic() < deadline, f"no {what}; said was {self._notes}"
             time.sleep(0.05)
-            self.events += self.crew.poll()
+            self.poll()
         event = next(event for event in self.events if isinstance(event, kind))
         self.events.remove(event)
         return event
@@ -116,11 +122,11 @@ def bench(store: Store) -> Iterator[Bench]:
     """One crew for the tests of this module."""
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
-    others = {each.pid for each in psutil.Process().children()}
-    with BoardCrew(NoServices(), store, settings, "campaign", lambda text: None) as crew:
+    others, notes = {each.pid for each in psutil.Process().children()}, list[str]()
+    with BoardCrew(NoServices(), store, settings, "campaign", notes.append) as crew:
         name = crew.want_host(True)
         crew.want({BOARD_TYPE: [name]})
-        bench = Bench(crew, store, name, others)
+        bench = Bench(crew, store, name, others, notes)
         arrived = bench.poll_until(Arrived, "board")
         assert (arrived.board, arrived.is_host) == (name, True)
         yield bench
@@ -142,7 +148,7 @@ def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes
     """Its trial is the board's fault; the board is not left, nobody thinks worse of it, and the next trial is good."""
     bench.begin(bad, HANGS)
     # Not before its worker computes: a session that asks its agent for the lease when that dies is nobody's fault.
-    wait_until(lambda: bench.crew.poll() == [] and bench.is_computing(), "a worker that computes")
+    wait_until(lambda: bench.poll() and bench.is_computing(), "a worker that computes")
     bench.find("device_agent").kill()
     ended = bench.poll_until(TrialMeasured, "end of what it measured")
     assert ended.outcome.status.fault_side is FaultSide.BOARD
@@ -156,7 +162,7 @@ def test_a_killed_tracker_is_hardly_noticed(bench: Bench, matmul: bytes) -> None
     """It is started again, and no trial suffers."""
     bench.find("tracker").kill()
     assert bench.measure(matmul).outcome.status is Status.OK
-    wait_until(lambda: bench.events.extend(bench.crew.poll()) or "restarted tracker" in bench.happened(), "a tracker")
+    wait_until(lambda: bench.poll() and "restarted tracker" in bench.happened(), "a tracker")
     assert bench.measure(matmul).outcome.status is Status.OK
 
 
@@ -179,7 +185,7 @@ def test_an_agent_that_cannot_start_ends_it(bench: Bench, monkeypatch: pytest.Mo
         bench.find("device_agent").kill()
         with pytest.raises(UnavailableError, match="the agent ended at once"):
             bench.poll_until(Left, "error")
-    wait_until(lambda: bench.crew.poll() == [] and bench.has("device_agent"), "an agent")
+    wait_until(lambda: bench.poll() and bench.has("device_agent"), "an agent")
 
 
 def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
@@ -187,7 +193,7 @@ def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
     bench.crew.want({})
     bench.crew.want_host(False)
     assert bench.poll_until(Left, "leaving").board == bench.name
-    wait_until(lambda: bench.crew.poll() == [] and not bench.has("device_agent"), "the agent to be gone")
+    wait_until(lambda: bench.poll() and not bench.has("device_agent"), "the agent to be gone")
     wait_until(lambda: bench.store.require_board(bench.name)["lease"] is None, "the lease to be given back")
     with machine_lock():
         pass

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from farm.connectivity import services as services_side
 from farm.crew import power
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import PermanentError, TransientError, UsageError
@@ -20,7 +19,7 @@ from farm.inventory.power_commands import PowerCommands
 from farm.processes import user_commands
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import Direct
+from farm.values import CampaignState, Direct
 from tests.acceptance.conftest import new_home, wait_until
 from tests.ports import find_free_port
 
@@ -79,30 +78,46 @@ def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
     power.switch("real-1", plug.commands, "off")
 
 
-def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes of a frozen board fail, its power is cycled, and it is good again; the events tell so in that order."""
-    monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
-    settings = Settings(home=str(plug.folder / "home"), tracker_port=plug.port)
-    monkeypatch.setenv("FARM_TRACKER_PORT", str(plug.port))
-    with Store(settings.store_location) as store:
+CAMPAIGN = """\
+name: small
+models: mlp
+boards: { types: jetson-nano }
+budget: { per_workload: 12 }
+search: { tuner: random, ops: dense }
+measure: { repeat: 2, min_repeat: 5ms, timeout: 5s, verify_top: 1 }
+"""
+
+
+def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
+    """It freezes in the middle of a campaign, which gives it up and measures elsewhere what it had there. Probes fail,
+    its power is cycled, and it is good again; the events tell so in that order.
+    """
+    with new_home() as home, Store(Settings(home=home.environment["FARM_HOME"]).store_location) as store:
+        home.environment["FARM_TRACKER_PORT"] = str(plug.port)
         store.register_board("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
-        services, _ = services_side.start_services(settings)
-        try:
-            power.switch("real-1", plug.commands, "on")
-            wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to pass its first probe")
-            before = plug.find_board()
-            plug.hang()
-            assert services.probe(["real-1"], 120.0)[0]["passed"] is False
-            wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}", 200)
-            wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to be good again")
-            assert plug.find_board() != before
-            kinds = [event["kind"] for event in store.fetch_board_events("real-1")]
-            cycled = kinds.index("power_cycled")
-            assert "probe_failed" in kinds[:cycled]
-            assert "probe_passed" in kinds[cycled:]
-            assert store.require_board("real-1")["lease"] is None
-        finally:
-            services.stop()
+        power.switch("real-1", plug.commands, "on")
+        assert home.call("board", "add", "other", "--virtual", "jetson-nano").code == 0
+        assert home.run("up", "--wait", "120s").code == 0
+        (home.path / "small.yaml").write_text(CAMPAIGN)
+        assert home.run("campaign", "run", "small.yaml", "--detach").code == 0
+        wait_until(lambda: home.rows("SELECT 1 FROM trials WHERE board = 'real-1'"), "a trial there")
+        before = plug.find_board()
+        plug.hang()
+        wait_until(lambda: store.fetch_fleet_campaign("small").over, "the campaign's end")
+        campaign = store.fetch_fleet_campaign("small")
+        assert campaign.state is CampaignState.FINISHED, campaign.reason
+        lost = home.rows("SELECT workload, candidate FROM trials WHERE board = 'real-1' AND counted IS NULL")
+        assert lost
+        assert set(lost) <= set(home.rows("SELECT workload, candidate FROM trials WHERE board = 'other' AND counted"))
+        wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}")
+        wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to be good again")
+        assert plug.find_board() != before
+        kinds = [event["kind"] for event in store.fetch_board_events("real-1")]
+        cycled = kinds.index("power_cycled")
+        assert "probe_failed" in kinds[:cycled]
+        assert "probe_passed" in kinds[cycled:]
+        assert store.require_board("real-1")["lease"] is None
+        home.run("down", "--force")
 
 
 def test_a_command_that_fails_or_hangs_is_told_of(tmp_path: pathlib.Path) -> None:
