@@ -115,8 +115,8 @@ def test_what_was_backed_up_comes_back(home: pathlib.Path, tmp_path: pathlib.Pat
 
 
 def test_files_may_be_newer_than_the_store_that_comes_back(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """An artifact that a campaign made after the backup is whole by itself; its campaign does not know of it, has it made
-    again, and what is made then takes its place.
+    """An artifact that a campaign made after the backup is whole by itself; its campaign does not know of it, and what
+    is made again takes its place.
     """
     packages = tmp_path / "packages"
     with Store(home / "farm.db") as store:
