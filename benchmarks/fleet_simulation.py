@@ -2,18 +2,23 @@
 
 Prints one JSON document. 1,000 boards of two types, four owners with a campaign each, 100 workloads at two operating
 points, a million trials; boards fail, leave, come back and straggle. One core is enough. `--trials` makes it shorter;
-`--campaigns 100 --trials 30240 --measure-s 20` is a week of board time of a hundred campaigns, 25 of each owner.
-`step_ms` is a decision with what the simulation does about it, in processor time.
+`--campaigns 100 --trials 30240 --measure-s 20` is a week of board time of a hundred campaigns, 25 of each owner, and
+`--trials 500000` three hours of all the boards. `step_ms` is a decision with what the simulation does about it, in
+processor time, of which `collector_ms` are Python's garbage collector's; both also by the simulated hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import array
+import contextlib
+import gc
 import resource
 import time
+from collections.abc import Iterator
 
 import _machine
+import psutil
 
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.simulation import Chances, SimulatedFleet, Simulation
@@ -36,6 +41,7 @@ CHANCES = Chances(
 )
 # Every so many steps a line of progress.
 _SAY_STEPS = 200_000
+_HOUR_S = 3600.0
 
 
 def main() -> None:
@@ -76,14 +82,18 @@ def play(options: argparse.Namespace) -> dict[str, object]:
     for number in range(options.campaigns):
         simulation.at(0.0, v.CampaignAdded(campaign(number, options.trials // options.campaigns)))
     before_kb, wall_s, cpu_s = peak_kb(), time.monotonic(), time.process_time()
-    steps_s = array.array("f")
+    steps_s, hours, first = array.array("f"), list[dict[str, object]](), 0
     going = True
-    while going:
-        began_s = time.thread_time()
-        going = simulation.step()
-        steps_s.append(time.thread_time() - began_s)
-        if len(steps_s) % _SAY_STEPS == 0:
-            _machine.say(f"{simulation.books.counted} trials, {simulation.now_s:.0f} s of virtual time")
+    with collector_watched() as pauses_s:
+        while going:
+            began_s = time.thread_time()
+            going = simulation.step()
+            steps_s.append(time.thread_time() - began_s)
+            if len(steps_s) % _SAY_STEPS == 0:
+                _machine.say(f"{simulation.books.counted} trials, {simulation.now_s:.0f} s of virtual time")
+            if simulation.now_s >= (len(hours) + 1) * _HOUR_S:
+                hours.append({"step_ms": rank(steps_s[first:]), "memory_mb": memory_mb(steps_s)})
+                first = len(steps_s)
     wall_s, cpu_s = time.monotonic() - wall_s, time.process_time() - cpu_s
     books = simulation.books
     return {
@@ -92,6 +102,8 @@ def play(options: argparse.Namespace) -> dict[str, object]:
         "cpu_us_per_trial": round(1e6 * cpu_s / books.counted),
         "cpu_us_per_step": round(1e6 * cpu_s / books.steps),
         "step_ms": rank(steps_s),
+        "collector_ms": rank(pauses_s),
+        "hours": hours,
         "board_hours": round(books.busy_s / 3600, 1),
         "counted": books.counted,
         "utilisation": _machine.round_to(books.utilisation),
@@ -108,9 +120,34 @@ def play(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
+@contextlib.contextmanager
+def collector_watched() -> Iterator[array.array[float]]:
+    """How long each round of the garbage collector in the block takes (s of processor time)."""
+    pauses_s, began = array.array("f"), [0.0]
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = time.thread_time()
+        else:
+            pauses_s.append(time.thread_time() - began[0])
+
+    gc.callbacks.append(watch)
+    try:
+        yield pauses_s
+    finally:
+        gc.callbacks.remove(watch)
+
+
+def memory_mb(steps_s: array.array[float]) -> float:
+    """What the process holds now, without what is kept of its steps."""
+    return round((psutil.Process().memory_info().rss - steps_s.itemsize * len(steps_s)) / 2**20, 1)
+
+
 def rank(steps_s: array.array[float]) -> dict[str, float]:
-    """How long steps take (ms): the middle one, those that few are above, the longest."""
+    """How long steps take (ms): the middle one, those that few are above, the longest; nothing of none."""
     ordered = sorted(steps_s)
+    if not ordered:
+        return {}
     parts = {"median": 0.5, "99 %": 0.99, "99.9 %": 0.999, "longest": 1.0}
     return {name: _machine.round_to(1e3 * ordered[int(part * (len(ordered) - 1))], 3) for name, part in parts.items()}
 

@@ -47,6 +47,7 @@ import os, subprocess, sys
 import ray
 from farm.campaign.engine.ray_calls import ray_running
 os.environ["RAY_AUTH_MODE"] = "disabled"  # what a user has set is for clusters of theirs
+os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = '{"runtime_env": {"env_vars": {"A": "B"}}, "metadata": {}}'
 ask = "import sys; from ray._raylet import GcsClient; print('in', GcsClient(address=sys.argv[1]).get_all_node_info())"
 with ray_running(1):
     address = ray.get_runtime_context().gcs_address
@@ -55,12 +56,15 @@ with ray_running(1):
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | token)
         print("in" if done.stdout.startswith("in") else "oken" in done.stderr)
     assert "RAY_AUTH_TOKEN" not in os.environ
+    assert not ray.get_runtime_context().runtime_env
 """
 
 
 @pytest.mark.core
 def test_a_ray_of_our_own_lets_in_nobody_without_its_token() -> None:
-    """Other users of this machine reach loopback too: without the token, or with another one, they are turned away."""
+    """Other users of this machine reach loopback too: without the token, or with another one, they are turned away. Nor
+    has it anything of the Ray job that it was started in.
+    """
     done = subprocess.run([sys.executable, "-c", _STRANGER], capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
 

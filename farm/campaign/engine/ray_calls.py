@@ -71,6 +71,8 @@ def prepare_environment() -> None:
     # Its usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # What `ray job submit` was given is for the command that it runs: the engine which that starts serves others, too.
+    os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
