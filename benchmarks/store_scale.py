@@ -293,6 +293,9 @@ def measure(make: Callable[[str], StoreLocation], folder: pathlib.Path, options:
                     connection.exec_driver_sql("VACUUM ANALYZE")
             figures["bytes_per_trial"] = round((fetch_bytes(store) - empty) / count)
         figures[size] = measure_reading(home, place, options.rounds)
+        _machine.say(f"{size}: {figures}")
+    if options.reading:
+        return figures
     with Store(place) as store:
         figures["batched_inserts_per_second"] = round(insert_batches(store, 0, options.inserts, 100))
     figures["at_once"] = write_at_once(place, 8, options.at_once)
@@ -300,10 +303,11 @@ def measure(make: Callable[[str], StoreLocation], folder: pathlib.Path, options:
 
 
 @contextlib.contextmanager
-def open_server() -> Iterator[Callable[[str], StoreLocation]]:
+def open_server(durable: bool) -> Iterator[Callable[[str], StoreLocation]]:
     from tests import postgresql
 
-    with postgresql.running(fsync="on", full_page_writes="on", shared_buffers="128MB") as cluster:
+    sync = "on" if durable else "off"
+    with postgresql.running(fsync=sync, full_page_writes=sync, shared_buffers="128MB") as cluster:
         yield lambda size: cluster.make(empty=True)
 
 
@@ -314,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="times that each is asked (default: 3)")
     parser.add_argument("--inserts", type=int, default=10_000, help="trials in batches of 100 (default: 10,000)")
     parser.add_argument("--at-once", type=int, default=250, help="trials of each of 8 writers (default: 250)")
+    parser.add_argument("--reading", action="store_true", help="time no writing: the server then does without fsync")
     parser.add_argument("--only", choices=("sqlite", "postgresql"), help="one of both")
     options = parser.parse_args()
     if options.quick:
@@ -323,7 +328,7 @@ def main() -> None:
         if options.only != "postgresql":
             figures["sqlite"] = measure(lambda size: folder / size / "farm.db", folder, options)
         if options.only != "sqlite":
-            with open_server() as make:
+            with open_server(durable=not options.reading) as make:
                 figures["postgresql"] = measure(make, folder, options)
         figures["load_1min_after"] = round(os.getloadavg()[0], 2)
         emit("store_scale", vars(options), figures)
