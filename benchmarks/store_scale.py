@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -18,10 +19,11 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import _machine
+import psutil
 import sqlalchemy as sa
 import web_pages
 
@@ -198,16 +200,25 @@ def commands(folder: pathlib.Path) -> dict[str, list[str]]:
     }
 
 
-def time_command(home: pathlib.Path, place: StoreLocation, arguments: list[str]) -> float:
-    """Seconds of a whole command, its start included."""
+def run_command(home: pathlib.Path, place: StoreLocation, arguments: list[str]) -> None:
+    """A whole command, its start included."""
     program = [str(pathlib.Path(sys.executable).with_name("farm")), *arguments]
-    started = time.perf_counter()
     subprocess.run(program, env=environment(home, place), check=True, capture_output=True, timeout=300)
-    return time.perf_counter() - started
 
 
 def environment(home: pathlib.Path, place: StoreLocation) -> dict[str, str]:
     return os.environ | {"FARM_HOME": str(home)} | ({"FARM_STORE": place} if isinstance(place, str) else {})
+
+
+def spent_s() -> float:
+    """Processor time so far: this process's, that of commands which ended, and the server's, if one is ours."""
+    total = sum(os.times()[:4])
+    for server in [each for each in psutil.Process().children() if "postgres" in each.name()]:
+        total += sum(server.cpu_times()[:4])
+        for child in server.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(child.cpu_times()[:2])
+    return total
 
 
 def calls(store: Store) -> dict[str, Callable[[], Any]]:
@@ -235,27 +246,27 @@ def calls(store: Store) -> dict[str, Callable[[], Any]]:
     }
 
 
-def measure_calls(store: Store, rounds: int) -> dict[str, float]:
-    """Medians, ms."""
-    figures: dict[str, float] = {}
-    for name, call in calls(store).items():
-        seconds = []
+def measure_each(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Of each the median, and its processor time, the server's included (s)."""
+    figures: dict[str, tuple[float, float]] = {}
+    for name, call in calls.items():
+        seconds, before = [], spent_s()
         for _ in range(rounds):
             started = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - started)
-        figures[name] = _machine.spread(seconds, 1e3)["median"]
+        figures[name] = (_machine.spread(seconds)["median"], _machine.round_to((spent_s() - before) / rounds))
     return figures
 
 
 def measure_reading(folder: pathlib.Path, place: StoreLocation, rounds: int) -> dict[str, Any]:
     """Commands, calls and pages on one store."""
-    found: dict[str, Any] = {"commands_s": {}}
-    for name, arguments in commands(folder).items():
-        seconds = [time_command(folder, place, arguments) for _ in range(rounds)]
-        found["commands_s"][name] = _machine.spread(seconds)["median"]
+    asked = {
+        name: functools.partial(run_command, folder, place, arguments) for name, arguments in commands(folder).items()
+    }
+    found: dict[str, Any] = {"commands_s": measure_each(asked, rounds)}
     with Store(place) as store:
-        found["calls_ms"] = measure_calls(store, rounds)
+        found["calls_s"] = measure_each(calls(store), rounds)
     pages = {"now": "/", "campaigns": "/campaigns", "campaign": "/campaigns/campaign-001", "records": "/records"}
     with web_pages.serving(folder, place) as (host, port, _):
         first = {name: web_pages.fetch(host, port, path) for name, path in pages.items()}
