@@ -120,3 +120,12 @@ def test_a_baseline_leads_nowhere_else(guarded: Guarded) -> None:
     (home.path / "other.json").write_text(json.dumps(document))
     other = home.call(*GATE[:4], "--baseline", "other.json", "--fail-if", "latency > 5 %")
     assert (other.code, "is not the artifact" in other.err.replace("\n", " ")) == (1, True)
+
+
+def test_who_has_no_board_is_told_so(guarded: Guarded) -> None:
+    """Not measured is not worse: exit code 3."""
+    home = guarded.home
+    assert home.call("board", "drain", "sim").code == 0
+    words = ("gate", str(guarded.untuned), *GATE[2:], "--fail-if", "latency > 5 %", "--wait", "1s")
+    assert home.call(*words).code == 3
+    assert home.call("board", "undrain", "sim").code == 0

@@ -18,6 +18,7 @@ from farm.campaign.engine.heartbeat import beating
 from farm.crew import leased_board
 from farm.errors import LeaseOverError
 from farm.processes.machine import process_identity
+from farm.services.take_over import TakeOver
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import Board, CampaignState
@@ -108,8 +109,12 @@ def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pat
         wait_until(lambda: set(find_owners(store).values()) == {right.pid}, "the other to take all")
 
 
-def test_an_engine_of_another_host_is_there_while_it_gives_signs(store: Store, url: str) -> None:
-    """Nobody can see its process from here: its campaign is left alone until its signs end, and then is nobody's."""
+def test_an_engine_of_another_host_is_there_while_it_gives_signs(
+    store: Store, url: str, tmp_path: pathlib.Path
+) -> None:
+    """Nobody can see its process from here: its campaign is left alone until its signs end, and then is nobody's. Who
+    may takes it over.
+    """
     submit(store, make_order("c"))
     there = process_identity() | {"host": "elsewhere"}
     store.note_engine(there)
@@ -122,6 +127,11 @@ def test_an_engine_of_another_host_is_there_while_it_gives_signs(store: Store, u
         store.note_engine(there, ttl_s=0)
         assert control.close_abandoned(store, process_identity()) == ["c"]
     assert store.fetch_living_engines() == frozenset()
+    for allowed in (False, True):
+        take_over = TakeOver(store, tmp_path, on=allowed)
+        take_over.watch()
+        assert (take_over._process is not None) is allowed
+        take_over.close()
 
 
 def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:

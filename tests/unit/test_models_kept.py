@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from farm import settings
 from farm.artifacts.brought import bring_same
 from farm.artifacts.manifest import ModelFacts
 from farm.errors import UnavailableError, UsageError
@@ -21,6 +22,7 @@ def test_a_model_is_found_where_its_file_is_not(tmp_path: pathlib.Path, monkeypa
     source = resolve_model(str(file))
     about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin)
     monkeypatch.setenv("FARM_SHARED", str(shared))
+    assert (settings.load().builds_path, settings.load().models_path) == (shared / "builds", shared / "models")
     keep_model(shared / "models", source)
     keep_model(shared / "models", source)
     file.unlink()
