@@ -6,6 +6,7 @@ The hops themselves are in `doctor_ssh.py` and `doctor_agent.py`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -65,7 +66,12 @@ def check_boards(settings: Settings, store: Store) -> list[Check]:
     rows = store.fetch_boards()
     odd = find_odd(rows)
     for row in rows:
-        checks.append(_check_board(row, ways.get(row["name"]), odd.get(row["name"], "")))
+        check = _check_board(row, ways.get(row["name"]))
+        if said := odd.get(row["name"]):
+            level = Level.WARNING if check.ok else check.level
+            advice = check.advice or _ODD_ADVICE
+            check = dataclasses.replace(check, level=level, detail=f"{check.detail}; {_ODD}: {said}", advice=advice)
+        checks.append(check)
     return checks
 
 
@@ -87,7 +93,7 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
     return summary
 
 
-def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None, odd: str) -> Check:
+def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None) -> Check:
     name, health = f"board {row['name']}", row["health"]
     summary = f"{row['state']}, {health}"
     advice = f"farm board doctor {row['name']}"
@@ -97,8 +103,6 @@ def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None, odd: str
         return Check(name, Level.WARNING, f"{summary}: {way['trouble']}", advice)
     if health in (Health.QUARANTINED, Health.SUSPECT):
         return Check(name, Level.WARNING, f"{summary}: {row['health_reason']}", advice)
-    if odd:
-        return Check(name, Level.WARNING, f"{summary}; {_ODD}: {odd}", _ODD_ADVICE)
     return Check(name, Level.OK, summary)
 
 
@@ -132,10 +136,10 @@ class _Examination:
 
 def _describe_registered(store: Store, board: Mapping[str, Any]) -> str | Doubt:
     said = describe_board(board)
-    odd = find_odd(store.fetch_boards()).get(board["name"])
-    if odd is None or isinstance(said, Doubt):
-        return said
-    return Doubt(f"{said}; {_ODD}: {odd}", _ODD_ADVICE)
+    if odd := find_odd(store.fetch_boards()).get(board["name"]):
+        detail = said.detail if isinstance(said, Doubt) else said
+        return Doubt(f"{detail}; {_ODD}: {odd}", _ODD_ADVICE)
+    return said
 
 
 def plan_way(
