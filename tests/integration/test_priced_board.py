@@ -90,7 +90,7 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
         after = session.unpin().clocks
         assert after is not None
         assert find_changes(hardware.before, after) == []
-        said_of_core = str(ask_core(hardware))
+        assert "as its type has" not in str(ask_core(hardware))
     assert isinstance(said, Doubt), said
     assert [run["threads"] for run in facts["prices"]["runs"]] == [1, 1, 4, 1, 4, 1, 4]
 
@@ -101,7 +101,6 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
     assert facts["core"]["clock_hz"] == pytest.approx(1.479e9, rel=0.01)
     for name in ("fma_latency", "fma_pipes", "load_pipes", "l1_bytes"):
         assert found[name] == pytest.approx(getattr(known, name), rel=0.1), name
-    print(said_of_core)
 
     report = tmp_path / "report.json"
     about = {"schema": SCHEMA, "board_type": kind.name, "at": "now", "simulated": True}
@@ -122,5 +121,5 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
         assert known.pipeline is not None
         assert (core["wait_cycles"], core["crowding"]) == fitted.constants.after
         assert (known.pipeline.wait_cycles, known.pipeline.crowding) == fitted.constants.after
-        assert core_of(kind.target.to_tvm()).fma_latency == found["fma_latency"]
+        assert core_of(kind.target.to_tvm()).region_s == fitted.measured["region_s"] == found["region_s"]
         assert known.sources[-1] == "certificate of a simulated jetson-nano, now"
