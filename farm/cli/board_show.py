@@ -74,13 +74,18 @@ def _print_core(core: dict[str, Any]) -> None:
     """What was found of its core beside the file of its type, what predictions go by, and other boards."""
     from farm.inventory.core_figures import CLOCK
 
+    def say(name: str, value: float) -> str:
+        return f"{value:.0f}" if name in ("l1_bytes", "l2_bytes") else f"{value:.4g}"
+
     found = {CLOCK: {"value": core[CLOCK]}} | core["found"]
     rows = []
     for name in (CLOCK, *core["type"]):
         figure = found.get(name)
-        spread = f"{figure['low']:.4g} to {figure['high']:.4g}" if figure and "low" in figure else "–"
-        compared = [f"{core[whose][name]:.4g}" if name in core[whose] else "–" for whose in ("type", "used", "others")]
-        rows.append((name, f"{figure['value']:.4g}" if figure else "not told", spread, *compared))
+        spread = f"{say(name, figure['low'])} to {say(name, figure['high'])}" if figure and "low" in figure else "–"
+        compared = [
+            say(name, core[whose][name]) if name in core[whose] else "–" for whose in ("type", "used", "others")
+        ]
+        rows.append((name, say(name, figure["value"]) if figure else "not told", spread, *compared))
     tables.print_table(("Core", "Measured", "Between", "Type's file", "In use", "Others"), rows, left=(0,))
 
 
