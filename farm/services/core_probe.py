@@ -70,17 +70,21 @@ def list_asked(core: Core, kernels: Mapping[str, core_kernels.CoreKernel]) -> li
 def settle(
     run: Callable[[Asked], float], asked: Sequence[Asked], monotonic: Callable[[], float] = time.monotonic
 ) -> dict[Asked, tuple[float, float] | None]:
-    """Ask in rounds until the least times agree, or the time is over; seconds of a call: the least, and its fellow's.
+    """Ask in turns until the least times agree, or the time is over; seconds of a call: the least, and its fellow's.
 
-    None for what was not agreed on.
+    None for what was not agreed on. Each gets as much of the time: beside other programs a kernel of all threads takes
+    seconds where others take tenths, and those would have had four turns.
     """
     deadline = monotonic() + TIME_LIMIT_S
     seen: dict[Asked, list[float]] = {each: [] for each in asked}
+    spent_s = dict.fromkeys(asked, 0.0)
     open_ = list(asked)
-    while open_ and (monotonic() < deadline or min(len(times) for times in seen.values()) < _AGREEING):
-        for each in open_:
-            seen[each] = sorted([*seen[each], run(each)])
-        open_ = [each for each in open_ if not _agrees(seen[each])]
+    while open_:
+        each, began = min(open_, key=spent_s.__getitem__), monotonic()
+        seen[each] = sorted([*seen[each], run(each)])
+        now = monotonic()
+        spent_s[each] += now - began
+        open_ = [one for one in open_ if not _agrees(seen[one]) and (now < deadline or len(seen[one]) < _AGREEING)]
     return {each: (times[0], times[_AGREEING - 1]) if _agrees(times) else None for each, times in seen.items()}
 
 

@@ -43,6 +43,20 @@ def test_least_times_count_once_three_agree() -> None:
     assert found == {("steady", 0): (5.0, 5.1), ("wild", 0): None}
 
 
+def test_a_slow_kernel_leaves_others_their_time() -> None:
+    """One that takes seconds a turn has as much of the minute as one that takes tenths, which agrees from its 24th on."""
+    now, turns = 0.0, {"slow": 0, "quick": 0}
+
+    def run(asked: tuple[str, int]) -> float:
+        nonlocal now
+        now += {"slow": 7.0, "quick": 0.1}[asked[0]]
+        turns[asked[0]] += 1
+        return 100.0 / turns[asked[0]] if asked[0] == "slow" or turns["quick"] < 24 else 1.0
+
+    found = settle(run, [("slow", 0), ("quick", 0)], lambda: now)
+    assert (found["slow", 0], found["quick", 0]) == (None, (1.0, 1.0))
+
+
 def test_figures_come_from_cycles() -> None:
     """Of a core at 2 GHz: what a cycle does; what was not told, or cannot be, is left out, and no clock is an error."""
     assert A57 is not None
