@@ -44,7 +44,7 @@ def test_least_times_count_once_three_agree() -> None:
 
 
 def test_a_slow_kernel_leaves_others_their_time() -> None:
-    """One that takes seconds a turn has as much of the minute as one that takes tenths, which agrees from its 24th on."""
+    """One that takes seconds a turn has half of the minute, and one that takes tenths, and agrees late, the other."""
     now, turns = 0.0, {"slow": 0, "quick": 0}
 
     def run(asked: tuple[str, int]) -> float:
