@@ -3,7 +3,7 @@
 Prints one JSON document. 1,000 boards of two types, four owners with a campaign each, 100 workloads at two operating
 points, a million trials; boards fail, leave, come back and straggle. One core is enough. `--trials` makes it shorter;
 `--campaigns 100 --trials 30240 --measure-s 20` is a week of board time of a hundred campaigns, 25 of each owner, and
-`--trials 45000` a quarter of an hour of all boards. `step_ms` is a decision with what the simulation does about it, in
+`--trials 90000` half an hour of all boards. `step_ms` is a decision with what the simulation does about it, in
 processor time, of which `collector_ms` are Python's garbage collector's; `parts` are five minutes of the fleet's each.
 """
 
