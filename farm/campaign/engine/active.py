@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
+from farm.campaign.engine.board_events import TrialMeasured
 from farm.campaign.engine.timeouts import LOAD_S, plan_run_timeout_s
 from farm.campaign.order import Order, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import TaskKey
@@ -23,9 +24,10 @@ _HISTORY = 200
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """A candidate on its way through the engine, with its code.
+    """A candidate on its way through the engine, from its proposal on, with its code once it is built.
 
-    `failure` is how its build failed by its own fault.
+    `failure` is how its build failed by its own fault. `measured` is what boards said of it, by assignment: two may
+    answer before one of them counts.
     """
 
     task: TaskKey
@@ -34,6 +36,7 @@ class Work:
     sha256: str | None = None
     build_s: float | None = None
     failure: Outcome | None = None
+    measured: dict[int, TrialMeasured] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
