@@ -9,8 +9,8 @@ import dataclasses
 import re
 import threading
 import time
-from types import TracebackType
 
+from farm.closing import Closing
 from farm.connectivity.frames import FrameFilter
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh import SshConnection
@@ -52,7 +52,7 @@ class LinkState:
     final: bool = False
 
 
-class BoardLink:
+class BoardLink(Closing):
     """The way to one board. Forwards are added before `start`; their local addresses stay for good. Thread-safe."""
 
     def __init__(
@@ -161,11 +161,6 @@ class BoardLink:
     def __enter__(self) -> BoardLink:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _keep_forward(self, forward: Forward) -> Forward:
         self._forwards.append(forward)

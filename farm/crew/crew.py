@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from farm.closing import Closing
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool
 from farm.crew.coroutines import Find, Loop
@@ -46,7 +47,7 @@ class WorkStoppedError(Exception):
     """The crew has ended: what its boards would have answered no longer matters."""
 
 
-class Crew:
+class Crew(Closing):
     """Boards, and the one thread that drives them all. Use as a context manager; `boards` are those that were taken.
 
     Work is a coroutine that awaits boards (`DrivenBoard`) and whatever else can be found by looking (`coroutines`).
@@ -116,12 +117,6 @@ class Crew:
         """Let go of a board. For work alone."""
         self.boards.remove(board)
         self._held.pop(board).close()
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *about: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all work where it waits (WorkStoppedError for who waits for it), and give all boards back."""

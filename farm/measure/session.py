@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
+from farm.closing import Closing
 from farm.connectivity import fences
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
@@ -66,7 +66,7 @@ _SEEN_UPLOAD_BYTES = 1 << 20
 Answer = TypeVar("Answer", bound=protocol.Message)
 
 
-class BoardSession:
+class BoardSession(Closing):
     """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
     def __init__(
@@ -186,14 +186,6 @@ class BoardSession:
         self._relay.cut()
         self._functions.clear()
         self._session = None
-
-    def __enter__(self) -> BoardSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _claim_board(self, claim: LeaseClaim) -> None:
         try:
