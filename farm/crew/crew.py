@@ -23,7 +23,7 @@ from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
-from farm.crew.waiting import Waiting
+from farm.crew.waiting import Waiter
 from farm.errors import FarmError, TransientError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.children import room_for_process
@@ -72,7 +72,7 @@ class Crew(Closing):
         self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
         self._loop = Loop()
         with room_for_process():
-            self._waiting = Waiting()
+            self._waiting = Waiter()
         self._stopping = threading.Event()
         self._over = threading.Event()
         # What work gets that comes when all is over.

@@ -43,7 +43,7 @@ from farm.errors import (
 )
 from farm.measure import answers
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
-from farm.measure.asking import Direct, ask_for_board, require_latest
+from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.measure.handed import Handed, read
 from farm.measure.sent import SentPrograms
 from farm.values import Lease
@@ -71,7 +71,7 @@ class BoardSession(Closing):
 
     def __init__(
         self,
-        tracker: Tracker | Direct,
+        tracker: Tracker | AgentAddress,
         key: str,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         lease: Lease | None = None,

@@ -16,7 +16,7 @@ from farm.campaign.engine import board_anchors
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.board_events import Arrived, AskedBack, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import Call, CrewBoard
-from farm.campaign.engine.board_keeping import BoardKeeping, Reach
+from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
 from farm.campaign.engine.host import HostBoard
 from farm.closing import Closing
 from farm.crew import board_calls
@@ -42,7 +42,7 @@ class BoardCrew(BoardKeeping, Closing):
 
     def __init__(
         self,
-        services: Reach,
+        services: TrackerSource,
         store: Store,
         settings: Settings,
         purpose: str,

@@ -29,7 +29,7 @@ from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.crew.waiting import Waiting
+from farm.crew.waiting import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -108,7 +108,7 @@ class CampaignEngine:
         self.active: dict[str, Active] = self._orders.active
         self._works: dict[tuple[v.TaskKey, str], Work] = {}
         self._wake_s: float | None = None
-        self._waiting = Waiting()
+        self._waiting = Waiter()
 
     def prepare(self, search: SearchOrder, on_host: bool) -> None:
         """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""

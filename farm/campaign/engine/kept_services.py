@@ -23,7 +23,7 @@ _LOOK_S, _AGAIN_S = 1.0, 5.0
 
 
 class KeptServices(Closing):
-    """The services that run, whichever those are; a `Reach`. Use as a context manager, from one thread."""
+    """The services that run, whichever those are; a `TrackerSource`. Use as a context manager, from one thread."""
 
     def __init__(self, settings: Settings, note: Callable[[str], None], boards: Collection[str] | None = None) -> None:
         """Find services, or start some, for these boards (None: all; without any, when they are needed).
