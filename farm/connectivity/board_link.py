@@ -121,10 +121,9 @@ class BoardLink(Closing):
             state, connection = self._state, self._connection
         if state.up and connection is not None:
             return connection
-        if state.final and state.error is not None:
-            raise state.error
-        why = state.error.message if state.error else "still connecting"
-        raise DeadlineError(f"the board at {self.address} could not be reached within {timeout_s:g} s: {why}")
+        raise DeadlineError(
+            f"the board at {self.address} could not be reached within {timeout_s:g} s: {_why_not(state)}"
+        )
 
     def require_connection(self) -> SshConnection:
         """The connection of now. Raises TransientError, or why it failed for good; never waits."""
@@ -132,10 +131,7 @@ class BoardLink(Closing):
             state, connection = self._state, self._connection
         if connection is not None and not connection.lost.is_set():
             return connection
-        if state.final and state.error is not None:
-            raise state.error
-        why = state.error.message if state.error else "still connecting"
-        raise TransientError(f"the board at {self.address} is out of reach: {why}")
+        raise TransientError(f"the board at {self.address} is out of reach: {_why_not(state)}")
 
     @property
     def state(self) -> LinkState:
@@ -234,3 +230,10 @@ class BoardLink(Closing):
         with self._changed:
             self._state = LinkState(up, time.monotonic(), error, failures, self._state.connects, final)
             self._changed.notify_all()
+
+
+def _why_not(state: LinkState) -> str:
+    """Why there is no connection yet. Raises why there will be none."""
+    if state.final and state.error is not None:
+        raise state.error
+    return state.error.message if state.error else "still connecting"
