@@ -106,11 +106,11 @@ def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[st
     """Keys of the model that the path leads to. Steps that are not fields (list positions) stay where they are."""
     keys = _find_keys(model)
     for step in steps:
-        keys = _find_keys(keys.get(step)) or keys
+        keys = _find_keys(keys.get(str(step))) or keys
     return list(keys)
 
 
-def _find_keys(annotation: Any) -> Mapping[str | int, Any]:
+def _find_keys(annotation: Any) -> Mapping[str, Any]:
     """Keys of the model or dataclass inside an annotation such as `Target | None` or `tuple[Cluster, ...]`, each with
     its own annotation.
     """

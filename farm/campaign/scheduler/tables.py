@@ -83,7 +83,7 @@ class TableEdit(_Shards[K, V]):
     _shards: list[dict[K, V]]
 
     def __init__(self, shards: tuple[dict[K, V], ...], size: int) -> None:
-        self._base = shards
+        self._base: tuple[dict[K, V], ...] = shards
         self._shards = list(shards)
         self._owned: set[int] = set()
         self._size = size
