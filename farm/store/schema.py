@@ -272,7 +272,6 @@ trials = sa.Table(
         "candidate",
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
-        postgresql_where=sa.text("counted IS NOT NULL"),
     ),
     # What a campaign's trials come to, without reading one of them.
     sa.Index(
@@ -284,7 +283,6 @@ trials = sa.Table(
         "ix_trials_wrong",
         *("workload", "candidate"),
         sqlite_where=sa.text("status = 'wrong_result'"),
-        postgresql_where=sa.text("status = 'wrong_result'"),
     ),
 )
 
