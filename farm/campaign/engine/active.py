@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
-from farm.campaign.engine.board_events import TrialMeasured
 from farm.campaign.engine.timeouts import LOAD_S, plan_run_timeout_s
 from farm.campaign.order import Order, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import TaskKey
 from farm.inventory.board_types import require_board_type
 from farm.points.conditions import format_clocks
 from farm.search import gpus
+
+if TYPE_CHECKING:  # loads NumPy
+    from farm.campaign.engine.board_events import TrialMeasured
 
 # Points of the curve of latency over trials that are kept; every second one goes when there are more.
 _HISTORY = 200
