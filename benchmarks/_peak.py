@@ -21,7 +21,7 @@ from farm.search.build import builder
 from farm.search.tuners.traits import derive_traits
 from farm.settings import Settings
 
-# One fused multiply-add starts per pipe and cycle and ends 4 to 5 cycles later (10 on Cortex-A57), in up to two pipes:
+# One fused multiply-add starts per pipe and cycle and has its sum 4 to 5 cycles later, in up to two pipes:
 # twelve independent sums keep them full, and leave registers for the operands where there are sixteen.
 _SUMS = 12
 # A quarter of a millisecond at 100 GFLOPS: long against a call, short against a time slice.

@@ -24,6 +24,7 @@ from farm import emulation
 from farm.artifacts.compile import compile_model
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError
 from farm.inventory.board_types import BoardType, Target
+from farm.inventory.core_figures import find_differing, list_values, say_figures
 from farm.inventory.core_types import CoreType, find_core_type
 from farm.measure.arrays import pack_arrays
 from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
@@ -81,15 +82,15 @@ def ask_core(hardware: HardwareChecks) -> str | Doubt:
         with contextlib.suppress(_NotHeldError):  # its clocks are its own: it is asked at those
             stack.enter_context(_held_highest(hardware))
         figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
-    typical = core_probe.list_typical(core)
+    typical = core.list_figures()
     hardware.facts["core"] = figures.to_dict() | {"type": typical}
-    differing = core_probe.find_differing({name: each.value for name, each in figures.found.items()}, core)
+    differing = find_differing(list_values(hardware.facts["core"]), typical)
     said = f"{len(figures.found)} figures at {figures.clock_hz / 1e6:.0f} MHz"
     if figures.unknown:
         said += f", not told: {', '.join(figures.unknown)}"
     if not differing:
         return f"{said}; as its type has them"
-    said += f"; {core_probe.say_figures(differing, typical)}"
+    said += f"; {say_figures(differing, typical)}"
     return said if about.simulated else Doubt(said, _LEARN)  # a model's core is another matter than hardware's
 
 

@@ -19,7 +19,7 @@ from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerpri
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
-from farm.inventory import fleet_ranges
+from farm.inventory import core_figures, fleet_ranges
 from farm.processes.machine import name_user
 from farm.store.standing import is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
@@ -74,6 +74,11 @@ def list_boards() -> output.Document:
     with options.open_store() as store:
         boards = store.fetch_boards()
     _note_age(boards)
+    for name, odd in core_figures.find_odd(boards).items():
+        output.stderr.print(
+            f"{name}: its core is not as those of other boards of its type: {odd}; see `farm board show {name}`",
+            markup=False,
+        )
     yield boards
     tables.print_table(
         ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),

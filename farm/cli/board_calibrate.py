@@ -26,8 +26,8 @@ def calibrate_model(
     took. FARM_CORE_TYPES names the folder, for the farm and for the agents of virtual boards alike: predictions and
     prices go by it then.
     """
+    from farm.inventory.core_figures import say_figures
     from farm.services.calibrate_model import calibrate
-    from farm.services.core_probe import say_figures
 
     found = calibrate(reports)
     paths = [each.write(out) for each in found]

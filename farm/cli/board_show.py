@@ -24,17 +24,22 @@ def show(
 ) -> output.Document:
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
     from farm.crew.board_calibration import fetch_calibration, to_document
+    from farm.crew.board_core import fetch_core
 
     with options.open_store() as store:
         board = next((board for board in store.fetch_boards() if board["name"] == name), None)
         happened = store.fetch_board_events(name) if board else []
         calibration = fetch_calibration(store, board) if board else None
+        core = fetch_core(store, board) if board else None
     if board is None:
         yield from _show_type(name)
     else:
-        yield to_document(board, calibration, happened)
-        _print_board(board, calibration)
+        yield to_document(board, calibration, core, happened)
+        _print_board(board, calibration, core)
         output.stdout.print()
+        if core:
+            _print_core(core)
+            output.stdout.print()
         _print_events(happened, events)
 
 
@@ -65,7 +70,26 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
         output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
 
 
-def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None:
+def _print_core(core: dict[str, Any]) -> None:
+    """What was found of its core beside the file of its type, what predictions go by, and other boards."""
+    from farm.inventory.core_figures import CLOCK
+
+    def say(name: str, value: float) -> str:
+        return f"{value:.0f}" if name in ("l1_bytes", "l2_bytes") else f"{value:.4g}"
+
+    found = {CLOCK: {"value": core[CLOCK]}} | core["found"]
+    rows = []
+    for name in (CLOCK, *core["type"]):
+        figure = found.get(name)
+        spread = f"{say(name, figure['low'])} to {say(name, figure['high'])}" if figure and "low" in figure else "–"
+        compared = [
+            say(name, core[whose][name]) if name in core[whose] else "–" for whose in ("type", "used", "others")
+        ]
+        rows.append((name, say(name, figure["value"]) if figure else "not told", spread, *compared))
+    tables.print_table(("Core", "Measured", "Between", "Type's file", "In use", "Others"), rows, left=(0,))
+
+
+def _print_board(board: dict[str, Any], calibration: Calibration | None, core: dict[str, Any] | None) -> None:
     description = board["description"]
     facts = {
         "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
@@ -78,6 +102,9 @@ def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None
         "Agent": description.get("agent_version", "–"),
         "Last seen": output.moment(board["seen_at"]),
         "Golden": "–" if calibration is None else calibration.text,
+        "Core": "not asked yet; `farm board certify` does"
+        if core is None
+        else f"{core['core']}, asked {output.moment(core['at'])}",
     }
     if board["health"] == Health.UNSAFE:
         facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"

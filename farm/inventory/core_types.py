@@ -41,6 +41,14 @@ Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
 Rate = Annotated[float, pydantic.Field(gt=0)]
 
 
+def find_impossible(name: str, value: float) -> str:
+    """Why no core has such a figure, which one that was optimised away may say; empty where one may."""
+    if name not in MEASURED:
+        return f"{name!r} is nothing that a core is asked; there are {', '.join(MEASURED)}"
+    least, most = MEASURED[name]
+    return "" if least <= value <= most else f"{name} is {value:g}; cores have {least:g} to {most:g}"
+
+
 class KindCost(documents.StrictModel):
     """What a kind of instruction does in a core: see `device_agent/emulated/pipeline.py`."""
 
@@ -121,6 +129,10 @@ class CoreType(documents.StrictModel):
     compiled_as: Mapping[str, str] = pydantic.Field(default_factory=dict)
     pipeline: Pipeline | None = None
 
+    def list_figures(self) -> dict[str, float]:
+        """What a board may be asked of its core, as this type has it."""
+        return {name: float(getattr(self, name)) for name in MEASURED}
+
     def list_costs(self) -> Mapping[str, Any]:
         """What `device_agent.protocol.count_seconds` asks of a core. Its pipeline must be described."""
         assert self.pipeline is not None
@@ -147,11 +159,8 @@ class FittedCore(documents.StrictModel):
     @pydantic.model_validator(mode="after")
     def _check_measured(self) -> FittedCore:
         for name, value in self.measured.items():
-            if name not in MEASURED:
-                raise ValueError(f"measured: {name!r} is nothing that a core is asked; there are {', '.join(MEASURED)}")
-            least, most = MEASURED[name]
-            if not least <= value <= most:
-                raise ValueError(f"measured: {name} is {value:g}; cores have {least:g} to {most:g}")
+            if reason := find_impossible(name, value):
+                raise ValueError(f"measured: {reason}")
         return self
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from device_agent.protocol import CountedSegment, count_seconds
 from farm.errors import UsageError
-from farm.inventory.core_types import CoreType, FittedCore, load_plain_core_types
-from farm.services.core_probe import find_differing
+from farm.inventory.core_figures import find_differing, list_values
+from farm.inventory.core_types import CoreType, FittedCore, find_impossible, load_plain_core_types
 
 # What `farm board certify` writes is looked through no further than that.
 _MOST_BYTES = 64 << 20
@@ -170,9 +170,12 @@ def read_cores(document: Mapping[str, Any], path: pathlib.Path) -> list[tuple[st
     found: list[tuple[str, dict[str, float], list[PricedRun]]] = []
     try:
         if core := facts.get("core"):
-            found.append((str(core["core"]), {name: float(each["value"]) for name, each in core["found"].items()}, []))
+            found.append((str(core["core"]), list_values(core), []))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: what it says of the core cannot be read: {error}") from error
+    for _, figures, _ in found:
+        if reason := next(filter(None, (find_impossible(name, value) for name, value in figures.items())), ""):
+            raise UsageError(f"{path}: what it says of the core cannot be: {reason}", "Certify the board again.")
     if (facts.get("prices") or {}).get("runs"):
         name, runs = read_runs(document, path)
         found.append((name, {}, runs))
@@ -230,8 +233,8 @@ def _sum_squares(ratios: Sequence[Ratio], wait_cycles: float, crowding: float) -
 
 def _fit(core: CoreType, told: _Told, *, simulated: bool) -> Fitted:
     medians = {name: statistics.median(values) for name, values in told.figures.items()}
-    measured = find_differing(medians, core)
-    typical = {name: float(getattr(core, name)) for name in measured}
+    measured = find_differing(medians, core.list_figures())
+    typical = {name: core.list_figures()[name] for name in measured}
     constants = _fit_constants(core, told.runs) if told.runs else None
     return Fitted(core.name, measured, typical, constants, simulated, tuple(told.sources))
 

@@ -1,13 +1,12 @@
 """What a board's core can do, found out by micro-kernels on the board itself, beside what its core type says.
 
 Whatever else runs can only take time away, so that the least time of each kernel counts, once several rounds agree on
-it; what they do not agree on stays unknown. Which kernels there are is in `farm.search.core_kernels`; what they change
-in predictions, in `farm.inventory.core_types` (`MeasuredCore`).
+it; what they do not agree on stays unknown. Which kernels there are is in `farm.search.core_kernels`; what is found, in
+`farm.inventory.core_figures`; what it changes in predictions, in `farm.inventory.core_types` (`FittedCore`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
@@ -17,7 +16,8 @@ from typing import Any
 from device_agent.protocol import Engine, Limits, RunSpec, Status
 from farm.crew.golden_runs import LOAD_TIMEOUT_S, RUN_TIMEOUT_S
 from farm.errors import PermanentError
-from farm.inventory.core_types import MEASURED, CoreType
+from farm.inventory.core_figures import CoreFigure, CoreFigures
+from farm.inventory.core_types import MEASURED, CoreType, find_impossible
 from farm.measure.session import BoardSession
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import core_kernels
@@ -33,39 +33,9 @@ _MEMORY_BYTES = 512 << 20
 _SIZES = tuple(size << 10 for power in range(3, 12) for size in (1 << power, 3 << (power - 1)))
 # A first cache ends where a load takes so much longer; a second one, half way (in factors) to what lies beyond it.
 _FIRST_ENDS, _BEYOND = 1.25, 1.5
-# Differences from a core type that are worth a word: of a rate, and of a size, which is known to half an octave.
-_RATE_DIFFERS, _SIZE_DIFFERS = 1.15, 1.45
-_SIZED = ("l1_bytes", "l2_bytes")
 
 # A kernel and the bytes that it goes through (0: always the same).
 Asked = tuple[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class CoreFigure:
-    """A figure of a core, and between what the rounds that agree have it."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclasses.dataclass(frozen=True)
-class CoreFigures:
-    """What was found out of a core: of the fields in `MEASURED` those that could be told, `unknown` are the others.
-
-    `clock_hz` is what it ran at meanwhile.
-    """
-
-    core: str
-    clock_hz: float
-    found: Mapping[str, CoreFigure]
-    unknown: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, for a certificate."""
-        found = {name: dataclasses.asdict(each) for name, each in self.found.items()}
-        return {"core": self.core, "clock_hz": self.clock_hz, "found": found, "unknown": list(self.unknown)}
 
 
 def probe_core(session: BoardSession, kind: CoreType, target: Mapping[str, Any], cores: int) -> CoreFigures:
@@ -100,17 +70,21 @@ def list_asked(core: Core, kernels: Mapping[str, core_kernels.CoreKernel]) -> li
 def settle(
     run: Callable[[Asked], float], asked: Sequence[Asked], monotonic: Callable[[], float] = time.monotonic
 ) -> dict[Asked, tuple[float, float] | None]:
-    """Ask in rounds until the least times agree, or the time is over; seconds of a call: the least, and its fellow's.
+    """Ask in turns until the least times agree, or the time is over; seconds of a call: the least, and its fellow's.
 
-    None for what was not agreed on.
+    None for what was not agreed on. Each gets as much of the time: beside other programs a kernel of all threads takes
+    seconds where others take tenths, and those would have had four turns.
     """
     deadline = monotonic() + TIME_LIMIT_S
     seen: dict[Asked, list[float]] = {each: [] for each in asked}
+    spent_s = dict.fromkeys(asked, 0.0)
     open_ = list(asked)
-    while open_ and (monotonic() < deadline or min(len(times) for times in seen.values()) < _AGREEING):
-        for each in open_:
-            seen[each] = sorted([*seen[each], run(each)])
-        open_ = [each for each in open_ if not _agrees(seen[each])]
+    while open_:
+        each, began = min(open_, key=spent_s.__getitem__), monotonic()
+        seen[each] = sorted([*seen[each], run(each)])
+        now = monotonic()
+        spent_s[each] += now - began
+        open_ = [one for one in open_ if not _agrees(seen[one]) and (now < deadline or len(seen[one]) < _AGREEING)]
     return {each: (times[0], times[_AGREEING - 1]) if _agrees(times) else None for each, times in seen.items()}
 
 
@@ -151,7 +125,7 @@ def work_out(
         "memory_bytes_per_s": _invert(shared, hz * cores),
         "region_s": _scale(cycles(("regions", 0)), 1 / hz),
     }
-    told = {name: each for name, each in found.items() if each is not None and _can_be(name, each.value)}
+    told = {name: each for name, each in found.items() if each is not None and not find_impossible(name, each.value)}
     return CoreFigures(kind.name, hz, told, tuple(name for name in MEASURED if name not in told))
 
 
@@ -169,26 +143,6 @@ def find_caches(chase: Mapping[int, float]) -> tuple[int | None, int | None]:
     if last < near * _BEYOND:
         return first[-1], None
     return first[-1], max(size for size in outside if chase[size] <= math.sqrt(near * last))
-
-
-def list_typical(kind: CoreType) -> dict[str, float]:
-    """The same figures as a core type has them."""
-    return {name: float(getattr(kind, name)) for name in MEASURED}
-
-
-def say_figures(figures: Mapping[str, float], typical: Mapping[str, float]) -> str:
-    """Figures beside those of the core type, for people."""
-    return ", ".join(f"{name} {value:.4g} (type: {typical[name]:.4g})" for name, value in figures.items())
-
-
-def find_differing(found: Mapping[str, float], kind: CoreType) -> dict[str, float]:
-    """Those figures of a core that are not what its type says."""
-    differing = {}
-    for name, value in found.items():
-        differs = _SIZE_DIFFERS if name in _SIZED else _RATE_DIFFERS
-        if not 1 / differs <= value / float(getattr(kind, name)) <= differs:
-            differing[name] = value
-    return differing
 
 
 def _run(session: BoardSession, name: str, kernel: core_kernels.CoreKernel, library: bytes, size_bytes: int) -> float:
@@ -218,9 +172,3 @@ def _size(size_bytes: int | None) -> CoreFigure | None:
     if size_bytes is None:
         return None
     return CoreFigure(size_bytes, size_bytes, next((each for each in _SIZES if each > size_bytes), size_bytes))
-
-
-def _can_be(name: str, value: float) -> bool:
-    """Whether a figure is one that a core may have; a kernel that was optimised away has others."""
-    least, most = MEASURED[name]
-    return least <= value <= most

@@ -14,7 +14,8 @@ metadata = sa.MetaData()
 identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
 
 # `state` is derived: offline unless reachable, else leased where `leases` has a row, else idle. `history` is a
-# HealthHistory whose times belong to the clock `history_clock`. `power` are the commands that switch it, null for none.
+# HealthHistory whose times belong to the clock `history_clock`. `power` are the commands that switch it, `core` what
+# a certificate found of its core; null for none.
 boards = sa.Table(
     "boards",
     metadata,
@@ -35,6 +36,7 @@ boards = sa.Table(
     sa.Column("added_at", sa.Float, nullable=False),
     sa.Column("seen_at", sa.Float),
     sa.Column("power", sa.JSON(none_as_null=True)),
+    sa.Column("core", sa.JSON(none_as_null=True)),
 )
 
 # Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows. A

@@ -78,6 +78,14 @@ def test_what_is_no_report_is_refused(tmp_path: pathlib.Path) -> None:
             calibrate([path])
     with pytest.raises(UsageError, match="says nothing of the board's core"):
         calibrate([write_report(tmp_path / "bare.json", 4, 0, facts={})])
+    for name, value, said in (
+        ("l2_bytes", 1 << 40, "cores have"),
+        ("fma_pipes", float("nan"), "cores"),
+        ("x", 1, "'x'"),
+    ):
+        core = {"core": "cortex-a57", "found": {name: {"value": value}}}
+        with pytest.raises(UsageError, match=f"cannot be: .*{said}"):
+            calibrate([write_report(tmp_path / "impossible.json", 4, 0, facts={"core": core})])
     real, made = write_report(tmp_path / "a.json", 4, 0), write_report(tmp_path / "b.json", 4, 0, simulated=True)
     with pytest.raises(UsageError, match="simulated"):
         calibrate([real, made])
