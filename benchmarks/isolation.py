@@ -169,7 +169,7 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
     """Have whatever board is held in the block measure a probe before every so many trials."""
     from farm.campaign.engine import board_held
     from farm.crew import board_calls
-    from farm.crew.board_process import Ended, Measure, Request
+    from farm.crew.board_process import Ended, Request, TimeKernel
 
     orders = [(probe.name, board_calls.measure(probe.with_threads(threads), probe.library)) for probe in probes]
 
@@ -181,7 +181,7 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
             self._trials, self._asked = 0, dict[int, str]()
 
         def ask(self, order: board_calls.JobOrder, request: Request) -> int:
-            if isinstance(order.job, Measure):
+            if isinstance(order.job, TimeKernel):
                 if self._trials % every == 0:
                     name, probe = orders[self._trials // every % len(orders)]
                     self._asked[super().ask(probe, dataclasses.replace(request, job=probe.job))] = name

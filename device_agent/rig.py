@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from device_agent import processes, workspace
-from device_agent.board_types import Cluster
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
+from device_agent.protocol.hardware import Cluster
 from device_agent.sysfs import VIRTUAL_PREFIX
 
 if TYPE_CHECKING:

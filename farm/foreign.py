@@ -75,7 +75,7 @@ _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Input should be a valid string", "it must be text"),
         (r"Input should be a valid boolean.*", "it must be true or false"),
         (r"Input should be a valid (?:list|tuple|set|array)", "it must be a list"),
-        (r"Input should be a valid dictionary.*", "it must hold keys and values"),
+        (r"Input should be a (?:valid )?dictionary.*", "it must hold keys and values"),
         (r"Input should be greater than or equal to (\S+)", r"it must be at least \1"),
         (r"Input should be less than or equal to (\S+)", r"it must be at most \1"),
         (r"Input should be greater than (\S+)", r"it must be more than \1"),

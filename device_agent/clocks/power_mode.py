@@ -9,8 +9,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from device_agent.board_types import PowerMode
 from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol.hardware import PowerMode
 from device_agent.sysfs import Tree, list_names, read_int, read_text
 
 _CONFIGURATION = "/etc/nvpmodel.conf"

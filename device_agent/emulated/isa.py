@@ -45,7 +45,6 @@ class Instruction:
     adds_to: str = ""
     times: int = 1
     writes_back: bool = False
-    is_branch: bool = False
 
 
 class Decoder:
@@ -83,7 +82,7 @@ def _judge(each: capstone.CsInsn) -> Instruction:
         factors = [name for at, name in enumerate(names) if at not in (0, number)]
         adds_to = "" if names[number] in factors else names[number]
     moves = each.mnemonic[:2] in ("ld", "st") and ("]!" in each.op_str or "], " in each.op_str)
-    return Instruction(kind, reads, writes, adds_to, times, moves, kind in ("branch", "call"))
+    return Instruction(kind, reads, writes, adds_to, times, moves)
 
 
 def find_kind(mnemonic: str, operands: str) -> tuple[str, int]:

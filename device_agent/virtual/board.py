@@ -12,8 +12,9 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 
-from device_agent.board_types import BoardType, PowerMode
+from device_agent.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol.hardware import PowerMode
 from device_agent.virtual import consumption, parameters
 from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
 from device_agent.virtual.history import START_S, History, OwnClock, Piece

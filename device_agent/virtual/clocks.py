@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from device_agent.board_types import Cluster
+from device_agent.protocol.hardware import Cluster
 from device_agent.virtual.parameters import Domain
 
 # schedutil and the GPU's governor leave this headroom (Linux, kernel/sched/cpufreq_schedutil.c).

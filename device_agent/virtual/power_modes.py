@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 
-from device_agent.board_types import PowerMode
 from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol.hardware import PowerMode
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.files import Files
 from device_agent.virtual.files_clocks import DEFAULT_MEMORY_CAP, MEMORY_CAP

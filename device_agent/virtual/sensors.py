@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 
-from device_agent.board_types import PowerChip
+from device_agent.protocol.hardware import PowerChip
 from device_agent.virtual import noise
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.parameters import Rail

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from device_agent.protocol import CPU, GPU, ProtocolError, load_json
+from device_agent.protocol.hardware import Name
 from farm.artifacts.fields import (
     Bytes,
     Count,
@@ -31,7 +32,7 @@ from farm.artifacts.fields import (
 from farm.artifacts.places import MANIFEST, new_folder
 from farm.errors import PermanentError, UsageError
 from farm.inventory.documents import StrictModel, check_document
-from farm.inventory.hardware import LinkTriple, Name
+from farm.inventory.hardware import LinkTriple
 
 NAME = MANIFEST
 LIBRARY = "model.so"

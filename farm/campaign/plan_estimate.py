@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from farm.campaign.spec import BudgetSpec
 from farm.campaign.winner_share import leave_room, plan_allowance
-from farm.selection.tie import LOOKS
+from farm.selection.looks import LOOKS
 
 _HOUR_S = 3600.0
 # 0.1 hours must pay for 360 trials of a second, and not for 359.99999.

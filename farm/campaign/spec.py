@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, is_name
+from device_agent.protocol.hardware import Hertz, Name, Text
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents
 from farm.inventory.document_lines import Place
 from farm.inventory.documents import StrictModel
 from farm.inventory.fleet_document import Label, LabelName
-from farm.inventory.hardware import Hertz, Name, Text, find_repeated
+from farm.inventory.hardware import find_repeated
 from farm.models import zoo
 from farm.points.requests import parse_cores
 from farm.units import DURATION_EXAMPLES, parse_duration_s

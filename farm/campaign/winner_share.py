@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from farm.selection.tie import LEAST_ROUNDS
+from farm.selection.looks import LEAST_ROUNDS
 
 # For every two trials of the search one measurement of winners: where a task had 64, three candidates and the record's
 # holder can be measured eight times.

@@ -23,14 +23,14 @@ def show(
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
 ) -> output.Document:
     """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
+    from farm.crew import board_core
     from farm.crew.board_calibration import fetch_calibration, to_document
-    from farm.crew.board_core import fetch_core
 
     with options.open_store() as store:
         board = next((board for board in store.fetch_boards() if board["name"] == name), None)
         happened = store.fetch_board_events(name) if board else []
         calibration = fetch_calibration(store, board) if board else None
-        core = fetch_core(store, board) if board else None
+        core = board_core.fetch_core(store, board) if board else None
     if board is None:
         yield from _show_type(name)
     else:
@@ -38,7 +38,7 @@ def show(
         _print_board(board, calibration, core)
         output.stdout.print()
         if core:
-            _print_core(core)
+            tables.print_table(board_core.HEADS, board_core.list_rows(core), left=(0,))
             output.stdout.print()
         _print_events(happened, events)
 
@@ -68,25 +68,6 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
     )
     if len(events) > newest:
         output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
-
-
-def _print_core(core: dict[str, Any]) -> None:
-    """What was found of its core beside the file of its type, what predictions go by, and other boards."""
-    from farm.inventory.core_figures import CLOCK
-
-    def say(name: str, value: float) -> str:
-        return f"{value:.0f}" if name in ("l1_bytes", "l2_bytes") else f"{value:.4g}"
-
-    found = {CLOCK: {"value": core[CLOCK]}} | core["found"]
-    rows = []
-    for name in (CLOCK, *core["type"]):
-        figure = found.get(name)
-        spread = f"{say(name, figure['low'])} to {say(name, figure['high'])}" if figure and "low" in figure else "–"
-        compared = [
-            say(name, core[whose][name]) if name in core[whose] else "–" for whose in ("type", "used", "others")
-        ]
-        rows.append((name, say(name, figure["value"]) if figure else "not told", spread, *compared))
-    tables.print_table(("Core", "Measured", "Between", "Type's file", "In use", "Others"), rows, left=(0,))
 
 
 def _print_board(board: dict[str, Any], calibration: Calibration | None, core: dict[str, Any] | None) -> None:

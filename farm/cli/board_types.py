@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from device_agent.protocol import EVERY_CLUSTER, format_cpus, format_mhz
+from device_agent.protocol.hardware import Cluster, PowerMode
 from farm.cli import output, tables
 from farm.inventory.board_types import BoardType
-from farm.inventory.hardware import Cluster, PowerMode
 
 
 def print_types(types: Iterable[BoardType]) -> None:

@@ -1,13 +1,23 @@
-"""The console script. A shell that completes a line is answered before anything of the commands is loaded."""
+"""The console script. Who completes a line, or asks for the version, is answered before any command is loaded."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from farm.version import __version__
+
+
+def tell_version() -> None:
+    """Print which farm this is."""
+    print(f"tvm-farm {__version__}")
+
 
 def main() -> None:
     """Answer a shell, or run the command line; leaves by SystemExit."""
+    if sys.argv[1:] == ["--version"]:
+        tell_version()
+        sys.exit(0)
     from farm.cli import completing
 
     if shell := os.environ.get(completing.VARIABLE):

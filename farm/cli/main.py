@@ -13,8 +13,8 @@ import typer
 import typer.main
 
 from farm.cli import examples, usage
+from farm.cli.entry import tell_version
 from farm.processes.listening import raise_descriptor_limit
-from farm.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _runs_none(words: Sequence[str]) -> bool:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"tvm-farm {__version__}")
+        tell_version()
         raise typer.Exit
 
 

@@ -9,8 +9,8 @@ import dataclasses
 import re
 import threading
 import time
-from types import TracebackType
 
+from farm.closing import Closing
 from farm.connectivity.frames import FrameFilter
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh import SshConnection
@@ -52,7 +52,7 @@ class LinkState:
     final: bool = False
 
 
-class BoardLink:
+class BoardLink(Closing):
     """The way to one board. Forwards are added before `start`; their local addresses stay for good. Thread-safe."""
 
     def __init__(
@@ -121,10 +121,9 @@ class BoardLink:
             state, connection = self._state, self._connection
         if state.up and connection is not None:
             return connection
-        if state.final and state.error is not None:
-            raise state.error
-        why = state.error.message if state.error else "still connecting"
-        raise DeadlineError(f"the board at {self.address} could not be reached within {timeout_s:g} s: {why}")
+        raise DeadlineError(
+            f"the board at {self.address} could not be reached within {timeout_s:g} s: {_why_not(state)}"
+        )
 
     def require_connection(self) -> SshConnection:
         """The connection of now. Raises TransientError, or why it failed for good; never waits."""
@@ -132,10 +131,7 @@ class BoardLink:
             state, connection = self._state, self._connection
         if connection is not None and not connection.lost.is_set():
             return connection
-        if state.final and state.error is not None:
-            raise state.error
-        why = state.error.message if state.error else "still connecting"
-        raise TransientError(f"the board at {self.address} is out of reach: {why}")
+        raise TransientError(f"the board at {self.address} is out of reach: {_why_not(state)}")
 
     @property
     def state(self) -> LinkState:
@@ -161,11 +157,6 @@ class BoardLink:
     def __enter__(self) -> BoardLink:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _keep_forward(self, forward: Forward) -> Forward:
         self._forwards.append(forward)
@@ -239,3 +230,10 @@ class BoardLink:
         with self._changed:
             self._state = LinkState(up, time.monotonic(), error, failures, self._state.connects, final)
             self._changed.notify_all()
+
+
+def _why_not(state: LinkState) -> str:
+    """Why there is no connection yet. Raises why there will be none."""
+    if state.final and state.error is not None:
+        raise state.error
+    return state.error.message if state.error else "still connecting"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -187,18 +185,7 @@ def _hold_soon(
 
 def _spawn(settings: Settings, options: list[str]) -> subprocess.Popen[bytes]:
     """Start the process on its own feet: it ends when nobody needs it, not when we do."""
-    logs = settings.home_path / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "services.out").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "farm.services", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"FARM_HOME": str(settings.home_path)},
-            cwd="/",
-            start_new_session=True,
-        )
+    return children.start_for_home(settings.home_path, ["farm.services", *options], "services.out")
 
 
 def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Services:

@@ -11,11 +11,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import NamedTuple
 
 import paramiko
 
+from farm.closing import Closing
 from farm.connectivity import ssh_handshake
 from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh_exec import Output, pass_output, read_output
@@ -41,7 +41,7 @@ class ExecResult(NamedTuple):
     err: bytes
 
 
-class SshConnection:
+class SshConnection(Closing):
     """An authenticated connection. Thread-safe. `lost` is set once it has ended, `reason` says why."""
 
     def __init__(self, address: SshAddress, transport: Transport, sock: WatchedSocket) -> None:
@@ -180,14 +180,6 @@ class SshConnection:
         for thread in (self._transport, self._keeper):
             if thread is not threading.current_thread():
                 thread.join(JOIN_S)
-
-    def __enter__(self) -> SshConnection:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _abort(self, reason: str) -> None:
         self.reason = self.reason or reason

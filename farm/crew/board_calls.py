@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, PowerSpec, RunSpec
-from farm.crew.board_process import Ended, Glance, Job, Leave, Measure, Open, Pin, Request, Run
+from farm.crew.board_process import Ended, Glance, Job, Leave, Open, Pin, Request, Run, TimeKernel
 from farm.crew.coroutines import until
 from farm.errors import TransientError
 from farm.measure import session
@@ -77,7 +77,7 @@ class JobOrder:
 def measure(spec: MeasureSpec, library: bytes) -> JobOrder:
     """Time a kernel."""
     given = _gifts.give(library)
-    return JobOrder(Measure(spec, given.handed), given)
+    return JobOrder(TimeKernel(spec, given.handed), given)
 
 
 def run(spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> JobOrder:
@@ -105,7 +105,7 @@ def plan_limit_s(job: Job, request_timeout_s: float) -> float:
             return limit_s
         case Glance(PowerSpec() as spec):
             return limit_s + spec.seconds + session.PIN_TIMEOUT_S
-        case Measure():
+        case TimeKernel():
             return limit_s + session.plan_deadline_s(job.spec, len(job.library))
     return limit_s + session.plan_deadline_s(job.spec, 2 * (len(job.program) + len(job.inputs)))
 

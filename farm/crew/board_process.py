@@ -55,7 +55,7 @@ class Glance:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class TimeKernel:
     """Time a kernel; answers the outcome."""
 
     spec: MeasureSpec
@@ -71,7 +71,7 @@ class Run:
     inputs: bytes | Handed
 
 
-Job = Open | Leave | Pin | Glance | Measure | Run
+Job = Open | Leave | Pin | Glance | TimeKernel | Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class BoardHolder:
                 return self._board.pin(job.point), b""
             case Glance():
                 return self._board.power(job.spec), b""
-            case Measure():
+            case TimeKernel():
                 return self._board.measure(job.spec, read(job.library)), b""
         outcome, arrays = self._board.run(job.spec, job.program, unpack_arrays(read(job.inputs)))
         if not arrays:

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from farm.closing import Closing
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool
 from farm.crew.coroutines import Find, Loop
@@ -22,7 +23,7 @@ from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
-from farm.crew.waiting import Waiting
+from farm.crew.waiting import Waiter
 from farm.errors import FarmError, TransientError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.processes.children import room_for_process
@@ -46,7 +47,7 @@ class WorkStoppedError(Exception):
     """The crew has ended: what its boards would have answered no longer matters."""
 
 
-class Crew:
+class Crew(Closing):
     """Boards, and the one thread that drives them all. Use as a context manager; `boards` are those that were taken.
 
     Work is a coroutine that awaits boards (`DrivenBoard`) and whatever else can be found by looking (`coroutines`).
@@ -71,7 +72,7 @@ class Crew:
         self._inbox: queue.SimpleQueue[tuple[Future[Any], Coroutine[Find, Any, Any]]] = queue.SimpleQueue()
         self._loop = Loop()
         with room_for_process():
-            self._waiting = Waiting()
+            self._waiting = Waiter()
         self._stopping = threading.Event()
         self._over = threading.Event()
         # What work gets that comes when all is over.
@@ -116,12 +117,6 @@ class Crew:
         """Let go of a board. For work alone."""
         self.boards.remove(board)
         self._held.pop(board).close()
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *about: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all work where it waits (WorkStoppedError for who waits for it), and give all boards back."""

@@ -25,7 +25,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
 from farm.measure.arrays import Arrays
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.handed import Handed
 from farm.measure.session import BoardSession
 from farm.values import Lease
@@ -37,14 +37,14 @@ T = TypeVar("T")
 class Address:
     """Where a board is asked for, its name there, and the lease it is used under. Can be sent to a process."""
 
-    tracker: Tracker | Direct
+    tracker: Tracker | AgentAddress
     key: str
     lease: Lease | None
 
 
-def to_address(tracker: Tracker | Direct, key: str, lease: Lease | None) -> Address:
+def to_address(tracker: Tracker | AgentAddress, key: str, lease: Lease | None) -> Address:
     """Where a board is; of a tracker that is a child of ours, where it listens."""
-    plain = tracker if isinstance(tracker, Direct) else Tracker(tracker.host, tracker.port)
+    plain = tracker if isinstance(tracker, AgentAddress) else Tracker(tracker.host, tracker.port)
     return Address(plain, key, lease)
 
 

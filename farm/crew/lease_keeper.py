@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
+from farm.closing import Closing
 from farm.errors import FarmError, LeaseOverError, TransientError
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
@@ -28,7 +28,7 @@ _CLOSE_TIMEOUT_S = 35.0
 _log = logging.getLogger(__name__)
 
 
-class LeaseKeeper:
+class LeaseKeeper(Closing):
     """Holds one lease until `close`. Use as a context manager.
 
     `lost` is set, and `on_lost` called once with the reason on the keeper's own thread, when the lease is over before
@@ -83,14 +83,6 @@ class LeaseKeeper:
             self._lease = store.renew_lease(self._lease)
         else:
             store.require_lease(self._lease)
-
-    def __enter__(self) -> LeaseKeeper:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _keep(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol
 
+from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import BoardChoice, find_unfit, plan_choice, plan_pool, require_hope
 from farm.crew.health import Kind
@@ -36,7 +36,7 @@ class Reach(Protocol):
         """The tracker at which boards within reach are asked for."""
 
 
-class FleetSite:
+class FleetSite(Closing):
     """One leased board of a type, or the one that was named; another of its kind when that is lost. See `Site`.
 
     Use as a context manager; the lease is given back at the end. Not thread-safe, like the store it is given.
@@ -134,14 +134,6 @@ class FleetSite:
         if self._board is not None:
             self._board.give_back()
         self.has_board = False
-
-    def __enter__(self) -> FleetSite:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin_waiting(self) -> None:
         self._deadline = time.monotonic() + self._wait_s

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-class Waiting:
+class Waiter:
     """A bell that lies among the connections. Used by one thread, but for `ring`."""
 
     def __init__(self) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from device_agent.protocol import ProtocolError, load_json
+from device_agent.protocol.hardware import Name
 from farm.artifacts.fields import Moment, Seconds, Sha256
 from farm.artifacts.listed import to_name
 from farm.artifacts.manifest import Artifact, open_artifact, write_artifact
 from farm.artifacts.places import new_file
 from farm.errors import PermanentError, UsageError
 from farm.inventory.documents import StrictModel, check_document
-from farm.inventory.hardware import Name
 
 FORMAT = "tvm-farm baseline"
 _FOLDER_SUFFIX = ".artifacts"

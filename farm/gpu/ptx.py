@@ -19,7 +19,7 @@ from farm.gpu.nvrtc import find_file
 _TIMEOUT_S = 120.0
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _COMPILED = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r"Compiling entry function '(\w+)'.*?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
     r".*?Used (\d+) registers(.*?)$",
     re.DOTALL | re.MULTILINE,
 )
@@ -53,14 +53,11 @@ class PtxLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What one kernel takes: registers per thread, spilled and stack bytes per thread, static shared bytes and threads
-    per block.
-    """
+    """What one kernel takes: registers and spilled bytes per thread, static shared bytes and threads per block."""
 
     kernel: str
     registers: int
     spilled_bytes: int
-    stack_bytes: int
     shared_bytes: int
     threads: int
 
@@ -118,14 +115,13 @@ def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
     if done.returncode != 0:
         raise CodeRefusedError(f"ptxas refuses the code for {arch}: {(done.stderr or done.stdout).strip()[:2000]}")
     usages = []
-    for kernel, stack, stores, loads, registers, rest in _COMPILED.findall(done.stderr + done.stdout):
+    for kernel, stores, loads, registers, rest in _COMPILED.findall(done.stderr + done.stdout):
         shared = re.search(r"(\d+) bytes smem", rest)
         usages.append(
             Usage(
                 kernel,
                 int(registers),
                 int(stores) + int(loads),
-                int(stack),
                 int(shared[1]) if shared else 0,
                 threads.get(kernel, 1),
             )

@@ -1,7 +1,7 @@
 """Board types: what boards of one kind share. Read from `inventory/board_types/*.yaml` and from a folder of the user's.
 
-Sections on hardware are in `hardware.py`; that they agree with each other is checked here. What a particular board
-really has is asked from its agent, not looked up here.
+Sections on hardware are declared in the agent's protocol, since boards read them too; that they agree with each other
+is checked here. What a particular board really has is asked from its agent, not looked up here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from farm.errors import UsageError
-from farm.inventory import documents, paths
-from farm.inventory.hardware import (
+from device_agent.protocol.hardware import (
     Cluster,
     Detect,
     Fan,
     Gpu,
-    LinkTriple,
     Memory,
     Name,
     Power,
     PowerMode,
     Thermal,
-    find_repeated,
 )
+from farm.errors import UsageError
+from farm.inventory import documents, paths
+from farm.inventory.hardware import CheckedPower, CheckedThermal, LinkTriple, find_repeated
 
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
@@ -77,8 +76,8 @@ class BoardType(documents.StrictModel):
     clusters: tuple[Cluster, ...] = ()
     gpu: Gpu | None = None
     memory: Memory | None = None
-    power: Power = Power()
-    thermal: Thermal = Thermal()
+    power: CheckedPower = Power()
+    thermal: CheckedThermal = Thermal()
     power_modes: tuple[PowerMode, ...] = ()
     default_power_mode: Annotated[int, pydantic.Field(strict=True)] | None = None
     fan: Fan = Fan()

@@ -13,7 +13,7 @@ from typing import Any
 
 # Differences that are worth a word: of a rate, and of a size, which is known to half an octave.
 _RATE_DIFFERS, _SIZE_DIFFERS = 1.15, 1.45
-_SIZED = ("l1_bytes", "l2_bytes")
+SIZED = ("l1_bytes", "l2_bytes")
 # What a core ran at is no figure of its type, but of boards that are compared: one that throttles has less.
 CLOCK = "clock_hz"
 
@@ -59,7 +59,7 @@ def find_differing(found: Mapping[str, float], typical: Mapping[str, float]) -> 
     """Those figures that are not as the typical ones, which must be positive; what has no typical one is left out."""
     differing = {}
     for name, value in found.items():
-        differs = _SIZE_DIFFERS if name in _SIZED else _RATE_DIFFERS
+        differs = _SIZE_DIFFERS if name in SIZED else _RATE_DIFFERS
         if name in typical and not 1 / differs <= value / typical[name] <= differs:
             differing[name] = value
     return differing

@@ -5,11 +5,12 @@ What the models mean is not known here.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import pathlib
 import re
-from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
 
 import pydantic
 import yaml
@@ -88,7 +89,7 @@ def check_document(value: Any, model: type[Document], called: pathlib.Path | str
 
 def _describe(detail: Any, model: type[StrictModel]) -> str:
     where = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         key = str(detail["loc"][-1])
         known = _known_keys(model, detail["loc"][:-1])
         near = difflib.get_close_matches(key, known, n=1)
@@ -103,15 +104,18 @@ def _describe(detail: Any, model: type[StrictModel]) -> str:
 
 def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[str]:
     """Keys of the model that the path leads to. Steps that are not fields (list positions) stay where they are."""
+    keys = _find_keys(model)
     for step in steps:
-        fields = {field.alias or name: field for name, field in model.model_fields.items()}
-        if isinstance(step, str) and step in fields:
-            model = _find_model(fields[step].annotation) or model
-    return [field.alias or name for name, field in model.model_fields.items()]
+        keys = _find_keys(keys.get(str(step))) or keys
+    return list(keys)
 
 
-def _find_model(annotation: Any) -> type[StrictModel] | None:
-    """The model inside an annotation such as `Target | None` or `tuple[Cluster, ...]`."""
+def _find_keys(annotation: Any) -> Mapping[str, Any]:
+    """Keys of the model or dataclass inside an annotation such as `Target | None` or `tuple[Cluster, ...]`, each with
+    its own annotation.
+    """
+    if dataclasses.is_dataclass(annotation):
+        return get_type_hints(annotation)
     if isinstance(annotation, type) and issubclass(annotation, StrictModel):
-        return annotation
-    return next(filter(None, map(_find_model, getattr(annotation, "__args__", ()))), None)
+        return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+    return next(filter(None, map(_find_keys, getattr(annotation, "__args__", ()))), {})

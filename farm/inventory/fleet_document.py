@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from device_agent.protocol.hardware import Text
 from farm import foreign
 from farm.errors import UsageError
 from farm.inventory import document_lines, documents, fleet_ranges
-from farm.inventory.hardware import Text
 from farm.inventory.power_commands import PowerCommands
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Direct:
+class AgentAddress:
     """Where one agent listens, in place of a tracker: for a board that nobody else asks for."""
 
     host: str
@@ -37,7 +37,7 @@ class Direct:
 
 
 def ask_for_board(
-    tracker: Tracker | Direct, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
+    tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> tuple[str, int, str]:
     """Fence the board, and wait until it is offered: its host, port and the key to connect with.
 
@@ -69,14 +69,14 @@ def require_latest(key: str, report: ClaimReport) -> ClaimReport:
 
 
 def _send_fence(
-    tracker: Tracker | Direct, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
+    tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> ClaimReport | None:
     """The agent's answer, None where it cannot be had: then the request or the claim will tell."""
     if claim is None:
         return None
     address: tuple[str, int] | None = None
     try:
-        if isinstance(tracker, Direct):
+        if isinstance(tracker, AgentAddress):
             address = (tracker.host, tracker.port)
         else:
             address = fences.find_agent(tracker, key, timeout_s)

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from device_agent.protocol import (
     PowerTrace,
     RunSpec,
 )
+from farm.closing import Closing
 from farm.connectivity import fences
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
@@ -43,7 +43,7 @@ from farm.errors import (
 )
 from farm.measure import answers
 from farm.measure.arrays import Arrays, HarmfulArraysError, pack_arrays, unpack_arrays
-from farm.measure.asking import Direct, ask_for_board, require_latest
+from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.measure.handed import Handed, read
 from farm.measure.sent import SentPrograms
 from farm.values import Lease
@@ -66,12 +66,12 @@ _SEEN_UPLOAD_BYTES = 1 << 20
 Answer = TypeVar("Answer", bound=protocol.Message)
 
 
-class BoardSession:
+class BoardSession(Closing):
     """The exclusive use of one board until `close`. Not thread-safe; useless after any error but PermanentError."""
 
     def __init__(
         self,
-        tracker: Tracker | Direct,
+        tracker: Tracker | AgentAddress,
         key: str,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         lease: Lease | None = None,
@@ -186,14 +186,6 @@ class BoardSession:
         self._relay.cut()
         self._functions.clear()
         self._session = None
-
-    def __enter__(self) -> BoardSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _claim_board(self, claim: LeaseClaim) -> None:
         try:

@@ -10,12 +10,12 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
+from farm.closing import Closing
 from farm.errors import UnavailableError
 
 HOST = "127.0.0.1"
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 TRIES = 10
 
 
-class Exporter:
+class Exporter(Closing):
     """Serves a registry until `close`."""
 
     def __init__(self, registry: CollectorRegistry, first_port: int) -> None:
@@ -49,14 +49,6 @@ class Exporter:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Exporter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")

@@ -1,4 +1,6 @@
-"""Children of the farm that are not Ray's: started so that they die with us, stopped so that nothing is left."""
+"""Processes of the farm that are not Ray's: children die with us, or are stopped so that nothing is left; what serves a
+whole FARM_HOME is started on its own feet.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -57,6 +60,28 @@ def start(
                 start_new_session=True,
                 preexec_fn=in_child,
             )
+
+
+def start_for_home(
+    home: Path, module: Sequence[str], output: str, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a module of ours, with its options, on its own feet: it does not end when we do.
+
+    What it says before it has a log of its own goes to the file `output` among the home's logs.
+    """
+    logs = home / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / output).open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdin=stdin,
+            stdout=file,
+            stderr=file,
+            env=os.environ | {"FARM_HOME": str(home)},
+            # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
+            cwd="/",
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager

@@ -13,21 +13,21 @@ from farm.units import format_percent, format_point
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class ToldSchedules:
     """What schedules tried again at one point came to, in a sentence; the table is of those that are better there."""
 
     sentence: str
     table: PageTable | None
 
 
-def tell_schedules(document: Document) -> list[Tried]:
+def tell_schedules(document: Document) -> list[ToldSchedules]:
     """One per point; none where none was asked for."""
     told = []
     for fitted in document.get("schedules") or ():
         better = sorted(
             (each for each in fitted["workloads"] if each["differs"]), key=lambda each: float(each["ratio"])
         )
-        told.append(Tried(_sentence(fitted, len(better)), _table(fitted, better) if better else None))
+        told.append(ToldSchedules(_sentence(fitted, len(better)), _table(fitted, better) if better else None))
     return told
 
 

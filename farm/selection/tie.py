@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 
-# After so many rounds candidates are compared where the budget allows it.
-LOOKS = (4, 8, 16)
-# Less says nothing: two boards, or one and its own repetition.
-LEAST_ROUNDS = 2
+from farm.selection.looks import LOOKS
+
 # Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
 _OWN_OPINION = 3
 # In so many of its rounds a challenger is faster by the advantage: all of two or three, three of four.

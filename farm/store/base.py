@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
+from farm.closing import Closing
 from farm.settings import StoreLocation
 from farm.store import database
 from farm.store.clock import Instant
 
-_Self = TypeVar("_Self", bound="Base")
 
-
-class Base:
+class Base(Closing):
     """An open store. Safe for several processes; one thread per instance."""
 
     def __init__(
@@ -39,14 +37,6 @@ class Base:
     def close(self) -> None:
         """Let go of the database."""
         self._database.close()
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _writing(self, durably: bool = False) -> Iterator[sa.Connection]:

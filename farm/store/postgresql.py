@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from farm.errors import FarmError, InternalError, TransientError, UnavailableError
-from farm.store import database
+from farm.store import database, schema
 from farm.store.clock import Instant
 
 try:
@@ -27,6 +27,11 @@ except ImportError as error:  # an optional dependency
     raise UnavailableError(
         f"a store on PostgreSQL needs psycopg: {error}", "Install it: pip install 'psycopg[binary]>=3.2'"
     ) from error
+
+# Indexes of some rows alone are so here, too. Said in the schema, it would load this dialect for every store.
+for _table in schema.metadata.tables.values():
+    for _index in _table.indexes:
+        _index.dialect_options["postgresql"]["where"] = _index.dialect_options["sqlite"]["where"]
 
 # What its instants are called: all users of the database read one clock, and a restart of the server makes no other.
 CLOCK = "postgresql"

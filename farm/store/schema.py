@@ -274,7 +274,6 @@ trials = sa.Table(
         "candidate",
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
-        postgresql_where=sa.text("counted IS NOT NULL"),
     ),
     # What a campaign's trials come to, without reading one of them.
     sa.Index(
@@ -286,7 +285,6 @@ trials = sa.Table(
         "ix_trials_wrong",
         *("workload", "candidate"),
         sqlite_where=sa.text("status = 'wrong_result'"),
-        postgresql_where=sa.text("status = 'wrong_result'"),
     ),
 )
 

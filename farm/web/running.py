@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,17 +30,7 @@ def start(settings: Settings) -> str:
     if (url := find_url(home)) is not None:
         return url
     logs = home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / LOG).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "farm.web"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"FARM_HOME": str(home)},
-            cwd="/",
-            start_new_session=True,
-        )
+    process = children.start_for_home(home, ["farm.web"], LOG)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         if (url := find_url(home)) is not None:

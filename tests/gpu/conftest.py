@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farm.gpu import native
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from tests.integration.conftest import Agent, start_agent
 
@@ -21,7 +21,7 @@ def gpu(start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFact
     folder: pathlib.Path = tmp_path_factory.mktemp("plugin")
     native.build_plugin(folder, None)
     agent = start_agent("--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
-    with BoardSession(Direct("127.0.0.1", agent.port), agent.key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", agent.port), agent.key) as session:
         if "cuda" not in session.description.engine_versions:
             reasons = [note for note in session.description.notes if "GPU" in note]
             pytest.fail(f"this needs a machine with an NVIDIA GPU and its driver: {'; '.join(reasons)}", pytrace=False)
@@ -31,5 +31,5 @@ def gpu(start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def board(gpu: Agent) -> Iterator[BoardSession]:
     """A session with it."""
-    with BoardSession(Direct("127.0.0.1", gpu.port), gpu.key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", gpu.port), gpu.key) as session:
         yield session

@@ -19,12 +19,12 @@ from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan
 from farm.crew.board_process import Open, Request
 from farm.crew.held_board import Address
 from farm.errors import DeadlineError, TransientError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.handed import Given, read
 from tests.awaiting import await_here
 
 # Nobody listens there.
-NOWHERE = Address(Direct("127.0.0.1", 1), "jetson-nano/n1", None)
+NOWHERE = Address(AgentAddress("127.0.0.1", 1), "jetson-nano/n1", None)
 BIG = bytes(4 << 20)
 
 
@@ -74,7 +74,7 @@ def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: Boar
     order = JobOrder(Open(0.2))
     # The first job waits for a board that never answers, so that the second has not begun when it is taken back.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nobody = Address(Direct(*silent.getsockname()), "jetson-nano/n1", None)
+        nobody = Address(AgentAddress(*silent.getsockname()), "jetson-nano/n1", None)
         numbers = [process.ask(order, Request(nobody, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
         process.revoke(numbers[1])
         process.revoke(numbers[0])

@@ -23,7 +23,7 @@ from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from tests import together
 from tests.integration import candidates
@@ -271,7 +271,7 @@ def nano(start_agent: Callable[..., Agent], natives: pathlib.Path) -> Agent:
 @pytest.fixture
 def board(nano: Agent) -> Iterator[BoardSession]:
     """A session with it."""
-    with BoardSession(Direct("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
+    with BoardSession(AgentAddress("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
         yield session
 
 
@@ -306,7 +306,7 @@ def test_figures_are_the_same_on_two_boards(
     other = start_agent(*options, "--work-folder", str(tmp_path / "work"))
     seen = []
     for port, name in ((other.port, other.key), (other.port, other.key)):
-        with BoardSession(Direct("127.0.0.1", port), f"jetson-nano/{name.partition('/')[2]}") as session:
+        with BoardSession(AgentAddress("127.0.0.1", port), f"jetson-nano/{name.partition('/')[2]}") as session:
             seen.append(measure(session, built).latency_s)
     assert seen[0] == seen[1] == measure(board, built).latency_s
 

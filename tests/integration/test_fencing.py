@@ -27,7 +27,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.store import Store
@@ -390,5 +390,7 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         third.settimeout(20)
         second.close()
         assert is_served(third)
-    with BoardSession(Direct("127.0.0.1", agent.port), agent.key, lease=make_lease(agent, 2, "beside")) as session:
+    with BoardSession(
+        AgentAddress("127.0.0.1", agent.port), agent.key, lease=make_lease(agent, 2, "beside")
+    ) as session:
         assert session.measure(coordinator.SPEC, matmul).status is Status.OK

@@ -25,7 +25,7 @@ from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
 from farm.gpu import code, host_code, native
 from farm.inventory.board_types import load_board_types
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def connect(agent: Agent) -> BoardSession:
     """A session with a virtual Nano's agent."""
-    return BoardSession(Direct("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}")
+    return BoardSession(AgentAddress("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}")
 
 
 @pytest.fixture

@@ -23,14 +23,14 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from device_agent.tracker import TrackerLink
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
-from farm.crew.board_process import BoardHolder, Ended, Measure, Request
+from farm.crew.board_process import BoardHolder, Ended, Request, TimeKernel
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.held_board import Address
 from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.search.build.golden import GoldenKernels
@@ -55,10 +55,10 @@ GOOD = Outcome(Status.OK, latency_s=(1e-3,), board="n1")
 
 
 @contextlib.contextmanager
-def answering(function: str, data: bytes) -> Iterator[Direct]:
+def answering(function: str, data: bytes) -> Iterator[AgentAddress]:
     """Where an agent listens that is in order, but for the answer of one function."""
     with HostileBoard(hostile_board.play_agent({function: data})) as board:
-        yield Direct(board.host, board.port)
+        yield AgentAddress(board.host, board.port)
 
 
 @pytest.mark.core
@@ -81,7 +81,7 @@ def test_a_board_cannot_call_the_client(attack: str) -> None:
 def test_a_session_says_that_it_was_attacked() -> None:
     """From the first connection on, and in the middle of work."""
     with HostileBoard(ATTACKS["plainly"]) as board, pytest.raises(BoardHostileError, match="code 2"):
-        BoardSession(Direct(board.host, board.port), KEY)
+        BoardSession(AgentAddress(board.host, board.port), KEY)
     with (
         answering(protocol.MEASURE, TAKE_OVER) as board,
         BoardSession(board, KEY) as session,
@@ -127,7 +127,7 @@ class Place:
 def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
     """Its process answers it to whoever drives the board, who tells the farm and looks for another one."""
     with answering(protocol.MEASURE, answer) as board:
-        direct = Direct(board.host, board.port)
+        direct = AgentAddress(board.host, board.port)
         ended = _measure_once(direct)
         assert isinstance(ended.result, error)
         place = Place(direct)
@@ -139,10 +139,10 @@ def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], k
         assert place.seen == [kind]
 
 
-def _measure_once(direct: Direct) -> Ended:
+def _measure_once(direct: AgentAddress) -> Ended:
     holder = BoardHolder()
     with contextlib.closing(holder):
-        request = Request(Address(direct, KEY, None), Measure(MeasureSpec(()), b""), OperatingPoint(), 1.0)
+        request = Request(Address(direct, KEY, None), TimeKernel(MeasureSpec(()), b""), OperatingPoint(), 1.0)
         ended = holder.carry_out(1, request)
     assert ended is not None
     return ended

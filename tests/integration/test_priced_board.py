@@ -20,7 +20,7 @@ from farm.artifacts.priced import ask_core, price_programs
 from farm.crew import golden_runs
 from farm.inventory.board_types import require_board_type
 from farm.inventory.core_types import find_core_type, load_core_types
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.search.build import golden
 from farm.search.cores import core_of
@@ -69,7 +69,7 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
         agent = start_agent(*options, "--port", "9500", "--port-end", "9599")
     kind = require_board_type("jetson-nano")
     facts: dict[str, Any] = {}
-    with BoardSession(Direct("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}") as session:
+    with BoardSession(AgentAddress("127.0.0.1", agent.port), f"jetson-nano/{agent.key.partition('/')[2]}") as session:
         kernels = golden.GoldenKernels(tmp_path / golden_runs.KERNEL_FOLDER)
         require = functools.partial(golden_runs.require_kernel, kernels, kind, "aarch64")
         hardware = HardwareChecks(session, kind, session.description.clocks, require, facts)

@@ -22,7 +22,7 @@ from farm.connectivity.board_link import BoardLink
 from farm.connectivity.tracker import Tracker
 from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.processes.restarts import Backoff
 from farm.search import tvm_env
@@ -110,7 +110,7 @@ def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
 def test_a_kernel_is_measured_through_the_tunnel(real_board: RealBoard, client: Tracker, matmul: bytes) -> None:
     """By the forward's address: the tracker gives only the key, without which the agent lets nobody in."""
     _, _, match_key = client.request(real_board.key, PATIENCE_S)
-    with BoardSession(Direct(*real_board.forward.address), match_key) as session:
+    with BoardSession(AgentAddress(*real_board.forward.address), match_key) as session:
         assert session.description.board_type == "local"
         outcomes = [session.measure(spec(), matmul) for _ in range(3)]
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 3

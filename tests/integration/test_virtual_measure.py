@@ -33,7 +33,7 @@ from device_agent.protocol import (
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.errors import BoardUnsafeError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from tests.integration import candidates
 from tests.integration.conftest import Agent, wait_until
@@ -53,7 +53,7 @@ def nano(start_agent: Callable[..., Agent]) -> Agent:
 def board(nano: Agent) -> Iterator[BoardSession]:
     """A session with it."""
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(Direct("127.0.0.1", nano.port), key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         yield session
 
 
@@ -176,12 +176,12 @@ def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul:
 def test_a_measurement_again_in_another_session_is_the_same(nano: Agent, matmul: bytes) -> None:
     """To the digit, with power and energy, whatever the board did in between; within a session noise differs."""
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(Direct("127.0.0.1", nano.port), key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         measure(session, matmul)
     settle_costs(nano)
     seen = []
     for _ in range(2):
-        with BoardSession(Direct("127.0.0.1", nano.port), key) as session:
+        with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
             pin(session, FAST)
             spec = EnergySpec(min_updates=4, limit_s=20.0, idle_s=1.0)
             first, second = (measure(session, matmul, repeat=5, energy=spec) for _ in range(2))
@@ -228,7 +228,7 @@ def test_the_clocks_are_free_after_the_session(nano: Agent, hardware: Tree) -> N
     """The session is the lease: its end, without any unpin, restores."""
     before = hardware.read(f"{POLICY}/scaling_max_freq")
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(Direct("127.0.0.1", nano.port), key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         pin(session, SLOW)
         assert hardware.read(f"{POLICY}/scaling_max_freq") != before
     wait_until(lambda: hardware.read(f"{POLICY}/scaling_max_freq") == before, "the clocks to be restored")
@@ -250,7 +250,7 @@ def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
     (cpus / "isolated").write_text("1\n")
     agent = start_agent("--root", str(tmp_path), "--port", "9500", "--port-end", "9599")
     key = json.loads(next(agent.folder.glob("board-*.json")).read_text())["key"]
-    with BoardSession(Direct("127.0.0.1", agent.port), key) as session:
+    with BoardSession(AgentAddress("127.0.0.1", agent.port), key) as session:
         seen: list[set[int]] = []
 
         def look() -> None:
@@ -275,7 +275,7 @@ def test_a_board_whose_clocks_do_not_go_back_is_unsafe_until_an_operator_clears_
     key = f"jetson-nano/{agent.key.partition('/')[2]}"
     (socket,) = agent.folder.glob("device-rig-*/board.sock")
     hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
-    address = Direct("127.0.0.1", agent.port)
+    address = AgentAddress("127.0.0.1", agent.port)
     with BoardSession(address, key) as session:
         pin(session, SLOW)
         hardware.write("/sys/virtual/fault", "write_refused:*scaling_max_freq")

@@ -14,7 +14,7 @@ from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.remeasurement import Verification
 from farm.campaign.verify.requests import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.errors import TransientError
-from farm.measure.asking import Direct
+from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.models import inputs as model_inputs
 from farm.models import source
@@ -86,7 +86,7 @@ class Boards:
         if board not in self.sessions:
             agent = self.agents[board]
             key = f"{NANO}/{agent.key.partition('/')[2]}"
-            self.sessions[board] = BoardSession(Direct("127.0.0.1", agent.port), key)
+            self.sessions[board] = BoardSession(AgentAddress("127.0.0.1", agent.port), key)
         return self.sessions[board]
 
 

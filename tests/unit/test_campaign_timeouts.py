@@ -7,7 +7,7 @@ import pytest
 from device_agent.protocol import Limits, MeasureSpec, TensorSpec
 from farm.campaign.engine.timeouts import RUN_FLOOR_S, SLOWER, plan_run_timeout_s
 from farm.crew.board_calls import plan_limit_s
-from farm.crew.board_process import Measure
+from farm.crew.board_process import TimeKernel
 from farm.measure.session import plan_deadline_s
 
 
@@ -42,4 +42,4 @@ def test_a_run_gets_less_the_better_the_best_is() -> None:
 def test_a_boards_process_has_longer_than_its_session() -> None:
     """Our own deadline comes after every one of the board's, with time to find the board anew."""
     spec = MeasureSpec((TensorSpec((1,), "float32"),), limits=Limits(10.0))
-    assert plan_limit_s(Measure(spec, b"\0" * (1 << 20)), 30.0) > plan_deadline_s(spec, 1 << 20) + 30.0 + 20.0
+    assert plan_limit_s(TimeKernel(spec, b"\0" * (1 << 20)), 30.0) > plan_deadline_s(spec, 1 << 20) + 30.0 + 20.0

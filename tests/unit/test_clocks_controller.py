@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_types import BoardType, Cluster, Memory
+from device_agent.board_types import BoardType
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.controller import Controller
 from device_agent.errors import (
@@ -22,6 +22,7 @@ from device_agent.errors import (
 )
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint, PinStatus
+from device_agent.protocol.hardware import Cluster, Memory
 from device_agent.sysfs import FileTree
 
 _CPUS = "/sys/devices/system/cpu"

@@ -197,8 +197,8 @@ def test_a_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-# The page's documents are called what they show, as their schema has it; the rest is far from each other.
-DOUBLED = 9
+# The page's documents are called what they show, as their schema has it.
+DOUBLED = 4
 
 
 def test_few_names_are_taken_twice() -> None:

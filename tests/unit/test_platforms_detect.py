@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_types import BoardType, Detect, load_board_types
+from device_agent.board_types import BoardType, load_board_types
 from device_agent.platforms.detect import Identity, detect, read_identity
+from device_agent.protocol.hardware import Detect
 from device_agent.sysfs import FileTree
 
 _TYPES = load_board_types()

@@ -8,11 +8,12 @@ import statistics
 
 import pytest
 
-from device_agent.board_types import BoardType, Power, PowerChip
+from device_agent.board_types import BoardType
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import find_sensors
 from device_agent.power.trace import Recorder, Trace
 from device_agent.protocol import EnergySpec, PowerWindow, RailPower, SensorInfo
+from device_agent.protocol.hardware import Power, PowerChip
 
 _CHIP = "/sys/bus/i2c/devices/6-0040"
 _TYPE = BoardType(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
 from farm.campaign.engine.timeouts import LOAD_S, plan_run_timeout_s
@@ -17,15 +17,19 @@ from farm.inventory.board_types import require_board_type
 from farm.points.conditions import format_clocks
 from farm.search import gpus
 
+if TYPE_CHECKING:  # loads NumPy
+    from farm.campaign.engine.board_events import TrialMeasured
+
 # Points of the curve of latency over trials that are kept; every second one goes when there are more.
 _HISTORY = 200
 
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """A candidate on its way through the engine, with its code.
+    """A candidate on its way through the engine, from its proposal on, with its code once it is built.
 
-    `failure` is how its build failed by its own fault.
+    `failure` is how its build failed by its own fault. `measured` is what boards said of it, by assignment: two may
+    answer before one of them counts.
     """
 
     task: TaskKey
@@ -34,6 +38,7 @@ class Work:
     sha256: str | None = None
     build_s: float | None = None
     failure: Outcome | None = None
+    measured: dict[int, TrialMeasured] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)

@@ -33,7 +33,7 @@ _NOT_TAKEN = (TransientError, UnavailableError, BoardUnsafeError, UsageError)
 _log = logging.getLogger(__name__)
 
 
-class Reach(Protocol):
+class TrackerSource(Protocol):
     """What is needed of the farm's services."""
 
     @property
@@ -46,7 +46,7 @@ class BoardKeeping:
 
     def __init__(
         self,
-        services: Reach,
+        services: TrackerSource,
         store: Store,
         purpose: str,
         note: Callable[[str], None],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
@@ -17,8 +16,9 @@ from farm.campaign.engine import board_anchors
 from farm.campaign.engine.anchors import Rhythm
 from farm.campaign.engine.board_events import Arrived, AskedBack, BoardEvent, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_held import Call, CrewBoard
-from farm.campaign.engine.board_keeping import BoardKeeping, Reach
+from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
 from farm.campaign.engine.host import HostBoard
+from farm.closing import Closing
 from farm.crew import board_calls
 from farm.crew.board_calls import ProcessLostError
 from farm.crew.board_process import Ended
@@ -37,12 +37,12 @@ _LOSSES_IN_A_ROW = 2
 __all__ = ["Arrived", "AskedBack", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
 
 
-class BoardCrew(BoardKeeping):
+class BoardCrew(BoardKeeping, Closing):
     """The boards at hand, and what they have to do. Not thread-safe; use as a context manager."""
 
     def __init__(
         self,
-        services: Reach,
+        services: TrackerSource,
         store: Store,
         settings: Settings,
         purpose: str,
@@ -54,14 +54,6 @@ class BoardCrew(BoardKeeping):
         log = settings.home_path / "logs" / "boards.log"
         super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note), log)
         self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
-
-    def __enter__(self) -> BoardCrew:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pending(self) -> list[Connection]:

@@ -22,6 +22,7 @@ from device_agent.protocol import Status
 from farm.campaign.engine import ray_calls, ray_nodes
 from farm.campaign.engine.ray_compilers import CompilerDemand, RayBuildPool
 from farm.campaign.engine.ray_nodes import RayNode
+from farm.closing import Closing
 from farm.errors import UnavailableError
 from farm.search.build.build_cache import BuildCache, build_key, compiler_versions
 from farm.search.build.build_pool import BuildPool, BuildResult
@@ -83,7 +84,7 @@ class _Machine:
         return self.pool.free > 0 and self.pool.has_loaded()
 
 
-class BuildFarm:
+class BuildFarm(Closing):
     """Compilers on all machines of the running Ray. Not thread-safe; a context manager that ends them."""
 
     def __init__(
@@ -113,12 +114,6 @@ class BuildFarm:
         own = next(node for node in ray_nodes.fetch_nodes() if node.is_here)
         pool: BuildPool[_Build] = RayBuildPool(self._own_workers, settings, ray_nodes.here())
         self._machines[own.id] = _Machine(own, pool)
-
-    def __enter__(self) -> BuildFarm:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def workers(self) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 import time
 
 import psutil
@@ -77,15 +75,4 @@ def tail(settings: Settings) -> str:
 
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start the process on its own feet: it ends when no campaign needs it, not when we do. `stdin`: see `ahead`."""
-    logs = settings.home_path / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / _OUTPUT).open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "farm.campaign.engine"],
-            stdin=stdin,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"FARM_HOME": str(settings.home_path)},
-            cwd="/",
-            start_new_session=True,
-        )
+    return children.start_for_home(settings.home_path, ["farm.campaign.engine"], _OUTPUT, stdin)

@@ -29,7 +29,7 @@ from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.crew.waiting import Waiting
+from farm.crew.waiting import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -104,13 +104,11 @@ class CampaignEngine:
         self._state = FleetState(
             v.SchedulerSettings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers)
         )
-        # The campaigns under way by name; the code of what is proposed, and of jobs, by what the scheduler calls them.
+        # The campaigns under way by name, and what their searches proposed, until it counts or is dropped.
         self.active: dict[str, Active] = self._orders.active
-        self._proposed: dict[tuple[v.TaskKey, str], Any] = {}
-        self._works: dict[int, Work] = {}
-        self._outcomes: dict[int, boards.TrialMeasured] = {}
+        self._works: dict[tuple[v.TaskKey, str], Work] = {}
         self._wake_s: float | None = None
-        self._waiting = Waiting()
+        self._waiting = Waiter()
 
     def prepare(self, search: SearchOrder, on_host: bool) -> None:
         """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""
@@ -180,14 +178,14 @@ class CampaignEngine:
         if request is not None:
             task = self._state.tasks[request.task].key
             for candidate in candidates:
-                self._proposed[task, candidate.hash] = candidate
+                self._works[task, candidate.hash] = Work(task, candidate)
         return v.Proposed(answer.request, tuple(each.hash for each in candidates), answer.exhausted)
 
     def _on_built(self, built: builds.BuildAnswer) -> list[v.Event]:
         job, result = built.job, built.result
-        if not isinstance(job, int) or job not in self._works or job not in self._state.jobs:
+        if not isinstance(job, int) or job not in self._state.jobs:
             return []
-        work = self._works[job]
+        work = self._find_work(job)
         work.build_s = result.seconds
         if result.status is Status.OK:
             work.library, work.sha256 = result.library, result.sha256
@@ -218,20 +216,24 @@ class CampaignEngine:
         assignment = self._state.assignments.find(report.assignment)
         if assignment is None:
             return []
-        work = self._works[assignment.job]
+        work = self._find_work(assignment.job)
         active = self.active[work.task.campaign]
         side = report.outcome.status.fault_side
         if side in (None, FaultSide.CANDIDATE):
-            self._outcomes[report.assignment] = report
+            work.measured[report.assignment] = report
             latency_s = self._journal.find_median_s(report.outcome)
             return [v.Measured(report.assignment, side, report.board_s, latency_s)]
         self._journal.write_attempt(active, work, report.outcome, report.board_s)
         return [v.Measured(report.assignment, side, report.board_s)]
 
+    def _find_work(self, job: int) -> Work:
+        """What a job of the scheduler's is about."""
+        entry = self._state.jobs[job]
+        return self._works[self._state.tasks[entry.task].key, entry.candidate]
+
     def _list_under_way(self, task: v.TaskKey) -> list[tuple[str, str]]:
         """Hash and trace of a task's candidates that are on their way through the engine."""
-        proposed = [candidate for (key, _), candidate in self._proposed.items() if key == task]
-        candidates = [*proposed, *(work.candidate for work in self._works.values() if work.task == task)]
+        candidates = [work.candidate for work in self._works.values() if work.task == task]
         return [(each.hash, each.trace_json) for each in candidates]
 
     # What to do
@@ -248,7 +250,6 @@ class CampaignEngine:
                     self._measure(decision)
                 case v.Revoke():
                     self._crew.revoke(decision.assignment)
-                    self._outcomes.pop(decision.assignment, None)
                 case v.Count():
                     self._count(decision)
                 case v.Discard() | v.Ban():
@@ -261,15 +262,12 @@ class CampaignEngine:
                         self._verifying.begin(self.active[decision.campaign])
 
     def _build(self, decision: v.Build) -> None:
-        work = self._works.get(decision.job)
-        if work is None:
-            candidate = self._proposed.pop((decision.task, decision.candidate))
-            work = self._works[decision.job] = Work(decision.task, candidate)
+        candidate = self._works[decision.task, decision.candidate].candidate
         target = self.active[decision.task.campaign].type_of(decision.task.board_type).target
-        self._compilers.submit(decision.job, work.candidate.module_json, target)
+        self._compilers.submit(decision.job, candidate.module_json, target)
 
     def _measure(self, decision: v.Measure) -> None:
-        work = self._works[decision.job]
+        work = self._works[decision.task, decision.candidate]
         active = self.active[decision.task.campaign]
         task = self._state.tasks[self._state.jobs[decision.job].task]
         point = active.type_of(decision.task.board_type).points[decision.task.point]
@@ -280,9 +278,9 @@ class CampaignEngine:
 
     def _count(self, decision: v.Count) -> None:
         """Write a trial, and only then let the search learn from it."""
-        work = self._works.pop(decision.job)
+        work = self._works.pop((decision.task, decision.candidate))
         active = self.active[decision.task.campaign]
-        report = None if decision.assignment is None else self._outcomes.pop(decision.assignment)
+        report = None if decision.assignment is None else work.measured[decision.assignment]
         outcome = work.failure if report is None else report.outcome
         if outcome is None:
             raise InternalError(f"job {decision.job} counts and has no outcome")
@@ -297,9 +295,7 @@ class CampaignEngine:
             )
 
     def _drop(self, decision: v.Discard | v.Ban) -> None:
-        self._proposed.pop((decision.task, decision.candidate), None)
-        if decision.job is not None:
-            self._works.pop(decision.job, None)
+        self._works.pop((decision.task, decision.candidate), None)
         if isinstance(decision, v.Ban):
             self._tell("banned", decision.task.campaign, f"{decision.candidate}: {decision.reason}")
         self._searches.forget(decision.task, decision.candidate)

@@ -10,8 +10,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
-from types import TracebackType
 
+from farm.closing import Closing
 from farm.connectivity.services import Services, find_services, using_services
 from farm.connectivity.services_state import was_killed
 from farm.connectivity.tracker import Tracker
@@ -22,8 +22,8 @@ from farm.settings import Settings
 _LOOK_S, _AGAIN_S = 1.0, 5.0
 
 
-class KeptServices:
-    """The services that run, whichever those are; a `Reach`. Use as a context manager, from one thread."""
+class KeptServices(Closing):
+    """The services that run, whichever those are; a `TrackerSource`. Use as a context manager, from one thread."""
 
     def __init__(self, settings: Settings, note: Callable[[str], None], boards: Collection[str] | None = None) -> None:
         """Find services, or start some, for these boards (None: all; without any, when they are needed).
@@ -39,12 +39,7 @@ class KeptServices:
         self._look_at = self._again_at = 0.0
         self._mending: threading.Thread | None = None
 
-    def __enter__(self) -> KeptServices:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._using.close()
 
     def need(self, boards: Collection[str]) -> None:

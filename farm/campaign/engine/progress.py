@@ -15,7 +15,7 @@ from farm.campaign.order import Order
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.campaign.winner_share import plan_allowance
-from farm.selection.tie import LOOKS
+from farm.selection.looks import LOOKS
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from farm.artifacts.contenders import PREDICTED, RECORDED, RecordPart
 from farm.artifacts.timing import ROUNDS
 from farm.selection import tie
-from farm.selection.tie import LEAST_ROUNDS, Ratio, Round, TieRule
+from farm.selection.looks import LEAST_ROUNDS
+from farm.selection.tie import Ratio, Round, TieRule
 
 # Models are compared after the rounds that any timing of models has, and where that does not tell, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))

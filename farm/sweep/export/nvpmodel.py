@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from device_agent.protocol import EVERY_CLUSTER
+from device_agent.protocol.hardware import Cluster, PowerMode
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
-from farm.inventory.hardware import Cluster, PowerMode
 from farm.sweep.export.chosen import Chosen, require_something_to_set, write_comments
 
 # What the file calls a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.

@@ -25,6 +25,7 @@ from farm.points.values import Estimate, GridPoint, PointMeasurement
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.selection import tie
 from farm.selection.decision import Conclusion, Decision
+from farm.selection.looks import LEAST_ROUNDS
 from farm.selection.rounds import Contest
 from farm.settings import Settings
 from farm.store import Store
@@ -212,7 +213,7 @@ def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, ke
         "schedules": len(tried.rivals),
     }
     both = [] if end is None else tie.complete(contest.rounds, {default, end.winner})
-    if end is None or len(both) < tie.LEAST_ROUNDS:
+    if end is None or len(both) < LEAST_ROUNDS:
         return known | {"differs": False, "note": "not measured"}
     ratio, low, high = 1.0, 1.0, 1.0
     if end.winner != default:
