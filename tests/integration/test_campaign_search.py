@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -15,6 +16,8 @@ import tvm_ffi
 
 from farm.errors import UsageError
 from farm.search import tvm_env, workloads
+from farm.search.families import rule
+from farm.search.tuners import schedule_space, strategies
 from farm.search.tuners.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
 from farm.search.tuners.cost_model import Features, measure_vectors
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -129,19 +132,20 @@ def to_known(measured: list[tuple[Candidate, float | None]]) -> list[tuple[str, 
     return [(candidate.hash, candidate.trace_json, latency) for candidate, latency in measured]
 
 
-@pytest.mark.parametrize("tuner", SAMPLING)
-def test_a_search_that_is_taken_up_goes_on_as_it_would_have(tuner: str) -> None:
+@pytest.mark.parametrize(("tuner", "pipeline"), [*((each, "graph/1") for each in SAMPLING), ("xgb", "graph/2")])
+def test_a_search_that_is_taken_up_goes_on_as_it_would_have(tuner: str, pipeline: str) -> None:
     """The same seed and results give the same candidates, whether in one search or in a second that recalls them."""
+    task, latency = make_task(pipeline=pipeline), latency_s if pipeline == "graph/1" else latency_by_features
     first = make_search(tuner)
-    first.open("t", make_task())
-    measured = advance(first, "t", 4)
+    first.open("t", task)
+    measured = advance(first, "t", 4, latency=latency)
     assert len({candidate.hash for candidate, _ in measured}) == len(measured) == 32
-    expected = [candidate.hash for candidate, _ in advance(first, "t", 2)]
+    expected = [candidate.hash for candidate, _ in advance(first, "t", 2, latency=latency)]
 
     second = make_search(tuner)
-    second.open("t", make_task())
+    second.open("t", task)
     second.recall("t", to_known(measured))
-    assert [candidate.hash for candidate, _ in advance(second, "t", 2)] == expected
+    assert [candidate.hash for candidate, _ in advance(second, "t", 2, latency=latency)] == expected
 
 
 @pytest.mark.parametrize("tuner", ["random", "xgb"])
@@ -344,6 +348,43 @@ def test_the_prediction_comes_before_what_did_well_elsewhere() -> None:
     first, second, *_ = warm.propose("t", 4)[0]
     assert first.hash == planned.hash
     assert second.trace_json == best.trace_json
+
+
+def test_what_others_show_corrects_the_prediction_but_for_the_first_trial() -> None:
+    """Another function's trials change which plans come second and later; trials on other boards do not."""
+
+    def propose(other_board: str | None) -> list[str]:
+        search, task = make_search(), make_task(pipeline="graph/2")
+        if other_board:
+            other = make_task(OTHER_SIZES, pipeline="graph/2")
+            search.open("other", dataclasses.replace(other, board_type=other_board))
+            advance(search, "other", 2, latency=latency_by_features)
+        search.open("t", task)
+        return [each.hash for each in search.propose("t", 8)[0]]
+
+    alone, elsewhere, taught = propose(None), propose("nano"), propose("x86")
+    assert elsewhere == alone
+    assert taught != alone
+    assert taught[0] == alone[0]
+
+
+def test_the_end_of_the_plans_that_trials_correct_is_not_that_of_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many of the best predicted are put in order by trials; the others are proposed after them."""
+    monkeypatch.setattr(schedule_space, "_MOST_CORRECTED", 8)
+    monkeypatch.setattr(strategies, "SMALL_SPACE", 0)  # no list is gone through in the end
+    search = make_search()
+    search.open("t", make_task(pipeline="graph/2"))
+    assert len(advance(search, "t", 5, latency=latency_by_features)) == 40
+
+
+def test_schedules_of_metaschedules_own_are_followed_where_they_are_best() -> None:
+    """A plan's family does not keep them out: what was recorded of them before has neighbours tried."""
+    stock, search = make_search("random"), make_search()
+    stock.open("t", make_task())
+    search.open("t", make_task(pipeline="graph/2"))
+    search.recall("t", [(each.hash, each.trace_json, 1e-9) for each, _ in advance(stock, "t", 1)])
+    found = [each for each, _ in advance(search, "t", 3, latency=latency_by_features)]
+    assert {rule.is_marked(each.trace_json) for each in found} == {True, False}
 
 
 def test_traces_that_fit_nothing_are_left_out() -> None:

@@ -110,10 +110,11 @@ class Dense:
             again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
             # What all threads wrote first is read again from the second cache, a part's own rows from the first.
             pad = (2 if plan["pad"] == PAD_ROWS else 3) * facts.data_bytes * again / core.l2_bytes_per_cycle
-        cycles = (compute * balance + far / core.far_bytes_per_cycle + pad) / core.threads
+        fetched = far / core.far_bytes_per_cycle
+        cycles = (compute * balance + fetched + pad) / core.threads
         regions = 2 if facts.pad and plan["pad"] == PAD_ALL else 1
         seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
-        terms = {"compute": compute, "far": far, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
+        terms = {"compute": compute, "far": fetched, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
         return Prediction(seconds, terms)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:

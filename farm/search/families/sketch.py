@@ -8,16 +8,25 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction
+from farm.search.tuners.correction import Floats, Plans
 from farm.search.tuners.decisions import Decision, Knob, ScheduleChoice
 
 # What of a prediction a cost model sees: the whole, then these of its terms where a family has them.
 _TERMS = ("compute", "far", "pad", "balance", "steps")
 FEATURE_COUNT = 1 + len(_TERMS)
 NO_PREDICTION = (0.0,) * FEATURE_COUNT
+# Terms that add up, whose shares trials may correct, and those that are factors. Knobs that span a tile.
+_ADDED, _FACTORS = ("compute", "transforms", "far", "pad"), ("balance", "steps")
+_TILE = ("vectors", "pixels", "rows")
+# A choice, and a share of the whole, in octaves of an option: what makes as much of a difference.
+_CHOICE, _SHARE = 1.5, 3.0
 
 
 class FamilySketch:
@@ -32,7 +41,36 @@ class FamilySketch:
     @functools.cached_property
     def ranked(self) -> list[tuple[Decision, ...]]:
         """Decisions of all plans that make sense, the best predicted first."""
-        return [self._index(plan) for _, plan in self._outlook.plans()]
+        return [self._index(plan) for _, plan in self._plans]
+
+    @functools.cached_property
+    def _plans(self) -> list[tuple[Prediction, Plan]]:
+        return self._outlook.plans()
+
+    def list_plans(self, most: int) -> Plans:
+        """The first of `ranked` as what trials correct."""
+        plans = self._plans[:most]
+        columns = dict(self._list_facets(plans))
+        log_s = np.log2([max(1e-12, prediction.seconds) for prediction, _ in plans])
+        return Plans(self._outlook.family.name, tuple(columns), np.array(list(columns.values())).T, log_s)
+
+    def _list_facets(self, plans: Sequence[tuple[Prediction, Plan]]) -> Iterator[tuple[str, Floats]]:
+        """By name what plans are made of: octaves of options, 1 for a choice that is taken, shares of terms."""
+        for name, options in self._outlook.options.items():
+            taken = np.array([plan[name] for _, plan in plans], float)
+            if min(options) > 0:
+                yield name, np.log2(taken)
+            else:
+                for option in options:
+                    yield f"{name}={option}", (taken == option) * _CHOICE
+        if sizes := [name for name in _TILE if name in self._outlook.options]:
+            yield "tile", np.log2([math.prod(plan[name] for name in sizes) for _, plan in plans])
+        cycles = {name: np.array([p.terms.get(name, 0.0) for p, _ in plans]) for name in _ADDED}
+        total = np.maximum(sum(cycles.values()), 1.0)
+        for name, each in cycles.items():
+            yield f"share of {name}", _SHARE * each / total
+        for name in _FACTORS:
+            yield f"cycles of {name}", np.log2([max(1e-3, p.terms.get(name, 1.0)) for p, _ in plans])
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
         """Schedule the function; what is open is drawn. Returns the decisions taken.

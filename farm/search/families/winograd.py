@@ -145,10 +145,11 @@ class Winograd:
         balance = math.ceil(parts / core.threads) * core.threads / parts
         # Streams are fetched ahead while there is something to compute.
         fetched = far / core.far_bytes_per_cycle
-        cycles = max((products + transforms) * balance, fetched) + 0.15 * fetched + driven / core.far_bytes_per_cycle
+        waited = 0.15 * fetched + driven / core.far_bytes_per_cycle
+        cycles = max((products + transforms) * balance, fetched) + waited
         regions = (1 if plan["order"] == ROWS_OUTSIDE else 2) if core.threads > 1 else 0
         seconds = cycles / core.threads / core.freq_hz + regions * core.region_s
-        terms = {"compute": products, "transforms": transforms, "far": far + driven, "balance": balance}
+        terms = {"compute": products, "transforms": transforms, "far": fetched + waited, "balance": balance}
         return Prediction(seconds, terms)
 
     @staticmethod

@@ -7,13 +7,15 @@ Which task is asked next is the scheduler's business.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from farm.errors import UsageError
 from farm.search.candidates import Candidate
 from farm.search.tuners import droplet, grid, strategies
+from farm.search.tuners.correction import Correction
 from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
@@ -49,9 +51,10 @@ class SearchTask:
 
 
 class _Task:
-    def __init__(self, history: TaskHistory, kind: str) -> None:
+    def __init__(self, history: TaskHistory, task: SearchTask) -> None:
         self.history = history
-        self.kind = kind
+        self.kind = task.workload.kind
+        self.core = (task.board_type, task.workload.target.get("mcpu"))
         self.foreign: Foreign | None = None
         self.exhausted = False
         self.remarks: list[str] = []
@@ -87,7 +90,7 @@ class CampaignSearch:
             return
         space = ScheduleSpace(task.workload, self._threads)
         name = f"{space.structure}/{task.board_type}/{task.point}"
-        opened = _Task(TaskHistory(space, task.traits, self._seed, name), task.workload.kind)
+        opened = _Task(TaskHistory(space, task.traits, self._seed, name), task)
         self._tasks[key] = opened
         if self._tuner == "grid":
             try:
@@ -179,22 +182,48 @@ class CampaignSearch:
             return droplet.descend(history, count, _WARMUP)
         if self._tuner == "ga":
             if len(history.results) < _WARMUP:
-                return strategies.draw_promising(history, count)
+                return strategies.draw_promising(history, count, self._correct(key, task))
             return strategies.evolve_measured(history, count, self._population)
-        trees = self._train(key, task)
+        trees, promising = self._train(key, task), self._correct(key, task)
         if trees is None:
-            return strategies.draw_promising(history, count)
+            return strategies.draw_promising(history, count, promising)
 
         def score(features: Sequence[Features]) -> Floats:
             known = [with_traits(each, history.traits) for each in features]
             return np.array([each.score(known) for each in trees])
 
         # What others have learned takes a task no further than to where they are: half of its first ones are its own.
-        drawn = strategies.draw_promising(history, count - count // 2) if len(history.results) < _WARMUP else []
-        names = {each.hash for each in drawn}
-        hints, left = self._hints(key, task), count - len(drawn)
-        found = strategies.evolve_predicted(history, left, score, self._population, self._generations, hints)
-        return [*drawn, *(each for each in found if each.hash not in names)]
+        # The prediction as trials correct it keeps its half: it knows the core from fewer of them than trees need.
+        if promising is not None:
+            drawn = strategies.draw_promising(history, (count + history.step % 2) // 2, promising)
+        elif len(history.results) < _WARMUP:
+            drawn = strategies.draw_promising(history, count - count // 2)
+        else:
+            drawn = []
+        hints, names = self._hints(key, task), {each.hash for each in drawn}
+        size, rounds, left = self._population, self._generations, count - len(drawn)
+        return [*drawn, *strategies.evolve_predicted(history, left, score, size, rounds, hints, promising, names)]
+
+    def _correct(self, key: str, task: _Task) -> Iterator[Genome] | None:
+        """Schedules by the prediction as trials on this core correct it, of this and other functions, the best first.
+
+        None where there is no prediction, no trial of its family on this core, or none of its schedules is left.
+        """
+        history, plans, rows = task.history, task.history.space.plans, task.history.space.rows
+        if plans is None:
+            return None
+        same = [other.history for other in self._others(key, task) if other.core == task.core]
+        lessons = [lesson for each in [history, *same] if (lesson := each.lesson()) is not None]
+        lessons += task.foreign.list_corrections(*task.core) if task.foreign else []
+        correction = Correction(lessons, history.name, plans)
+        known = {rows[each.genome] for each in history.results.values() if each.genome in rows}
+        under_way = [rows[each.genome] for each in history.open.values() if each.genome in rows]
+        if not correction.count or len(known) + len(under_way) >= len(rows):
+            return None
+        # What the function is compiled to without a record is measured first, whatever others show.
+        first = [0] if 0 not in known and 0 not in under_way else []
+        order = itertools.chain(first, correction.order(known, [*under_way, *first]))
+        return (history.space.ranked[row] for row in order)
 
     def _train(self, key: str, task: _Task) -> list[Trees] | None:
         """The cost models for a task, taught anew where anything was measured since; None while too little is known."""

@@ -7,11 +7,13 @@ same goes on as the first would have. Nothing here decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterable
 
 import numpy as np
 
+from farm.search.tuners.correction import Lesson
 from farm.search.tuners.cost_model import Features
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
@@ -40,6 +42,8 @@ class TaskHistory:
         self.results: dict[str, TrialResult] = {}
         self.open: dict[str, Evaluated] = {}
         self._seen: set[str] = set()
+        self.name = name
+        self._lesson: tuple[int, Lesson | None] = (0, None)
         self._seed = f"{seed}/{name}"
 
     @property
@@ -94,6 +98,16 @@ class TaskHistory:
     def list_genomes(self) -> list[Genome]:
         """All schedules that were or are being measured."""
         return [*(each.genome for each in self.results.values()), *(each.genome for each in self.open.values())]
+
+    def lesson(self) -> Lesson | None:
+        """What the results say of the prediction; None where there is none, or nothing was measured of it."""
+        plans, rows = self.space.plans, self.space.rows
+        if plans is not None and self._lesson[0] != len(self.results):
+            timed = [(rows.get(each.genome), each.latency_s) for each in self.results.values()]
+            known = [(row, math.log2(latency_s)) for row, latency_s in timed if row is not None and latency_s]
+            lesson = Lesson(self.name, plans, *zip(*known, strict=True)) if known else None
+            self._lesson = len(self.results), lesson
+        return self._lesson[1]
 
     def lessons(self) -> tuple[list[Features], list[float]]:
         """Features and latencies (infinite: its own fault) of what teaches the cost model."""

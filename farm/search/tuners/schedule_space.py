@@ -23,6 +23,7 @@ from farm.search.families import rule
 from farm.search.families.sketch import NO_PREDICTION, FamilySketch
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
+from farm.search.tuners.correction import Plans
 from farm.search.tuners.cost_model import Features
 from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
 from farm.search.workloads import Workload
@@ -31,6 +32,8 @@ from farm.search.workloads import Workload
 _MOST_TRIED = 8
 # Evaluated schedules remembered per task: about 2 KB each.
 _REMEMBERED = 2048
+# So many of a function's plans are put in order by what trials say; on a processor most have fewer.
+_MOST_CORRECTED = 1024
 _SAMPLERS = ("SamplePerfectTile", "SampleCategorical", "SampleComputeLocation")
 
 
@@ -125,6 +128,17 @@ class ScheduleSpace:
         """All schedules of which a prediction is had, the best first; none where no family knows the function."""
         first = self._sketches[0]
         return [Genome(0, decisions) for decisions in first.ranked] if isinstance(first, FamilySketch) else []
+
+    @functools.cached_property
+    def plans(self) -> Plans | None:
+        """The first of `ranked` as trials may correct them; None where nothing is predicted."""
+        first = self._sketches[0]
+        return first.list_plans(_MOST_CORRECTED) if isinstance(first, FamilySketch) else None
+
+    @functools.cached_property
+    def rows(self) -> dict[Genome, int]:
+        """Which row of `plans` a schedule is."""
+        return {genome: row for row, genome in enumerate(self.ranked[:_MOST_CORRECTED])}
 
     @property
     def knobs(self) -> list[tuple[Knob, ...]]:

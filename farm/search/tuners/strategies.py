@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from farm.search.tuners.cost_model import Features, Floats, measure_vectors
@@ -48,12 +48,14 @@ def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
     return take_new(history, count, _draws(history))
 
 
-def draw_promising(history: TaskHistory, count: int) -> list[Evaluated]:
-    """What is tried while nothing is known: of several random schedules each, the one with the longest vectors.
+def draw_promising(history: TaskHistory, count: int, promising: Iterator[Genome] | None = None) -> list[Evaluated]:
+    """What is tried while little is known: the next of the `promising` ones, where they are given.
 
-    Sketches take turns, and some are any schedule, for a model to learn from. Where there is a prediction, the best by
-    it, half of them unlike each other.
+    Else the best by prediction, half of them unlike each other. Where nothing is predicted, of several random schedules
+    each the one with the longest vectors: sketches take turns, and some are any schedule, for a model to learn from.
     """
+    if promising is not None:
+        return take_new(history, count, ((genome, 0) for genome in promising), patience=math.inf)
     if history.space.ranked:
         return _draw_predicted(history, count)
     drawn = draw_new(history, _DRAWN_EACH * count)
@@ -152,11 +154,19 @@ def evolve_measured(history: TaskHistory, count: int, population: int) -> list[E
 
 
 def evolve_predicted(
-    history: TaskHistory, count: int, score: Score, population: int, generations: int, hints: Sequence[Genome] = ()
+    history: TaskHistory,
+    count: int,
+    score: Score,
+    population: int,
+    generations: int,
+    hints: Sequence[Genome] = (),
+    promising: Iterator[Genome] | None = None,
+    taken: Collection[str] = (),
 ) -> list[Evaluated]:
     """`xgb`: the best by the cost models of random schedules, neighbours of the best measured, and their offspring.
 
-    `hints` are schedules that did well elsewhere; they join the parents.
+    `hints` are schedules that did well elsewhere; they join the parents. The next of the `promising` ones, while there
+    are any, take the random ones' place. Hashes that are `taken` are in the batch already.
     """
     pool: dict[str, Evaluated] = {}
     scores: dict[str, Floats] = {}
@@ -172,8 +182,10 @@ def evolve_predicted(
 
     measured = [result.genome for result in history.fastest(_PARENTS)]
     add((genome, 0) for genome in [*measured, *hints])
+    ahead = list(itertools.islice(promising or (), population // 2))
+    add((genome, 0) for genome in ahead)
     # A window that slides over one endless row of random schedules: most of it is remembered from the last time.
-    add(history.draw(index) for index in range(history.step, history.step + population // 2))
+    add(history.draw(index) for index in range(history.step, history.step + population // 2 - len(ahead)))
     for genome in measured[:2]:
         add((each, 0) for row in neighbours(genome, history.space.knobs[genome.sketch]) for each in row)
     for generation in range(generations):
@@ -182,7 +194,7 @@ def evolve_predicted(
         for sketch in range(len(history.space.knobs)):
             best += [each.genome for each in ranked if each.genome.sketch == sketch][:_PARENTS_EACH]
         add(_offspring(history, [*dict.fromkeys([*best, *measured])], population // 2, generation))
-    fresh = [each for each in pool.values() if history.is_new(each)]
+    fresh = [each for each in pool.values() if history.is_new(each) and each.hash not in taken]
     return _pick(history, fresh, scores, count)
 
 

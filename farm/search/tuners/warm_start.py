@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from farm.search.tuners.correction import Lesson
 from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
@@ -118,6 +120,8 @@ class Foreign:
         groups: dict[tuple[str, str, str], list[ForeignTrial]] = collections.defaultdict(list)
         for trial in chosen:
             groups[trial.workload.hash, trial.board_type, trial.point].append(trial)
+        self._sources, self._spaces = groups, spaces
+        self._corrections: list[Lesson] | None = None
         self._same: list[bool] = []
         self._groups: list[SampleGroup] = []
         for several in groups.values():
@@ -152,6 +156,21 @@ class Foreign:
             dataclasses.replace(group, weight=weight * (1.0 if same else 0.5))
             for group, same in zip(self._groups, self._same, strict=True)
         ]
+
+    def list_corrections(self, board_type: str, mcpu: str | None) -> list[Lesson]:
+        """What the trials on the task's own core, which these two name, say of its predictions."""
+        if self._corrections is not None:
+            return self._corrections
+        self._corrections = []
+        for (name, on, point), several in self._sources.items():
+            space = self._spaces.open(several[0].workload)
+            if on != board_type or several[0].workload.target.get("mcpu") != mcpu or space.plans is None:
+                continue
+            genomes = [(space.read(trial.trace_json), trial.median_s) for trial in several]
+            rows = [(space.rows[genome], math.log2(s)) for genome, s in genomes if genome in space.rows]
+            if rows:
+                self._corrections.append(Lesson(f"{name}/{on}/{point}", space.plans, *zip(*rows, strict=True)))
+        return self._corrections
 
     def judge_by_own(self) -> float | None:
         """How well foreign trials alone rank the task's own results; None while those are few.
