@@ -3,7 +3,12 @@
 Fifty schedules of each of six workloads, drawn from all that their families offer, compiled for a Jetson Nano as trials
 are, and run by the emulator as a trial's candidate is, on four cores. Told of each workload: the rank correlation of
 prices with the family's predictions (Spearman's), how far the best predicted is from the best of all, and how long
-building and emulating took, one candidate at a time on one host core. Default budget: about 4 minutes.
+building and emulating took, one candidate at a time on one host core.
+
+Then searches that begin with the wrong core's file, and how many trials each function needs until within 5 % of the
+best: of these six with the emulator's prices (a Cortex-A53's file, and the right one, for comparison), the best being
+that of all candidates seen; and of all convolutions of both models where not the emulator but the prediction by the
+right core's file says what a candidate takes (`PAIRS`), alone and as one campaign. Default budget: about 8 minutes.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ import dataclasses
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import _crossed
 import _farm
 import _machine
 
@@ -25,7 +32,7 @@ from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type
-from farm.search import gpus, tvm_env
+from farm.search import candidates, gpus, tvm_env
 from farm.search.build import builder
 from farm.search.families import rule
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -33,6 +40,14 @@ from farm.search.tuners.warm_start import spearman
 from farm.search.workloads import Workload
 
 BOARD_TYPE, THREADS = "jetson-nano", 4
+X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
+# Whose file is wrong, and whose is right, as LLVM calls them.
+PAIRS = (
+    ("cortex-a53", "cortex-a57"),
+    ("cortex-a57", "cortex-a76"),
+    ("znver4", "sapphirerapids"),
+    ("sapphirerapids", "znver4"),
+)
 # By model; one of each kind: matrix products with many pixels and with few, a depthwise convolution, a dense one, a
 # model's first, one by Winograd's algorithm.
 WORKLOADS = {
@@ -67,7 +82,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     kind = require_board_type(BOARD_TYPE)
     assert natives is not None
     assert kind.target is not None
-    rows = []
+    rows, six = [], {}
     with Rig() as rig:
         emulator = rig.start_emulator(natives, load_board_types()[BOARD_TYPE].clusters)
         assert emulator is not None
@@ -75,19 +90,92 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for name, wanted in list(WORKLOADS.items())[: 1 if options.quick else None]:
             found = {each.name: each for each in _farm.read_model(name).prepare(kind.target.to_tvm(), kind.pipeline)}
             for workload in wanted[: 1 if options.quick else None]:
-                rows.append(rank(found[workload], options, emulator, float(kind.clusters[0].freqs_hz[-1])))
+                prices = Prices(found[workload], emulator, float(kind.clusters[0].freqs_hz[-1]))
+                six[found[workload].hash] = prices
+                rows.append(rank(prices, options))
                 _machine.say(str(rows[-1]))
+        emulated = {mcpu: search_emulated(six, mcpu) for mcpu in ("cortex-a53", "cortex-a57")}
     costs = [row["build_s"]["median"] + row["emulate_s"]["median"] for row in rows]
     return {
         "correlation_is": "Spearman's, of prices with predictions of the same candidates",
         "workloads": rows,
         "build_and_emulate_s": _machine.round_to(statistics.median(costs), 3),
+        "trials_are": "until within 5 % of the best",
+        "searched_as_emulated": {mcpu: each | _crossed.summarise(each["trials"]) for mcpu, each in emulated.items()},
+        "searched_as_predicted": [search_predicted(*pair, options) for pair in PAIRS],
     }
 
 
-def rank(workload: Workload, options: argparse.Namespace, emulator: Emulator, hz: float) -> dict[str, Any]:
+def search_emulated(six: Mapping[str, Prices], mcpu: str) -> dict[str, Any]:
+    """One campaign of all of them, as for such cores."""
+    workloads = [each.workload for each in six.values()]
+    found = _crossed.search_campaign(workloads, mcpu, lambda workload, each: six[workload.hash].fetch(each))
+    least = [min(each.known.values()) for each in six.values()]
+    _machine.say(f"as {mcpu}: {found}")
+    return {
+        "trials": [
+            _machine.trials_until(prices, _crossed.WITHIN * best) for prices, best in zip(found, least, strict=True)
+        ],
+        "first_over_best": [_machine.round_to(prices[0] / best, 3) for prices, best in zip(found, least, strict=True)],
+    }
+
+
+def search_predicted(wrong: str, right: str, options: argparse.Namespace) -> dict[str, Any]:
+    """All convolutions of the models that both files know."""
+    kind = require_board_type(BOARD_TYPE)
+    assert kind.target is not None
+    config = {**(kind.target.to_tvm() if right.startswith("cortex") else X86), "mcpu": right}
+    spaces = []
+    for name in list(WORKLOADS)[: 1 if options.quick else None]:
+        for workload in _farm.read_model(name).prepare(config, kind.pipeline)[: 4 if options.quick else None]:
+            if "conv2d" in workload.name and (space := _crossed.read_space(workload, wrong, right)) is not None:
+                spaces.append(space)
+    firsts = [
+        next(at for at, seconds in enumerate(space.seconds, 1) if seconds <= _crossed.WITHIN * space.seconds.min())
+        for space in spaces
+    ]
+    result = {
+        "wrong": wrong,
+        "right": right,
+        "in_the_order_of_the_prediction": {"median": statistics.median(firsts), "worst": max(firsts)},
+        "alone": _crossed.summarise(_crossed.search_spaces(spaces, together=False)),
+        "together": _crossed.summarise(_crossed.search_spaces(spaces, together=True)),
+    }
+    _machine.say(str(result))
+    return result
+
+
+class Prices:
+    """What a workload's candidates take on the emulated board, by hash, and what asking cost."""
+
+    def __init__(self, workload: Workload, emulator: Emulator, hz: float) -> None:
+        self.workload = workload
+        self.known: dict[str, float] = {}
+        self.build_s: list[float] = []
+        self.emulate_s: list[float] = []
+        self._emulator, self._hz = emulator, hz
+
+    def fetch(self, candidate: candidates.Candidate) -> float:
+        """Seconds; builds and runs it where it is new."""
+        if candidate.hash in self.known:
+            return self.known[candidate.hash]
+        began = time.perf_counter()
+        library = builder.build_candidate(candidate.module_json, self.workload.target)
+        built = time.perf_counter()
+        arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
+        spec = MeasureSpec(arguments, cold_weights=True, limits=Limits(memory_bytes=2 << 30, threads=THREADS))
+        program = Candidate(self._emulator, spec, library)
+        program.run(1)
+        self.emulate_s.append(time.perf_counter() - built)
+        self.build_s.append(built - began)
+        seconds = count_seconds(program.segments, self._emulator.core, self._hz, THREADS)[0]
+        self.known[candidate.hash] = seconds
+        return seconds
+
+
+def rank(asked: Prices, options: argparse.Namespace) -> dict[str, Any]:
     """Price the workload's candidates."""
-    tvm = tvm_env.load()
+    tvm, workload = tvm_env.load(), asked.workload
     space = ScheduleSpace(workload)
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
     assert outlook is not None
@@ -97,7 +185,7 @@ def rank(workload: Workload, options: argparse.Namespace, emulator: Emulator, hz
     random.Random(options.seed).shuffle(rest)
     predicted: list[float] = []
     prices: list[float] = []
-    build_s, emulate_s, seen = [], [], set()
+    seen = set()
     for place, genome in [best, *rest]:
         if len(prices) == options.candidates:
             break
@@ -105,17 +193,7 @@ def rank(workload: Workload, options: argparse.Namespace, emulator: Emulator, hz
         if evaluated is None or evaluated.hash in seen:
             continue
         seen.add(evaluated.hash)
-        candidate = space.describe(evaluated)
-        began = time.perf_counter()
-        library = builder.build_candidate(candidate.module_json, workload.target)
-        built = time.perf_counter()
-        arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
-        spec = MeasureSpec(arguments, cold_weights=True, limits=Limits(memory_bytes=2 << 30, threads=THREADS))
-        program = Candidate(emulator, spec, library)
-        program.run(1)
-        emulate_s.append(time.perf_counter() - built)
-        build_s.append(built - began)
-        prices.append(count_seconds(program.segments, emulator.core, hz, THREADS)[0])
+        prices.append(asked.fetch(space.describe(evaluated)))
         predicted.append(plans[place][0].seconds)
     return {
         "name": workload.name,
@@ -125,8 +203,8 @@ def rank(workload: Workload, options: argparse.Namespace, emulator: Emulator, hz
         "best_predicted_over_best": _machine.round_to(prices[0] / min(prices), 3),
         "price_over_prediction": _machine.spread([a / b for a, b in zip(prices, predicted, strict=True)]),
         "price_us": _machine.spread([one * 1e6 for one in prices]),
-        "build_s": _machine.spread(build_s),
-        "emulate_s": _machine.spread(emulate_s),
+        "build_s": _machine.spread(asked.build_s),
+        "emulate_s": _machine.spread(asked.emulate_s),
     }
 
 
