@@ -173,8 +173,8 @@ def test_a_frozen_agent_is_replaced(bench: Bench, matmul: bytes) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker may end just now; the agent is frozen all the same
             process.send_signal(signal.SIGSTOP)
     assert bench.measure(matmul, SHORT).outcome.status is Status.BOARD_LOST
-    # The third is good, unless the machine is so busy that its agent starts for longer than it is waited for.
-    assert Status.OK in (bench.measure(matmul, SHORT).outcome.status for _ in range(5))
+    # One may be lost while its agent starts; three in all would be the board's end, so the next have time enough.
+    assert Status.OK in (bench.measure(matmul).outcome.status for _ in range(2))
     assert f"stopped {BOARD_TYPE}/{bench.name}" in bench.happened()
 
 
