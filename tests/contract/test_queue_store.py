@@ -109,7 +109,8 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     execute(place, "DROP TABLE board_usage")
     for column in ("kind", "since_s", "through"):
         execute(place, f"ALTER TABLE leases DROP COLUMN {column}")
-    execute(place, "ALTER TABLE boards DROP COLUMN power")
+    for column in ("power", "core"):
+        execute(place, f"ALTER TABLE boards DROP COLUMN {column}")
     execute(place, 'ALTER TABLE events DROP COLUMN "by"')
     execute(place, "UPDATE alembic_version SET version_num = '0007'")
     opened = database.connect(place)
