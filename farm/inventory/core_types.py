@@ -172,6 +172,7 @@ def load_core_types() -> tuple[CoreType, ...]:
     return tuple(_apply(core, fitted.get(core.name)) for core in found)
 
 
+@functools.cache
 def load_plain_core_types() -> tuple[CoreType, ...]:
     """All core types as the inventory has them. Raises UsageError where a file is wrong."""
     folder = paths.require_inventory_folder() / "core_types"

@@ -233,8 +233,9 @@ def _sum_squares(ratios: Sequence[Ratio], wait_cycles: float, crowding: float) -
 
 def _fit(core: CoreType, told: _Told, *, simulated: bool) -> Fitted:
     medians = {name: statistics.median(values) for name, values in told.figures.items()}
-    measured = find_differing(medians, core.list_figures())
-    typical = {name: core.list_figures()[name] for name in measured}
+    figures = core.list_figures()
+    measured = find_differing(medians, figures)
+    typical = {name: figures[name] for name in measured}
     constants = _fit_constants(core, told.runs) if told.runs else None
     return Fitted(core.name, measured, typical, constants, simulated, tuple(told.sources))
 
