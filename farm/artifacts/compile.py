@@ -21,7 +21,7 @@ from farm.artifacts.choice import RecordChoice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
-from farm.search.build import gpu_code
+from farm.search.build import gpu_code, lowering
 from farm.search.graph import half_precision, pipeline, recurrent
 from farm.search.graph.prepared import Prepared, prepare_model
 from farm.search.target import make_code_target
@@ -144,7 +144,7 @@ def build_library(
         outputs = _read_outputs(module)
         with target:
             lowered = relax.get_pipeline("default")(module)
-        executable = relax.build(lowered, target, relax_pipeline=None)
+        executable = relax.build(lowered, target, relax_pipeline=None, tir_pipeline=lowering.use_pipeline())
         with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
             path = Path(folder) / "model.so"
             executable.export_library(str(path), fcompile=link)

@@ -19,8 +19,8 @@ from typing import Any
 from device_agent.protocol import Status
 from farm import linker
 from farm.errors import CodeRefusedError, FarmError
-from farm.search.build import gpu_code
 from farm.search import tvm_env
+from farm.search.build import gpu_code, lowering
 from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
 
@@ -42,7 +42,7 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     if not standalone:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
     with gpu_code.making(target_config):
-        built = tvm.tirx.build(module, target=make_code_target(target_config))
+        built = tvm.tirx.build(module, make_code_target(target_config), lowering.use_pipeline())
     with _folder() as folder:
         path = folder / "candidate.so"
         # Objects go there too: a folder of TVM's own would stay where this process is killed.

@@ -21,12 +21,12 @@ _SHARES = 4
 # more comes from a pool and is written and read in memory. What that costs was measured on Zen 4: 270 cycles for 1 KiB
 # and 520 for 1.75 KiB (56x56x24>144 and 112x112x16>96, tiles of 16 and 28 vectors beside tiles of 14).
 # Winograd's products do not count it: their large tiles save more in the second cache than that.
-_STACK_BYTES, _POOL_CYCLES_PER_BYTE = 1024, 0.28
+STACK_BYTES, _POOL_CYCLES_PER_BYTE = 4096, 0.28
 
 
 def pool_cycles(tile_bytes: int) -> float:
     """What it costs that a tile's sums are not in registers from beginning to end; 0 where they are."""
-    return _POOL_CYCLES_PER_BYTE * tile_bytes if tile_bytes >= _STACK_BYTES else 0.0
+    return _POOL_CYCLES_PER_BYTE * tile_bytes if tile_bytes > STACK_BYTES else 0.0
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:

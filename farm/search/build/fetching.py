@@ -1,0 +1,280 @@
+"""Weights fetched ahead: while tiles that share a block of weights compute, the block that comes next is fetched.
+
+A block is read from memory by the first tile that needs it, at the memory's pace, and from the second cache by all
+others, during which the memory has nothing to do: a model's weights cost their whole transfer on top of the arithmetic.
+A processor's own prefetcher cannot know; here, each tile asks for its share of the next block. Reads lowered functions
+and adds `llvm.prefetch`; what they compute stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from farm.search.families.facts import bytes_of, size_of
+from farm.search.families.loops import STACK_BYTES
+
+# Weights of fewer bytes are in the second cache soon enough.
+_LEAST_BYTES = 256 << 10
+_LINE_BYTES = 64
+# A tile's share of up to so many lines is asked for before its sums begin; a longer one by and by, as they go on.
+_MOST_AT_ONCE = 32
+# Arguments of LLVM's intrinsic: to be read, into the second cache, data.
+_READ, _SECOND_CACHE, _DATA = 0, 2, 1
+# Tried on x86 alone; the cores of boards have prefetchers that nobody here has timed.
+_MACHINES = ("x86_64",)
+
+
+def fetch_ahead(function: Any, target: Any) -> Any:
+    """A lowered function that asks for the next block of its weights, where it has tiles that share one."""
+    if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
+        return function
+    from tvm import tirx
+
+    body = _Fetcher().visit(function.body)
+    if body.same_as(function.body):
+        return function
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """A block of weights as it is read: `loop` goes through the last of its loops, `step` elements at a time.
+
+    `first` is the place of a step's first element. `size` elements are a block; `tiles` of them share it, of which
+    `tile` is the present one. `nest` is the loop around all that a tile does with the block. `names` are given in it.
+    """
+
+    buffer: Any
+    loop: Any
+    first: Any
+    step: int
+    size: int
+    tiles: int
+    tile: Any
+    nest: Any
+    names: list[tuple[Any, Any]]
+
+    @property
+    def element_bytes(self) -> int:
+        return bytes_of(self.buffer.dtype)
+
+    @property
+    def share_lines(self) -> int:
+        """Lines of the next block that one tile asks for."""
+        return math.ceil(self.size * self.element_bytes / (_LINE_BYTES * self.tiles))
+
+
+class _Fetcher:
+    """One function's walk, with the loops, names and allocations around the statement that it looks at."""
+
+    def __init__(self) -> None:
+        self._loops: list[Any] = []
+        self._names: list[tuple[Any, Any]] = []
+        # Buffers of its own, and in how many bytes each lies.
+        self._own: list[tuple[Any, int]] = []
+        # What is to stand before a loop, by the loop.
+        self._before: list[tuple[Any, list[Any]]] = []
+
+    def visit(self, statement: Any) -> Any:
+        from tvm import tirx
+
+        if isinstance(statement, tirx.SeqStmt):
+            return self._visit_sequence(statement)
+        if isinstance(statement, tirx.Bind):
+            self._names.append((statement.var, statement.value))
+        elif isinstance(statement, tirx.AllocBuffer):
+            self._own.append((statement.buffer, size_of(statement.buffer)))
+        elif isinstance(statement, tirx.DeclBuffer):
+            # A part of another; TVM lets several tiles lie in one after the other.
+            whole = next(iter(getattr(statement.data, "args", None) or ()), None)
+            self._own += [(statement.buffer, size) for own, size in self._own if own.same_as(whole)]
+        elif isinstance(statement, tirx.AttrStmt):
+            body = self.visit(statement.body)
+            if not body.same_as(statement.body):
+                return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
+        elif isinstance(statement, tirx.For):
+            return self._visit_loop(statement)
+        return statement
+
+    def _visit_sequence(self, sequence: Any) -> Any:
+        from tvm import tirx
+
+        named, parts, changed = len(self._names), [], False
+        for each in sequence.seq:
+            part = self.visit(each)
+            before = [statement for loop, found in self._before if loop.same_as(each) for statement in found]
+            changed |= bool(before) or not part.same_as(each)
+            parts += [*before, part]
+        del self._names[named:]
+        return tirx.SeqStmt(parts) if changed else sequence
+
+    def _visit_loop(self, loop: Any) -> Any:
+        from tvm import tirx
+
+        named = len(self._names)
+        self._loops.append(loop)
+        body = self.visit(loop.body) if _has_loops(loop.body) else self._fetch_in(loop)
+        self._loops.pop()
+        del self._names[named:]
+        if body.same_as(loop.body):
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+
+    def _fetch_in(self, loop: Any) -> Any:
+        """The body of an innermost loop, with what it asks for; or that is noted to stand before the tile's loops."""
+        from tvm import tirx
+
+        stream = self._find_stream(loop)
+        if stream is None:
+            return loop.body
+        next_block = stream.first + stream.size
+        if stream.share_lines <= _MOST_AT_ONCE:
+            at = next(at for at, each in enumerate(self._loops) if each.same_as(stream.nest))
+            start = _spell(next_block, stream.names, [each.loop_var for each in self._loops[at:]])
+            start = start + tirx.floordiv(stream.tile * stream.size, stream.tiles)
+            self._before.append((stream.nest, list(_ask(stream, start, stream.share_lines))))
+            return loop.body
+        lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
+        done = stream.tile * loop.extent + loop.loop_var
+        start = next_block - loop.loop_var * stream.step + tirx.floordiv(done * stream.step, stream.tiles)
+        body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        return tirx.SeqStmt([*body, *_ask(stream, start, lines)])
+
+    def _find_stream(self, loop: Any) -> _Stream | None:
+        """The weights that an innermost loop reads in the order in which they lie, if it only adds to a tile's sums."""
+        from tvm import tirx
+
+        names = [*self._names, *((s.var, s.value) for s in _list(loop.body) if isinstance(s, tirx.Bind))]
+        stores = [s for s in _list(loop.body) if isinstance(s, tirx.BufferStore)]
+        # In memory sums would be stored at each step: LLVM cannot tell that what is asked for is not there.
+        if int(loop.kind) != 0 or not stores or not all(self._is_tile(store.buffer) for store in stores):
+            return None
+        for load in (load for store in stores for load in _list_vector_loads(store.value)):
+            buffer, base = load.source, load.indices[0].base
+            if any(buffer.same_as(own) for own, _ in self._own) or size_of(buffer) < _LEAST_BYTES:
+                continue
+            step = _evaluate(base, names, loop.loop_var, 1) - _evaluate(base, names)
+            if step and step == _count_read(buffer, stores):
+                return self._follow(loop, buffer, base, step, names)
+        return None
+
+    def _follow(self, loop: Any, buffer: Any, first: Any, step: int, names: list[Any]) -> _Stream | None:
+        """Look outwards from a loop for the tiles that share a block; None where none do."""
+        from tvm import tirx
+
+        size, tiles, tile, nest = step * int(loop.extent), 1, tirx.IntImm("int32", 0), loop
+        origin = _evaluate(first, names)
+        for outer in reversed(self._loops[:-1]):
+            moved = [_evaluate(first, names, outer.loop_var, at) - origin for at in range(int(outer.extent))]
+            still = next((at for at, by in enumerate(moved) if by), len(moved))
+            if still == 1 and tiles == 1 and moved == [at * size for at in range(len(moved))]:
+                size, nest = size * len(moved), outer
+                continue
+            if still < len(moved) and moved[still] != size:
+                return None
+            # A loop that goes through several blocks has as many tiles as it stands still.
+            tile = (outer.loop_var if still == len(moved) else tirx.floormod(outer.loop_var, still)) * tiles + tile
+            tiles *= still
+            if still < len(moved):
+                break
+        else:
+            return None
+        return _Stream(buffer, loop, first, step, size, tiles, tile, nest, names) if tiles > 1 else None
+
+    def _is_tile(self, buffer: Any) -> bool:
+        return any(buffer.same_as(own) and size <= STACK_BYTES for own, size in self._own)
+
+
+def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) -> Any:
+    """An expression with names spelt out and some variables at zero."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def replace(variable: Any) -> Any:
+        if any(variable.same_as(each) for each in at_zero):
+            return tirx.IntImm(variable.ty.dtype, 0)
+        value = next((value for name, value in names if name.same_as(variable)), None)
+        return variable if value is None else _spell(value, names, at_zero)
+
+    return tvm_ffi.structural_map(expression, [(tirx.Var, replace)])
+
+
+def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
+    """So many lines from an element on."""
+    from tvm import tirx
+
+    for line in range(lines):
+        at = start + line * _LINE_BYTES // stream.element_bytes
+        address = tirx.address_of(tirx.BufferLoad(stream.buffer, [at]))
+        how = (tirx.IntImm("int32", each) for each in (_READ, _SECOND_CACHE, _DATA))
+        yield tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, *how))
+
+
+def _list(body: Any) -> list[Any]:
+    from tvm import tirx
+
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _has_loops(statement: Any) -> bool:
+    from tvm import tirx
+
+    if isinstance(statement, tirx.For):
+        return True
+    bodies = [getattr(statement, name, None) for name in ("body", "then_case", "else_case")]
+    return any(_has_loops(each) for each in [*(getattr(statement, "seq", None) or ()), *bodies] if each is not None)
+
+
+def _list_vector_loads(value: Any) -> list[Any]:
+    """All loads of neighbouring elements in an expression."""
+    from tvm import tirx
+
+    from farm.search.families.expressions import read_value
+
+    loads, _ = read_value(value)
+    return [
+        each
+        for each in loads
+        if len(each.indices) == 1 and isinstance(each.indices[0], tirx.Ramp) and int(each.indices[0].stride) == 1
+    ]
+
+
+def _count_read(buffer: Any, stores: list[Any]) -> int:
+    """Elements of a buffer that one step reads as vectors, each once."""
+    import tvm_ffi
+
+    found: list[Any] = []
+    for load in (load for store in stores for load in _list_vector_loads(store.value)):
+        if load.source.same_as(buffer) and not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
+    return sum(int(load.indices[0].lanes) for load in found)
+
+
+def _evaluate(expression: Any, names: list[Any], variable: Any = None, step: int = 0) -> int:
+    """An index, names spelt out, where `variable` is at `step` and every other one at 0."""
+    from tvm import tirx
+
+    if isinstance(expression, tirx.IntImm):
+        return int(expression)
+    if isinstance(expression, tirx.Var):
+        if variable is not None and expression.same_as(variable):
+            return step
+        value = next((value for name, value in names if name.same_as(expression)), None)
+        return 0 if value is None else _evaluate(value, names, variable, step)
+    if isinstance(expression, tirx.Cast):
+        return _evaluate(expression.value, names, variable, step)
+    for kind, combine in (
+        (tirx.Add, operator.add),
+        (tirx.Sub, operator.sub),
+        (tirx.Mul, operator.mul),
+        (tirx.FloorDiv, operator.floordiv),
+        (tirx.FloorMod, operator.mod),
+    ):
+        if isinstance(expression, kind):
+            parts = (_evaluate(each, names, variable, step) for each in (expression.a, expression.b))
+            return int(combine(*parts))
+    return 0

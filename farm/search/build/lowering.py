@@ -1,0 +1,65 @@
+"""How scheduled functions become code: TVM's own passes, and two of ours for processors.
+
+Sums of a tile stay in registers up to what a core has of them, and weights that the next tiles read are fetched while
+the present ones compute (`farm.search.build.fetching`). Functions of a GPU's own are left as TVM lowers them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from farm.search.build import fetching
+from farm.search.families.facts import bytes_of
+from farm.search.families.loops import STACK_BYTES
+
+# What `tvm.tirx.build` and `relax.build` are asked for by name.
+PIPELINE = "farm"
+# TVM leaves an allocation with this annotation alone, so that it is on the stack (`LowerTVMBuiltin`); else one of 1 KiB
+# and more comes from a pool.
+_ON_STACK = "disable_lower_builtin"
+
+
+def use_pipeline() -> str:
+    """Make our pipeline known to TVM in this process and return its name. The compiler must be loaded."""
+    from tvm.tirx import compilation_pipeline
+
+    compilation_pipeline.register_tir_pipeline(PIPELINE, _make)
+    return PIPELINE
+
+
+def _make() -> tuple[Any, Any, Any]:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+    passes, of_host, of_device = default_s_tir_pipeline()
+
+    def run(module: Any, _: Any) -> Any:
+        module = passes(module)
+        for variable, function in module.functions_items():
+            target = (function.attrs or {}).get("target")
+            if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
+                module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target)))
+        return module
+
+    return tvm.transform.module_pass(run, opt_level=0, name="FarmPipeline"), of_host, of_device
+
+
+def keep_on_stack(function: Any) -> Any:
+    """The same lowered function with all buffers of up to `STACK_BYTES` on the stack, where LLVM makes registers of
+    them if it can.
+    """
+    import tvm_ffi
+    from tvm import tirx
+
+    def keep(node: Any) -> Any:
+        extents = list(node.buffer.shape)
+        if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+            return node
+        if math.prod(map(int, extents)) * bytes_of(node.buffer.dtype) > STACK_BYTES:
+            return node
+        return tirx.AllocBuffer(node.buffer, {**(node.annotations or {}), _ON_STACK: tirx.IntImm("bool", 1)})
+
+    body = tvm_ffi.structural_map(function.body, [(tirx.AllocBuffer, keep)])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
