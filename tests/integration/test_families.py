@@ -148,10 +148,15 @@ def test_more_pixels_compute_the_same(
 
 
 def test_pixels_are_padded_only_where_the_core_gains() -> None:
-    """196 have good tiles, and a Nano has registers for 13."""
-    for side, target in ((14, AVX2), (13, NANO)):
-        function = make_convolution((1, side, side, 128), 64, (1, 1))["main"]
-        assert pixel_padding.pad(function, cores.core_of(target)).same_as(function)
+    """196 have good tiles; a Nano gains where 512 channels of data are loaded, and not where pixels have neighbours."""
+    cases = (
+        (14, 128, 64, 1, AVX2, False), (14, 512, 1000, 1, NANO, False),
+        (13, 512, 1000, 1, NANO, True), (7, 128, 64, 3, NANO, False),
+    )  # fmt: skip
+    for side, inputs, channels, kernel, target, gains in cases:
+        function = make_convolution((1, side, side, inputs), channels, (kernel, kernel), padding=(kernel // 2,) * 4)
+        function = canonical.canonicalise(function["main"])
+        assert pixel_padding.pad(function, cores.core_of(target)).same_as(function) is not gains
 
 
 def test_dilated_kernels_compute_the_same() -> None:
