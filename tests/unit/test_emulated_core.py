@@ -116,6 +116,32 @@ def test_a_chain_of_sums_waits_for_each() -> None:
     assert PIPELINE.count_cycles(Decoder().read(code(chained) * 8)) == pytest.approx(8 * 10, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("word", "reads"),
+    [
+        (0x0D40C400, {"x0"}),  # ld1r {v0.4h}, [x0]
+        (0x0DDFC400, {"x0"}),  # ld1r {v0.4h}, [x0], #2
+        (0x4C40A000, {"x0"}),  # ld1 {v0.16b, v1.16b}, [x0]
+        (0x0D409000, {"v0", "x0"}),  # ld1 {v0.s}[1], [x0]: the other lanes stay
+        (0x13027C02, {"x0"}),  # asr w2, w0, #2
+        (0x13027C00, {"x0"}),  # asr w0, w0, #2
+        (0x0F180441, {"v2"}),  # sshr v1.4h, v2.4h, #8
+        (0x6E621C20, {"v0", "v1", "v2"}),  # bsl v0.16b, v1.16b, v2.16b
+        (0x72A00020, {"x0"}),  # movk w0, #1, lsl #16
+    ],
+)
+def test_what_is_overwritten_is_not_read(word: int, reads: set[str]) -> None:
+    """A load to all lanes waits for its address alone; what keeps a part of its register waits for that."""
+    (found,) = Decoder().read(code(word))
+    assert set(found.reads) == reads
+
+
+def test_one_register_serves_loads_that_do_not_wait_for_each_other() -> None:
+    """A load to all lanes and a product of it, again and again in one register: products at the pipe's rate."""
+    loop = [0x0D40C41F, 0x0E20C000 | 30 << 16 | 31 << 5] * 6  # ld1r {v31.4h}, [x0]; smull v0.8h, v31.8b, v30.8b
+    assert PIPELINE.count_cycles(Decoder().read(code(*loop))) == pytest.approx(6, rel=0.1)
+
+
 @hypothesis.given(
     st.lists(st.sampled_from([*FMLA, LDR_Q, ADD_X, *range(0, 2**32, 0x01030507)]), min_size=1, max_size=40)
 )
