@@ -18,7 +18,7 @@ from device_agent.emulated.elf import Elf, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import Block, Misses, Pricer
+from device_agent.emulated.price import Block, Misses, Pricer, merge
 from device_agent.protocol import count_seconds, split_waits
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -204,6 +204,19 @@ def test_what_the_emulator_parts_is_put_together() -> None:
     assert pricer.price(together, [Misses(0, 0)], 1)[0].cycles == pytest.approx(9 * pricer.count_cycles(head + tail))
     apart = [Block(0, head, (9,)), Block(8, tail, (9,))]
     assert pricer.price(apart, [Misses(0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
+
+
+def test_a_loop_that_the_emulator_parts_is_whole_the_first_time_too() -> None:
+    """What follows a loop's first part and, the first time round, what goes before the loop, belongs to both."""
+    before, head, tail = code(ADD_X), code(*FMLA[:6]), code(*FMLA[6:])
+    end = 4 + len(head)
+    parted = [Block(0, before + head, (1, 0)), Block(4, head, (8, 3)), Block(end, tail, (9, 3))]
+    assert merge(parted) == [Block(0, before + head + tail, (1, 0)), Block(4, head + tail, (8, 3))]
+    entered = [*parted[:2], Block(end, tail, (9, 4))]
+    assert merge(entered) == entered
+    branch = code(0x54000001)  # b.ne
+    left = [Block(0, head, (9,)), Block(4, head[4:] + branch, (3,)), Block(len(head) + 4, tail, (3,))]
+    assert merge(left) == left
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01" + bytes(80)])
