@@ -85,6 +85,7 @@ def test_prices_and_predictions_know_the_same_core(name: str) -> None:
     core = load_core(name)
     assert core is not None
     facts = yaml.safe_load((ROOT / f"inventory/core_types/{name}.yaml").read_text())
+    assert core["freq_hz"] == facts["freq_hz"]
     pipeline = Pipeline(core["pipeline"])
     in_turns = FMLA * 2
     cycles = pipeline.count_cycles(Decoder().read(code(*in_turns)))
