@@ -36,6 +36,7 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
                 last = data.get("l3_bytes") or data["l2_bytes"]
                 return {
                     "name": name,
+                    "freq_hz": data["freq_hz"],
                     "caches": [data["l1_bytes"], pipeline["l1_ways"], last, pipeline["l2_ways"]],
                     "wait_cycles": pipeline["wait_cycles"],
                     "crowding": pipeline["crowding"],

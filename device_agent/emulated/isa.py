@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import capstone
 
@@ -29,6 +30,12 @@ _ADDING = (
 _PRODUCTS = frozenset({"mul", "madd", "msub", "mneg", "smull", "umull", "smaddl", "umaddl", "smsubl", "umsubl"})
 _FIELDS = frozenset({"bfi", "bfxil", "bfm", "extr"})
 _MOVES = frozenset({"dup", "ins", "fmov", "mov", "umov", "smov"})
+# Of these the disassembler says that they read what they write, which they overwrite whole (Arm ARM, C6.2 and C7.2).
+# Loads of one lane do read the others.
+_OVERWRITING = frozenset(
+    {"ld1r", "ld2r", "ld3r", "ld4r", "ld1", "ld2", "ld3", "ld4", "fmov", "movi", "mvni", "sshr", "ushr", "shl"}
+    | {"asr", "lsl", "lsr", "ror", "sbfx", "ubfx", "sbfiz", "ubfiz", "sxtb", "sxth", "sxtw", "uxtb", "uxth"}
+)
 _SAME = {"wsp": "sp", "fp": "x29", "lr": "x30"}
 
 
@@ -75,6 +82,8 @@ def _judge(each: capstone.CsInsn) -> Instruction:
         tuple(dict.fromkeys(name for number in numbers if (name := _name(each.reg_name(number)))))
         for numbers in (read, written)
     )
+    if each.mnemonic in _OVERWRITING and "}[" not in each.op_str:
+        reads = _without_results(each, reads)
     adds_to = ""
     if each.mnemonic in _ADDING or each.mnemonic in _SCALAR_ADDING:
         number = 0 if each.mnemonic in _ADDING else 3
@@ -83,6 +92,22 @@ def _judge(each: capstone.CsInsn) -> Instruction:
         adds_to = "" if names[number] in factors else names[number]
     moves = each.mnemonic[:2] in ("ld", "st") and ("]!" in each.op_str or "], " in each.op_str)
     return Instruction(kind, reads, writes, adds_to, times, moves)
+
+
+def _without_results(each: capstone.CsInsn, reads: tuple[str, ...]) -> tuple[str, ...]:
+    """What an instruction reads: other than results, which are the registers listed by a load, the first by others."""
+    count = each.op_str.split("}")[0].count("v") if each.op_str.startswith("{") else 1
+    numbers = [number for operand in each.operands[count:] for number in _list_registers(operand)]
+    sources = {_name(each.reg_name(number)) for number in numbers}
+    results = {_name(each.reg_name(operand.reg)) for operand in each.operands[:count]}
+    return tuple(name for name in reads if name in sources or name not in results)
+
+
+def _list_registers(operand: Any) -> list[int]:
+    kind = operand.type
+    if kind == capstone.CS_OP_MEM:
+        return [number for number in (operand.mem.base, operand.mem.index) if number]
+    return [operand.reg] if kind == capstone.CS_OP_REG else []
 
 
 def find_kind(mnemonic: str, operands: str) -> tuple[str, int]:

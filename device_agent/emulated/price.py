@@ -118,15 +118,23 @@ class Pricer:
 
 
 def merge(blocks: Iterable[Block]) -> list[Block]:
-    """Blocks by address: the emulator ends one wherever it likes, so what follows as often belongs to it."""
+    """Blocks by address: the emulator ends one wherever it likes, so what is only run after it belongs to it.
+
+    Where a loop is parted, its rest follows both the loop's beginning and what went before the first time round, so
+    that it is run as often as these together, and is a part of each.
+    """
     merged: list[Block] = []
+    ending: dict[int, list[int]] = {}
     for each in blocks:
-        if merged:
-            last = merged[-1]
-            if last.address + len(last.code) == each.address and last.times == each.times and not _ends(last.code):
-                merged[-1] = Block(last.address, last.code + each.code, last.times)
-                continue
-        merged.append(each)
+        before = ending.pop(each.address, [])
+        if before and each.times == tuple(map(sum, zip(*(merged[at].times for at in before), strict=True))):
+            for at in before:
+                merged[at] = dataclasses.replace(merged[at], code=merged[at].code + each.code)
+        else:
+            before = [len(merged)]
+            merged.append(each)
+        if not _ends(each.code):
+            ending.setdefault(each.address + len(each.code), []).extend(before)
     return merged
 
 

@@ -86,9 +86,10 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
     moved = _MOVES.match(fused)
     before = moved.group() if moved else ""
     computed = fused.removeprefix(before).removeprefix("int8_")
-    if computed.startswith("conv2d") and len(shapes) > 2 and len(source) == 4 and len(shapes[1]) in (4, 5):
-        # Five where bytes lie four channels together: [h, w, in / 4, out, 4].
-        kernel = dict(zip(kernel_layout if len(shapes[1]) == 4 else "HWIO", shapes[1], strict=False))
+    if computed.startswith("conv2d") and len(shapes) > 2 and len(source) == 4 and len(shapes[1]) in (4, 5, 6):
+        # Five where bytes lie four channels together: [h, w, in / 4, out, 4]; six in panels, [panels, h, w, in / 4, …].
+        kernel = dict(zip(kernel_layout if len(shapes[1]) == 4 else "HWIO", shapes[1][-5:], strict=False))
+        kernel["O"] *= shapes[1][0] if len(shapes[1]) == 6 else 1
         # A transposition before it says that the source lies the other way.
         is_last = (kernel_layout == "HWIO") != ("transpose" in before)
         inputs, outputs = source[3 if is_last else 1], kernel["O"]

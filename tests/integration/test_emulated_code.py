@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,6 +143,39 @@ def test_it_computes_what_this_machine_computes(
             path.write_bytes(plain)
             tvm.runtime.load_module(str(path))["main"](*here)
             np.testing.assert_allclose(tensors[-1].array, here[-1].numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
+    """Also with the extremes of bytes, in panels or not: the best predicted plan and some that are drawn."""
+    from farm.inventory.board_types import require_board_type
+    from farm.search import cores, tvm_env
+    from farm.search.build import builder
+    from farm.search.families.rule import read_outlook
+    from farm.search.graph import dots
+    from tests.integration.test_emulated_families import list_products_of_bytes
+
+    tvm = tvm_env.load()
+    nano = require_board_type("jetson-nano").target
+    assert nano is not None
+    target, draw = nano.to_tvm(), random.Random(0)
+    dots.register_all()
+    for case, function, arguments, wanted in list_products_of_bytes(target):
+        module = tvm.IRModule({"main": function})
+        outlook = read_outlook(module, cores.core_of(target))
+        assert outlook is not None
+        best, *others = [plan for _, plan in outlook.plans()]
+        for plan in (best, *draw.sample(others, min(len(others), 4))):
+            schedule = tvm.s_tir.Schedule(module)
+            outlook.apply(schedule, plan)
+            library = builder.build_candidate(tvm.ir.save_json(schedule.mod), target, standalone=True)
+            with emulator.open(library, 1 << 20, 1 << 20) as opened:
+                shapes = [*((each.shape, "int8") for each in arguments), (wanted.shape, "int32")]
+                tensors = [opened.place(shape, dtype) for shape, dtype in shapes]
+                for tensor, values in zip(tensors, arguments, strict=False):
+                    tensor.array[...] = values
+                tensors[-1].array[...] = -1
+                opened.call("main", tensors, CAP)
+                np.testing.assert_array_equal(tensors[-1].array, wanted, f"{case} {plan}")
 
 
 def test_what_it_costs_is_the_same_every_time(emulator: Emulator, built: dict[str, Any]) -> None:

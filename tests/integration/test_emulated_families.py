@@ -168,30 +168,37 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Cal
 
 
 def list_products_of_bytes(config: Any) -> list[tuple[str, Any, list[Array], Array]]:
-    """Convolutions that pad with a byte or have channels that fill no four, and a product, with the extremes in it."""
+    """Convolutions that pad with a byte or have channels that fill no four, and products, with the extremes in them.
+
+    Weights lie in panels of so many channels, of a few tiles or a part of one, or all together.
+    """
     values = np.random.default_rng(0)
     instruction = dots.find_instruction(target.make_target(config))
     assert instruction is not None
     window = dots.DotWindow((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
     found = []
-    for case, shape, weight in (
-        ("padded", (1, 8, 6, 8), (3, 3, 8, 12)), ("odd", (1, 8, 6, 3), (3, 3, 3, 8)), ("product", (6, 16), (16, 8))
-    ):  # fmt: skip
+    for case, shape, weight, panel in (
+        ("padded", (1, 8, 6, 8), (3, 3, 8, 12), 4),
+        ("odd", (1, 8, 6, 3), (3, 3, 3, 24), 12),
+        ("together", (1, 8, 6, 4), (3, 3, 4, 8), 0),
+        ("product", (6, 16), (16, 8), 8),
+        ("product_together", (6, 16), (16, 8), 0),
+    ):
         data, weights = (
             values.integers(least, 128, size).astype("int8")
             for least, size in ((-128, shape), (instruction.least, weight))
         )
-        if case == "product":
+        if case.startswith("product"):
             data[0], weights[:, 0] = -128, instruction.least
-            function = dots.make_product(shape, "int8", weight[-1], instruction.at_once)
+            function = dots.make_product(shape, "int8", weight[-1], instruction.at_once, panel)
             result = data.astype("int64") @ weights
         else:
-            function = dots.make_convolution(shape, "int8", weight[-1], window, instruction.at_once)
+            function = dots.make_convolution(shape, "int8", weight[-1], window, instruction.at_once, panel)
             padded = np.pad(data, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=window.fill)
             result = sum(
                 padded[:, a : a + 7 : 2, b : b + 6].astype("int64") @ weights[a, b] for a in range(3) for b in range(3)
             )
-        found.append((f"bytes_{case}", canonical.canonicalise(function), [data, dots.pack(weights)], result))
+        found.append((f"bytes_{case}", canonical.canonicalise(function), [data, dots.pack(weights, panel)], result))
     return found
 
 

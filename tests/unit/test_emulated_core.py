@@ -18,7 +18,7 @@ from device_agent.emulated.elf import Elf, ElfError
 from device_agent.emulated.executable import read_executable
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import Block, Misses, Pricer
+from device_agent.emulated.price import Block, Misses, Pricer, merge
 from device_agent.protocol import count_seconds, split_waits
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -85,6 +85,7 @@ def test_prices_and_predictions_know_the_same_core(name: str) -> None:
     core = load_core(name)
     assert core is not None
     facts = yaml.safe_load((ROOT / f"inventory/core_types/{name}.yaml").read_text())
+    assert core["freq_hz"] == facts["freq_hz"]
     pipeline = Pipeline(core["pipeline"])
     in_turns = FMLA * 2
     cycles = pipeline.count_cycles(Decoder().read(code(*in_turns)))
@@ -114,6 +115,32 @@ def test_a_chain_of_sums_waits_for_each() -> None:
     assert PIPELINE.count_cycles(Decoder().read(code(FMLA[0]) * 8)) == pytest.approx(8 * 4, rel=0.05)
     chained = 0x4E20CC00 | 0 | 0 << 5 | 31 << 16  # fmla v0.4s, v0.4s, v31.4s
     assert PIPELINE.count_cycles(Decoder().read(code(chained) * 8)) == pytest.approx(8 * 10, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("word", "reads"),
+    [
+        (0x0D40C400, {"x0"}),  # ld1r {v0.4h}, [x0]
+        (0x0DDFC400, {"x0"}),  # ld1r {v0.4h}, [x0], #2
+        (0x4C40A000, {"x0"}),  # ld1 {v0.16b, v1.16b}, [x0]
+        (0x0D409000, {"v0", "x0"}),  # ld1 {v0.s}[1], [x0]: the other lanes stay
+        (0x13027C02, {"x0"}),  # asr w2, w0, #2
+        (0x13027C00, {"x0"}),  # asr w0, w0, #2
+        (0x0F180441, {"v2"}),  # sshr v1.4h, v2.4h, #8
+        (0x6E621C20, {"v0", "v1", "v2"}),  # bsl v0.16b, v1.16b, v2.16b
+        (0x72A00020, {"x0"}),  # movk w0, #1, lsl #16
+    ],
+)
+def test_what_is_overwritten_is_not_read(word: int, reads: set[str]) -> None:
+    """A load to all lanes waits for its address alone; what keeps a part of its register waits for that."""
+    (found,) = Decoder().read(code(word))
+    assert set(found.reads) == reads
+
+
+def test_one_register_serves_loads_that_do_not_wait_for_each_other() -> None:
+    """A load to all lanes and a product of it, again and again in one register: products at the pipe's rate."""
+    loop = [0x0D40C41F, 0x0E20C000 | 30 << 16 | 31 << 5] * 6  # ld1r {v31.4h}, [x0]; smull v0.8h, v31.8b, v30.8b
+    assert PIPELINE.count_cycles(Decoder().read(code(*loop))) == pytest.approx(6, rel=0.1)
 
 
 @hypothesis.given(
@@ -178,6 +205,19 @@ def test_what_the_emulator_parts_is_put_together() -> None:
     assert pricer.price(together, [Misses(0, 0)], 1)[0].cycles == pytest.approx(9 * pricer.count_cycles(head + tail))
     apart = [Block(0, head, (9,)), Block(8, tail, (9,))]
     assert pricer.price(apart, [Misses(0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
+
+
+def test_a_loop_that_the_emulator_parts_is_whole_the_first_time_too() -> None:
+    """What follows a loop's first part and, the first time round, what goes before the loop, belongs to both."""
+    before, head, tail = code(ADD_X), code(*FMLA[:6]), code(*FMLA[6:])
+    end = 4 + len(head)
+    parted = [Block(0, before + head, (1, 0)), Block(4, head, (8, 3)), Block(end, tail, (9, 3))]
+    assert merge(parted) == [Block(0, before + head + tail, (1, 0)), Block(4, head + tail, (8, 3))]
+    entered = [*parted[:2], Block(end, tail, (9, 4))]
+    assert merge(entered) == entered
+    branch = code(0x54000001)  # b.ne
+    left = [Block(0, head, (9,)), Block(4, head[4:] + branch, (3,)), Block(len(head) + 4, tail, (3,))]
+    assert merge(left) == left
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01" + bytes(80)])

@@ -12,6 +12,9 @@ from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan
 from farm.search.graph import dots
 
+# Where a product takes several instructions: how many times as long as the second cache needs for a line it is waited
+# for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
+_WAITED = 3.0
 # Registers of what is on its way: data of a pixel in two, products in 16 bits.
 _PASSING = 7
 
@@ -50,6 +53,14 @@ class Dots(Dense):
         if facts.at_once == dots.STEP:
             return super()._count_held(facts, plan, core)
         return plan["vectors"] + _PASSING
+
+    def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
+        """Where a product of bytes takes several instructions, a tile waits for all of its weights unless they stay."""
+        waited = super()._reloads(facts, plan, core)
+        if facts.at_once == dots.STEP:
+            return waited
+        weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
+        return waited + (_WAITED * weights if waited else 0.0)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Of Arm's two vector pipes one multiplies and one adds up; weights and data are made ready by either."""

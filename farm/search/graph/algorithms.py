@@ -1,4 +1,4 @@
-"""Which algorithm computes a convolution, by prediction alone: directly, or Winograd's F(m, 3).
+"""Which algorithm computes a convolution, by prediction alone: directly, or Winograd's F(m, 3); how weights lie.
 
 Decided as the graph is prepared, before there is anything to measure: each algorithm is a function of its own.
 """
@@ -9,10 +9,10 @@ import functools
 import math
 from typing import Any
 
-from farm.search import tvm_env
+from farm.search import cores, tvm_env
 from farm.search.cores import Core
 from farm.search.families import facts, rule
-from farm.search.graph import canonical, pixel_padding, winograd
+from farm.search.graph import canonical, dots, pixel_padding, winograd
 from farm.search.graph.winograd import Choose, Padding, Shape
 
 # F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
@@ -35,6 +35,19 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
             if seconds < _GAIN * least:
                 best, least = m, seconds
         return best
+
+    return choose
+
+
+def choose_panel(target: Any) -> dots.ChoosePanel:
+    """What `dots.use_instruction` asks for a target (TVM's): as many channels as a tile is predicted to have."""
+
+    def choose(function: Any) -> int:
+        tvm = tvm_env.load_compiler()
+        core = cores.core_of(target.export())
+        outlook = rule.read_outlook(tvm.IRModule({"main": canonical.canonicalise(function)}), core)
+        plans = outlook.plans() if outlook is not None else []
+        return plans[0][1]["lanes"] * plans[0][1]["vectors"] if plans else 0
 
     return choose
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ MARK = "farm.dots"
 STEP = 4
 
 Shape = tuple[int, ...]
+# Channels whose weights lie together, for a function whose weights do not; 0 for all of them.
+ChoosePanel = Callable[[Any], int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,17 +186,38 @@ def register_all() -> None:
             register(each.data, lanes, each.at_once)
 
 
-def pack(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-    """Weights [..., in, out] as [..., in / 4, out, 4], zeros where there is no channel."""
+def pack(weights: npt.NDArray[np.int8], panel: int = 0) -> npt.NDArray[np.int8]:
+    """Weights [..., in, out] as [..., in / 4, out, 4], zeros where there is no channel.
+
+    With panels of so many channels as [out / panel, ..., in / 4, panel, 4].
+    """
     *before, depth, channels = weights.shape
     missing = -depth % STEP
     filled = np.pad(weights, [*[(0, 0)] * len(before), (0, missing), (0, 0)])
-    return np.ascontiguousarray(np.moveaxis(filled.reshape(*before, -1, STEP, channels), -2, -1))
+    packed = np.moveaxis(filled.reshape(*before, -1, STEP, channels), -2, -1)
+    if panel:
+        packed = np.moveaxis(packed.reshape(*packed.shape[:-2], -1, panel, STEP), -3, 0)
+    return np.ascontiguousarray(packed)
+
+
+def _make_weight(before: Shape, channels: int, panel: int) -> tuple[Any, Any]:
+    """A placeholder for packed weights, and a function that reads it at [*before, channel, step]."""
+    from tvm import te
+
+    if not panel:
+        weight = te.placeholder((*before, channels, STEP), "int8", name="weight")
+        return weight, lambda *at: weight(*at)
+    weight = te.placeholder((channels // panel, *before, panel, STEP), "int8", name="weight")
+    return weight, lambda *at: weight(at[-2] // panel, *at[:-2], at[-2] % panel, at[-1])
 
 
 @functools.cache
-def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow, at_once: int = STEP) -> Any:
-    """A convolution of bytes [n, h, w, c] with packed weights as a TIR function, marked for an instruction."""
+def make_convolution(
+    shape: Shape, dtype: str, channels: int, window: DotWindow, at_once: int = STEP, panel: int = 0
+) -> Any:
+    """A convolution of bytes [n, h, w, c] with packed weights, in panels of so many channels where there are, as a TIR
+    function, marked for an instruction.
+    """
     tvm_env.load_compiler()
     from tvm import te, tirx
 
@@ -204,7 +227,7 @@ def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow,
     groups = -(-depth // STEP)
     tall, wide = height + top + bottom, width + left + right
     data = te.placeholder(shape, dtype, name="data")
-    weight = te.placeholder((rows, columns, groups, channels, STEP), "int8", name="weight")
+    weight, read = _make_weight((rows, columns, groups), channels, panel)
     source = data
     if any(window.padding) or depth % STEP:
         source = te.compute(
@@ -222,7 +245,7 @@ def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow,
         (batch, (tall - dy * (rows - 1) - 1) // down + 1, (wide - dx * (columns - 1) - 1) // right_by + 1, channels),
         lambda n, i, j, o: te.sum(
             source[n, i * down + y * dy, j * right_by + x * dx, group * STEP + step].astype("int32")
-            * weight[y, x, group, o, step].astype("int32"),
+            * read(y, x, group, o, step).astype("int32"),
             axis=[y, x, group, step],
         ),
         # MetaSchedule's own rules would sum up the four in another order of loops.
@@ -233,7 +256,7 @@ def make_convolution(shape: Shape, dtype: str, channels: int, window: DotWindow,
 
 
 @functools.cache
-def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP) -> Any:
+def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP, panel: int = 0) -> Any:
     """Rows of bytes [..., depth] times packed weights as a TIR function, marked for an instruction."""
     tvm_env.load_compiler()
     from tvm import te, tirx
@@ -241,7 +264,7 @@ def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP) -
     *rows, depth = shape
     groups = -(-depth // STEP)
     data = te.placeholder(shape, dtype, name="data")
-    weight = te.placeholder((groups, channels, STEP), "int8", name="weight")
+    weight, read = _make_weight((groups,), channels, panel)
     source = data
     if depth % STEP:
         source = te.compute(
@@ -253,7 +276,7 @@ def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP) -
     result = te.compute(
         (*rows, channels),
         lambda *at: te.sum(
-            source(*at[:-1], group * STEP + step).astype("int32") * weight[group, at[-1], step].astype("int32"),
+            source(*at[:-1], group * STEP + step).astype("int32") * read(group, at[-1], step).astype("int32"),
             axis=[group, step],
         ),
         attrs={MARK: at_once, "schedule_rule": "None"},
@@ -262,12 +285,16 @@ def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP) -
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
 
 
-def use_instruction(target: Any) -> Any:
-    """A module pass for a target (TVM's): products of bytes by constant weights become the functions above."""
+def use_instruction(target: Any, choose_panel: ChoosePanel) -> Any:
+    """A module pass for a target (TVM's): products of bytes by constant weights become the functions above.
+
+    Weights of one that takes several instructions lie in panels. Where they do not, those of a tile are a part of each
+    line of all channels', and push each other out of a first cache of two ways.
+    """
     instruction = find_instruction(target)
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        return {} if instruction is None else _Using(builder, function, instruction).plan()
+        return {} if instruction is None else _Using(builder, function, instruction, choose_panel).plan()
 
     return bindings.rewriting_pass(run, "UseDots")
 
@@ -275,8 +302,9 @@ def use_instruction(target: Any) -> Any:
 class _Using:
     """One function's bindings, in order."""
 
-    def __init__(self, builder: Any, function: Any, instruction: Instruction) -> None:
+    def __init__(self, builder: Any, function: Any, instruction: Instruction, choose_panel: ChoosePanel) -> None:
         self._builder = builder
+        self._choose_panel = choose_panel
         self._instruction = instruction
         self._bindings = bindings.list_bindings(function)
         self._values = {binding.var: binding.value for binding in self._bindings}
@@ -322,12 +350,8 @@ class _Using:
             (top, left, bottom, right),
             fill,
         )
-        return (
-            "dots_conv2d",
-            make_convolution(shape, self._instruction.data, weights.shape[3], window, self._instruction.at_once),
-            data,
-            pack(weights),
-        )
+        make = functools.partial(make_convolution, shape, self._instruction.data, weights.shape[3], window)
+        return "dots_conv2d", *self._make(make, weights, data)
 
     def _multiply(self, call: Any) -> tuple[str, Any, Any, npt.NDArray[np.int8]] | None:
         operands = self._operands(call) if bindings.is_call(call, "relax.matmul") else None
@@ -337,8 +361,16 @@ class _Using:
         shape = bindings.static_shape(data.ty)
         if shape is None or len(shape) < 2 or weights.ndim != 2:
             return None
-        function = make_product(shape, self._instruction.data, weights.shape[1], self._instruction.at_once)
-        return "dots_matmul", function, data, pack(weights)
+        make = functools.partial(make_product, shape, self._instruction.data, weights.shape[1])
+        return "dots_matmul", *self._make(make, weights, data)
+
+    def _make(
+        self, make: Callable[..., Any], weights: npt.NDArray[np.int8], data: Any
+    ) -> tuple[Any, Any, npt.NDArray[np.int8]]:
+        """The function, its data and its weights as it reads them."""
+        at_once = self._instruction.at_once
+        panel = 0 if at_once == STEP else self._choose_panel(make(at_once))
+        return make(at_once, panel), data, pack(weights, panel)
 
     def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
         """Data that the instruction takes and constant weights, their channels enough for its shortest form."""

@@ -183,7 +183,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         core = cores.core_of(target.export())
         passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
     if pipeline.canonical:
-        passes += [dots.use_instruction(target), in_place_concat.mark()]
+        passes += [dots.use_instruction(target, algorithms.choose_panel(target)), in_place_concat.mark()]
     if pipeline.polynomials:
         passes.append(vector_math.legalise())
     passes.append(relax.get_pipeline("zero"))
