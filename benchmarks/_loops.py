@@ -18,6 +18,7 @@ from typing import Any
 from farm.inventory.core_types import find_core_type
 from farm.search import target as targets
 from farm.search import tvm_env
+from farm.search.build import lowering
 from farm.search.cores import core_of
 
 # Whose model llvm-mca is asked for. It has none of Carmel, and LLVM 14 knows neither Cortex-A78AE nor Zen 4 and 5, of
@@ -158,7 +159,7 @@ def compile_objects(module: Any, target_config: Mapping[str, Any]) -> list[bytes
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    built = tvm.tirx.build(packed, target=targets.make_code_target(target_config))
+    built = tvm.tirx.build(packed, targets.make_code_target(target_config), lowering.use_pipeline())
     objects: list[bytes] = []
 
     def keep(output: str, files: Sequence[str] | str, options: Any = None, **_: Any) -> None:

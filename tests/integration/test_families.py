@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.search import cores, tvm_env, workloads
+from farm.search.build import lowering
 from farm.search.families import rule
 from farm.search.graph import canonical, pixel_padding
 from farm.search.tuners.decisions import Genome
@@ -67,8 +68,8 @@ def run(module: Any, arguments: list[Any]) -> Any:
     """The last argument after a call of the compiled function on this machine."""
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-    target = tvm.target.Target(AVX2)
-    library = tvm.compile(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(module), target=target)
+    ready = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(module)
+    library = tvm.runtime.Executable(tvm.tirx.build(ready, tvm.target.Target(AVX2), lowering.use_pipeline()))
     tensors = [tvm.runtime.tensor(argument) for argument in arguments]
     library["main"](*tensors)
     return tensors[-1].numpy()

@@ -15,26 +15,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from farm.search.families.facts import bytes_of, size_of
-from farm.search.families.loops import STACK_BYTES
+from farm.search.families.loops import divisors
 
 # Weights of fewer bytes are in the second cache soon enough.
-_LEAST_BYTES = 256 << 10
+_LEAST_BYTES = 64 << 10
 _LINE_BYTES = 64
 # A tile's share of up to so many lines is asked for before its sums begin; a longer one by and by, as they go on.
-_MOST_AT_ONCE = 32
+_MOST_AT_ONCE = 6
 # Arguments of LLVM's intrinsic: to be read, into the second cache, data.
 _READ, _SECOND_CACHE, _DATA = 0, 2, 1
 # Tried on x86 alone; the cores of boards have prefetchers that nobody here has timed.
 _MACHINES = ("x86_64",)
 
 
-def fetch_ahead(function: Any, target: Any) -> Any:
-    """A lowered function that asks for the next block of its weights, where it has tiles that share one."""
+def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
+    """A lowered function that asks for the next block of its weights, where it has tiles that share one.
+
+    Sums of a tile are in buffers of its own of up to so many bytes, which are not in memory.
+    """
     if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
         return function
     from tvm import tirx
 
-    body = _Fetcher().visit(function.body)
+    body = _Fetcher(tile_bytes).visit(function.body)
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
@@ -71,7 +74,8 @@ class _Stream:
 class _Fetcher:
     """One function's walk, with the loops, names and allocations around the statement that it looks at."""
 
-    def __init__(self) -> None:
+    def __init__(self, tile_bytes: int) -> None:
+        self._tile_bytes = tile_bytes
         self._loops: list[Any] = []
         self._names: list[tuple[Any, Any]] = []
         # Buffers of its own, and in how many bytes each lies.
@@ -169,24 +173,26 @@ class _Fetcher:
         size, tiles, tile, nest = step * int(loop.extent), 1, tirx.IntImm("int32", 0), loop
         origin = _evaluate(first, names)
         for outer in reversed(self._loops[:-1]):
-            moved = [_evaluate(first, names, outer.loop_var, at) - origin for at in range(int(outer.extent))]
-            still = next((at for at, by in enumerate(moved) if by), len(moved))
-            if still == 1 and tiles == 1 and moved == [at * size for at in range(len(moved))]:
-                size, nest = size * len(moved), outer
+            extent = int(outer.extent)
+            # After how many steps the place moves first, and how far by then; where it does not, all of them.
+            places = ((at, _evaluate(first, names, outer.loop_var, at) - origin) for at in divisors(extent)[:-1])
+            still, moved = next(((at, by) for at, by in places if by), (extent, 0))
+            if still == 1 and tiles == 1 and moved == size:
+                size, nest = size * extent, outer
                 continue
-            if still < len(moved) and moved[still] != size:
+            if still < extent and moved != size:
                 return None
             # A loop that goes through several blocks has as many tiles as it stands still.
-            tile = (outer.loop_var if still == len(moved) else tirx.floormod(outer.loop_var, still)) * tiles + tile
+            tile = (outer.loop_var if still == extent else tirx.floormod(outer.loop_var, still)) * tiles + tile
             tiles *= still
-            if still < len(moved):
+            if still < extent:
                 break
         else:
             return None
         return _Stream(buffer, loop, first, step, size, tiles, tile, nest, names) if tiles > 1 else None
 
     def _is_tile(self, buffer: Any) -> bool:
-        return any(buffer.same_as(own) and size <= STACK_BYTES for own, size in self._own)
+        return any(buffer.same_as(own) and size <= self._tile_bytes for own, size in self._own)
 
 
 def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) -> Any:

@@ -11,12 +11,15 @@ from typing import Any
 
 from farm.search.build import fetching
 from farm.search.families.facts import bytes_of
-from farm.search.families.loops import STACK_BYTES
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
 PIPELINE = "farm"
-# TVM leaves an allocation with this annotation alone, so that it is on the stack (`LowerTVMBuiltin`); else one of 1 KiB
-# and more comes from a pool.
+# Buffers of up to so many bytes are on the stack: a tile of all vector registers takes half of it, and TVM puts what
+# another step needs meanwhile beside it. By itself it takes those of 1 KiB and more from a pool (kMaxStackAlloca,
+# src/runtime), where they are memory: 270 cycles a tile for 1 KiB and 520 for 1.75 KiB on Zen 4 (1x1 56x56x24>144 and
+# 112x112x16>96, tiles of 16 and 28 vectors beside tiles of 14).
+STACK_BYTES = 4096
+# TVM leaves an allocation with this annotation alone (`LowerTVMBuiltin`), and LLVM puts it on the stack.
 _ON_STACK = "disable_lower_builtin"
 
 
@@ -40,7 +43,7 @@ def _make() -> tuple[Any, Any, Any]:
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
             if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
-                module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target)))
+                module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target, STACK_BYTES)))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="FarmPipeline"), of_host, of_device

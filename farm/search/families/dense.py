@@ -98,8 +98,7 @@ class Dense:
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
         written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
-        pool = steps.pool_cycles(tile * block * facts.element_bytes)
-        compute = tiles * (inner + written + _TILE_CYCLES + pool)
+        compute = tiles * (inner + written + _TILE_CYCLES)
         parallel, far = self._split(facts, plan, core, blocks, area)
         balance = math.ceil(parallel / core.threads) * core.threads / parallel
         pad = 0.0

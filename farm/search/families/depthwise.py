@@ -101,8 +101,7 @@ class Depthwise:
         issued = (products + loads) / core.issue_width
         inner = max(inner, issued) + (_ISSUED * issued if core.lane_fma else 0.0)
         tiles = math.prod(a.extent for a in facts.pixels) // (rows * pixels) * (channels // (lanes * vectors))
-        pool = loops.pool_cycles(rows * pixels * lanes * vectors * facts.element_bytes)
-        compute = tiles * (inner + tile * 2 / core.issue_width + 10 + compared + pool)
+        compute = tiles * (inner + tile * 2 / core.issue_width + 10 + compared)
         pad = 0.0
         moved = float(facts.data_bytes)
         vector_bytes = core.vector_bits / 8

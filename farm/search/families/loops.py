@@ -17,18 +17,6 @@ _LEAST_RUN = 256
 _SHARES = 4
 
 
-# TVM puts a buffer of fewer bytes on the stack, where LLVM makes registers of it (kMaxStackAlloca, src/runtime); one of
-# more comes from a pool and is written and read in memory. What that costs was measured on Zen 4: 270 cycles for 1 KiB
-# and 520 for 1.75 KiB (56x56x24>144 and 112x112x16>96, tiles of 16 and 28 vectors beside tiles of 14).
-# Winograd's products do not count it: their large tiles save more in the second cache than that.
-STACK_BYTES, _POOL_CYCLES_PER_BYTE = 4096, 0.28
-
-
-def pool_cycles(tile_bytes: int) -> float:
-    """What it costs that a tile's sums are not in registers from beginning to end; 0 where they are."""
-    return _POOL_CYCLES_PER_BYTE * tile_bytes if tile_bytes > STACK_BYTES else 0.0
-
-
 def divisors(number: int, most: int | None = None) -> list[int]:
     """All divisors up to `most`, the least first."""
     return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
