@@ -37,6 +37,9 @@ UNROLL_COLUMNS, UNROLL_KERNEL = 0, 1
 # Share of the registers that a tile may take: the compiler keeps what neighbouring pixels share in others, and spills
 # where there are none (measured: twice the time from 0.75 on).
 _MOST_FILLED = 0.6
+# Sums of a tile on x86, whose multiply-adds read one factor from memory: with 16 and more of 32 registers LLVM spills
+# (28x28x192 on an Intel server: 38.6 us by 4 x 2 pixels and two vectors, 28.4 by 7 and two).
+_MOST_SUMS = 15
 # Columns of a padded row whose copies are written one after the other: a vector each, two instructions.
 _MOST_UNROLLED = 128
 
@@ -80,6 +83,8 @@ class Depthwise:
         tile = rows * pixels * registers
         kernel = facts.depth
         if channels % (lanes * vectors) or tile > core.vector_registers * _MOST_FILLED:
+            return None
+        if tile > _MOST_SUMS and not core.lane_fma:
             return None
         if lines > 1 and (height % (rows * lines) or plan["pad"] in (PAD_COPY, PAD_NONE)):
             return None
