@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_families import AVX2, AVX512, NANO, make_arguments, make_convolution
 
 from farm.search import cores, tvm_env
 from farm.search.build import lowering
@@ -15,6 +14,8 @@ from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
 from farm.search.graph import winograd
 from farm.search.target import make_code_target
+from farm.search.tuners.schedule_space import ScheduleSpace
+from tests.integration.test_families import AVX2, AVX512, NANO, make_arguments, make_convolution, make_workload
 
 tvm = tvm_env.load()
 
@@ -23,15 +24,21 @@ SMALL, LARGE = (1, 9, 9, 64), (1, 9, 9, 256)
 
 
 def schedule(module: Any, target: dict[str, Any], plan: dict[str, int]) -> Any:
-    """The function by a plan, its weights packed outside."""
+    """The function by the best predicted plan with these options, its weights packed already."""
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     outlook = rule.read_outlook(module, cores.core_of(target))
     assert outlook is not None
-    complete = {**outlook.plans()[0][1], **plan}
-    scheduled = tvm.s_tir.Schedule(module)
-    outlook.apply(scheduled, complete)
-    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(scheduled.mod)
+    space = ScheduleSpace(make_workload(module, target))
+    genome = next(
+        genome
+        for (_, each), genome in zip(outlook.plans(), space.ranked, strict=False)
+        if plan.items() <= dict(each).items()
+    )
+    (evaluated,) = space.evaluate([(genome, 0)])
+    assert evaluated is not None
+    ready = tvm.ir.load_json(space.describe(evaluated).module_json)
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(ready)
 
 
 def lower(module: Any, target: dict[str, Any], pipeline: str | None = None) -> str:
@@ -94,6 +101,7 @@ def test_what_is_fetched_ahead_changes_no_result(size: tuple[int, int, int, int]
 def test_products_of_winograd_fetch_the_next_matrix() -> None:
     """Tiles of a row share each of the weights' matrices."""
     function = winograd.make_function((1, 16, 16, 64), 64, (1, 1, 1, 1), 2, "float32")
+    function = function.with_attr("layout_free_buffers", [1])
     module = schedule(tvm.IRModule({"main": function}), AVX2, {"vectors": 1, "pixels": 2, "rows": 1, "unit": 1})
     assert list_asked(module, AVX2)
     check_same(module)
