@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.connectivity.services import using_services
-from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, PermanentError
+from farm.errors import BoardUnsafeError, DeadlineError, FarmError, LeaseOverError, PermanentError
 from farm.inventory.board_types import require_board_type
 from farm.inventory.core_figures import find_odd
 from farm.services.board_doctor import describe_board, plan_way
@@ -150,6 +150,8 @@ class _Run:
                 return work()
             except FarmError as error:
                 self.unsafe = self.unsafe or isinstance(error, BoardUnsafeError)
+                if self.over and not self.unsafe:  # cut: what the call says of that is of no use to anybody
+                    raise DeadlineError(self.over) from error
                 if not isinstance(error, PermanentError) or isinstance(error, LeaseOverError):
                     self.over = self.over or f"the session has ended: {error.message}"
                 raise
