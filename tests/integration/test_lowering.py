@@ -19,7 +19,8 @@ from tests.integration.test_families import AVX2, AVX512, NANO, make_arguments, 
 
 tvm = tvm_env.load()
 
-# 147 KiB and 2.3 MiB of weights.
+ZEN = AVX2 | {"mcpu": "znver3", "num-cores": 1}
+# 147 and 590 KB of weights.
 SMALL, LARGE = (1, 9, 9, 64), (1, 9, 9, 256)
 
 
@@ -87,6 +88,14 @@ def test_few_weights_are_not_fetched_ahead() -> None:
     plan = {"lanes": 8, "vectors": 1, "pixels": 9, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     module = make_convolution((1, 9, 9, 16), 64, (3, 3), padding=(1, 1, 1, 1))
     assert not list_asked(schedule(module, AVX2, plan), AVX2)
+
+
+def test_a_block_that_would_drive_out_the_present_one_is_not_fetched() -> None:
+    """Half of the second cache is a Zen 3's, 256 KiB: three by three of 512 channels to 16 are 288."""
+    plan = {"lanes": 8, "vectors": 2, "pixels": 2, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
+    less, more = (make_convolution((1, 7, 14, depth), 32, (3, 3), padding=(1, 1, 1, 1)) for depth in (256, 512))
+    assert list_asked(schedule(less, ZEN, plan), ZEN)
+    assert not list_asked(schedule(more, ZEN, plan), ZEN)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+from farm.search.cores import core_of
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
 
@@ -31,13 +32,14 @@ _MACHINES = ("x86_64",)
 def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
     """A lowered function that asks for the next block of its weights, where it has tiles that share one.
 
-    Sums of a tile are in buffers of its own of up to so many bytes, which are not in memory.
+    Sums of a tile are in buffers of its own of up to so many bytes, which are not in memory. Raises UsageError for an
+    architecture without any core type.
     """
     if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
         return function
     from tvm import tirx
 
-    body = _Fetcher(tile_bytes).visit(function.body)
+    body = _Fetcher(tile_bytes, core_of(dict(target.export())).l2_bytes // 2).visit(function.body)
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
@@ -74,8 +76,9 @@ class _Stream:
 class _Fetcher:
     """One function's walk, with the loops, names and allocations around the statement that it looks at."""
 
-    def __init__(self, tile_bytes: int) -> None:
-        self._tile_bytes = tile_bytes
+    def __init__(self, tile_bytes: int, block_bytes: int) -> None:
+        """`block_bytes`: the longest block for which there is room beside the one that tiles read."""
+        self._tile_bytes, self._block_bytes = tile_bytes, block_bytes
         self._loops: list[Any] = []
         self._names: list[tuple[Any, Any]] = []
         # Buffers of its own, and in how many bytes each lies.
@@ -189,7 +192,8 @@ class _Fetcher:
                 break
         else:
             return None
-        return _Stream(buffer, loop, first, step, size, tiles, tile, nest, names) if tiles > 1 else None
+        fits = size * bytes_of(buffer.dtype) <= self._block_bytes
+        return _Stream(buffer, loop, first, step, size, tiles, tile, nest, names) if tiles > 1 and fits else None
 
     def _is_tile(self, buffer: Any) -> bool:
         return any(buffer.same_as(own) and size <= self._tile_bytes for own, size in self._own)
