@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any
 
 from farm.search.cores import core_of
+from farm.search.families.expressions import evaluate, read_value
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
 
@@ -164,7 +164,7 @@ class _Fetcher:
             buffer, base = load.source, load.indices[0].base
             if any(buffer.same_as(own) for own, _ in self._own) or size_of(buffer) < _LEAST_BYTES:
                 continue
-            step = _evaluate(base, names, loop.loop_var, 1) - _evaluate(base, names)
+            step = evaluate(base, loop.loop_var, 1, names) - evaluate(base, None, 0, names)
             if step and step == _count_read(buffer, stores):
                 return self._follow(loop, buffer, base, step, names)
         return None
@@ -174,11 +174,11 @@ class _Fetcher:
         from tvm import tirx
 
         size, tiles, tile, nest = step * int(loop.extent), 1, tirx.IntImm("int32", 0), loop
-        origin = _evaluate(first, names)
+        origin = evaluate(first, None, 0, names)
         for outer in reversed(self._loops[:-1]):
             extent = int(outer.extent)
             # After how many steps the place moves first, and how far by then; where it does not, all of them.
-            places = ((at, _evaluate(first, names, outer.loop_var, at) - origin) for at in divisors(extent)[:-1])
+            places = ((at, evaluate(first, outer.loop_var, at, names) - origin) for at in divisors(extent)[:-1])
             still, moved = next(((at, by) for at, by in places if by), (extent, 0))
             if still == 1 and tiles == 1 and moved == size:
                 size, nest = size * extent, outer
@@ -243,8 +243,6 @@ def _list_vector_loads(value: Any) -> list[Any]:
     """All loads of neighbouring elements in an expression."""
     from tvm import tirx
 
-    from farm.search.families.expressions import read_value
-
     loads, _ = read_value(value)
     return [
         each
@@ -262,29 +260,3 @@ def _count_read(buffer: Any, stores: list[Any]) -> int:
         if load.source.same_as(buffer) and not any(tvm_ffi.structural_equal(load, other) for other in found):
             found.append(load)
     return sum(int(load.indices[0].lanes) for load in found)
-
-
-def _evaluate(expression: Any, names: list[Any], variable: Any = None, step: int = 0) -> int:
-    """An index, names spelt out, where `variable` is at `step` and every other one at 0."""
-    from tvm import tirx
-
-    if isinstance(expression, tirx.IntImm):
-        return int(expression)
-    if isinstance(expression, tirx.Var):
-        if variable is not None and expression.same_as(variable):
-            return step
-        value = next((value for name, value in names if name.same_as(expression)), None)
-        return 0 if value is None else _evaluate(value, names, variable, step)
-    if isinstance(expression, tirx.Cast):
-        return _evaluate(expression.value, names, variable, step)
-    for kind, combine in (
-        (tirx.Add, operator.add),
-        (tirx.Sub, operator.sub),
-        (tirx.Mul, operator.mul),
-        (tirx.FloorDiv, operator.floordiv),
-        (tirx.FloorMod, operator.mod),
-    ):
-        if isinstance(expression, kind):
-            parts = (_evaluate(each, names, variable, step) for each in (expression.a, expression.b))
-            return int(combine(*parts))
-    return 0

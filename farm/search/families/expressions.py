@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -41,16 +42,22 @@ def slope(index: Any, variable: Any) -> int:
     return evaluate(index, variable) - evaluate(index, None)
 
 
-def evaluate(expression: Any, variable: Any, step: int = 1) -> int:
-    """An index where `variable` is at `step` and every other one at 0; what is no plain arithmetic counts as 0."""
+def evaluate(expression: Any, variable: Any, step: int = 1, names: Sequence[tuple[Any, Any]] = ()) -> int:
+    """An index where `variable` is at `step` and every other one at 0; what is no plain arithmetic counts as 0.
+
+    `names` are variables that stand for an expression each.
+    """
     from tvm import tirx
 
     if isinstance(expression, tirx.IntImm):
         return int(expression)
     if expression.same_as(variable):
         return step
+    if isinstance(expression, tirx.Var):
+        value = next((value for name, value in names if name.same_as(expression)), None)
+        return 0 if value is None else evaluate(value, variable, step, names)
     if isinstance(expression, tirx.Cast):
-        return evaluate(expression.value, variable, step)
+        return evaluate(expression.value, variable, step, names)
     for kind, combine in (
         (tirx.Add, operator.add),
         (tirx.Sub, operator.sub),
@@ -61,7 +68,7 @@ def evaluate(expression: Any, variable: Any, step: int = 1) -> int:
         (tirx.Max, max),
     ):
         if isinstance(expression, kind):
-            return int(combine(evaluate(expression.a, variable, step), evaluate(expression.b, variable, step)))
+            return int(combine(*(evaluate(each, variable, step, names) for each in (expression.a, expression.b))))
     return 0
 
 
