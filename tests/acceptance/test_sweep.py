@@ -122,7 +122,7 @@ def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
     assert first["series"] == second["series"]
     for document in (first, second):
         assert document["cost"]["measuring_s"] > 60
-        assert document["cost"]["seconds"] < document["cost"]["measuring_s"]
+        assert document["cost"]["seconds"] < 40
 
 
 @pytest.mark.core
