@@ -6,11 +6,10 @@ the present ones compute (`farm.search.build.fetching`). Functions of a GPU's ow
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from farm.search.build import fetching
-from farm.search.families.facts import bytes_of
+from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
 PIPELINE = "farm"
@@ -57,10 +56,8 @@ def keep_on_stack(function: Any) -> Any:
     from tvm import tirx
 
     def keep(node: Any) -> Any:
-        extents = list(node.buffer.shape)
-        if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-            return node
-        if math.prod(map(int, extents)) * bytes_of(node.buffer.dtype) > STACK_BYTES:
+        known = all(isinstance(extent, tirx.IntImm) for extent in node.buffer.shape)
+        if not known or size_of(node.buffer) > STACK_BYTES:
             return node
         return tirx.AllocBuffer(node.buffer, {**(node.annotations or {}), _ON_STACK: tirx.IntImm("bool", 1)})
 
