@@ -100,6 +100,7 @@ class CoreType(documents.StrictModel):
     in bytes (per cycle of one core but for memory, which all cores share). `l1_bytes` and `l2_bytes` are of the cache
     that a core sees, `l2_cores` how many share it. `region_s` is what a parallel region costs TVM's pool to start and
     to join, threads spinning: two to ten microseconds were seen.
+    `l2_wait` is which share of a stream from the second cache multiply-adds wait for; Zen 4's by default.
     `lane_fma`: a multiply-add may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
     `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
     """
@@ -126,6 +127,7 @@ class CoreType(documents.StrictModel):
     far_bytes_per_cycle: Rate
     memory_bytes_per_s: Rate
     region_s: Rate = 5e-6
+    l2_wait: float = pydantic.Field(default=0.15, ge=0, le=2)
     compiled_as: Mapping[str, str] = pydantic.Field(default_factory=dict)
     pipeline: Pipeline | None = None
 

@@ -20,6 +20,7 @@ class Core:
     Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma` says whether a
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
+    `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds.
     `window` is how many instructions a core looks ahead.
     """
 
@@ -41,7 +42,16 @@ class Core:
     far_bytes_per_cycle: float
     memory_bytes_per_s: float
     region_s: float
+    l2_wait: float = 0.15
     window: float = _WINDOW
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The longest block of weights that tiles ask for ahead (`farm.search.build.fetching`); 0 where they do not.
+
+        There has to be room in the second cache beside the block that they read.
+        """
+        return 0 if self.lane_fma else self.l2_bytes * 3 // 8
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of one full vector."""
@@ -89,5 +99,6 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         far_bytes_per_cycle=kind.far_bytes_per_cycle,
         memory_bytes_per_s=kind.memory_bytes_per_s,
         region_s=kind.region_s,
+        l2_wait=kind.l2_wait,
         window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )

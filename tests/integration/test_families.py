@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from farm.search import cores, tvm_env, workloads
 from farm.search.build import lowering
 from farm.search.families import rule
+from farm.search.families.dense import PAD_ALL, PAD_SKEWED
 from farm.search.graph import canonical, pixel_padding
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -131,7 +133,7 @@ def test_dense_convolutions_compute_the_same(
 @given(
     area=st.sampled_from([(1, 7, 7), (1, 13, 13), (7, 7, 1), (1, 1, 197)]),
     inputs=st.sampled_from([128, 130]),
-    channels=st.sampled_from([64, 48, 40]),
+    channels=st.sampled_from([64, 48, 80]),
     kernel=st.sampled_from([(1, 1), (3, 3), (1, 7)]),
     followed=st.booleans(),
 )
@@ -146,6 +148,51 @@ def test_more_pixels_compute_the_same(
     arguments = make_arguments(module)
     np.testing.assert_array_equal(run(padded, arguments), run(module, arguments))
     check(padded, plans=2)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    size=st.sampled_from([(1, 7, 7), (1, 6, 16), (2, 5, 4)]),
+    kernel=st.sampled_from([(3, 3), (3, 1), (2, 2)]),
+    stride=st.integers(1, 2),
+    skewed=st.booleans(),
+    joined=st.booleans(),
+)
+def test_reductions_in_parts_compute_the_same(
+    size: tuple[int, int, int], kernel: tuple[int, int], stride: int, *, skewed: bool, joined: bool
+) -> None:
+    """Rows of the kernel one after the other, as for a core whose second cache holds no block of weights."""
+    batch, height, width = size
+    module = make_convolution((batch, height, width, 256), 32, kernel, stride, (1, 1, 1, 1))
+    if joined:
+        module = tvm.IRModule({"main": pixel_padding.pad(module["main"], cores.core_of(AVX2))})
+    small = dataclasses.replace(cores.core_of(AVX2), l2_bytes=kernel[1] * 50_000)
+    outlook = rule.read_outlook(module, small)
+    assert outlook is not None
+    pad = PAD_SKEWED if skewed and PAD_SKEWED in outlook.options["pad"] else PAD_ALL
+    plans = [plan for _, plan in outlook.plans() if plan.get("parts") == kernel[0] and plan["pad"] == pad]
+    arguments = make_arguments(module)
+    expected = run(module, arguments)
+    for plan in plans[:: max(1, len(plans) - 1)][:2]:
+        schedule = tvm.s_tir.Schedule(module)
+        outlook.apply(schedule, plan)
+        np.testing.assert_allclose(run(schedule.mod, arguments), expected, rtol=1e-4, atol=1e-3, err_msg=str(plan))
+    assert plans
+
+
+def test_skewed_pads_compute_the_same() -> None:
+    """Fourteen pixels of a stride of two with 512 channels push each other out unless a line is left free after each."""
+    module = make_convolution((1, 4, 28, 512), 16, (3, 3), 2, (1, 1, 1, 1))
+    outlook = read(module)
+    alike, skewed = (
+        next((prediction, plan) for prediction, plan in outlook.plans() if plan["pad"] == pad and plan["pixels"] == 14)
+        for pad in (PAD_ALL, PAD_SKEWED)
+    )
+    assert skewed[0].seconds < alike[0].seconds / 2
+    arguments = make_arguments(module)
+    schedule = tvm.s_tir.Schedule(module)
+    outlook.apply(schedule, skewed[1])
+    np.testing.assert_allclose(run(schedule.mod, arguments), run(module, arguments), rtol=1e-4, atol=1e-3)
 
 
 def test_pixels_are_padded_only_where_the_core_gains() -> None:

@@ -39,7 +39,7 @@ def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
         return function
     from tvm import tirx
 
-    body = _Fetcher(tile_bytes, core_of(dict(target.export())).l2_bytes // 2).visit(function.body)
+    body = _Fetcher(tile_bytes, core_of(dict(target.export())).fetched_bytes).visit(function.body)
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)

@@ -14,24 +14,27 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families import loops as steps
+from farm.search.families import reduction_parts
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
 # Options of `order`, which loops are outside: rows of pixels, so that the weights serve all channels of a few rows, or
 # blocks of channels, so that a block of weights stays in the cache for all pixels.
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
-# Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next.
-PAD_ALL, PAD_ROWS = 0, 1
+# Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next. Skewed: all of
+# them first, with a line of the cache left free after each pixel.
+PAD_ALL, PAD_ROWS, PAD_SKEWED = 0, 1, 2
 MOST_VECTORS, MOST_ROWS = 8, 4
 # Share of a cache that one kind of data can count on beside the others.
 _SHARE = 0.75
-# Parts of a transfer from the second cache that are waited for: weights lie in order and are fetched ahead; data of a
-# tile's pixels lie apart by a power of two and push each other out (13x13x512>1000 on Zen 4: 80 GFLOPS of 110).
-_HIDDEN, _SCATTERED = 0.15, 1.0
+# Data of a tile's pixels that come from the second cache are waited for, other than weights, which lie in order: they
+# lie apart by a power of two and push each other out (13x13x512>1000 on Zen 4: 80 GFLOPS of 110).
+_SCATTERED = 1.0
 # x86's first caches have sets of eight lines or more, found by an address's last twelve bits. Tiles of 13 pixels 8 KiB
 # apart took 2.6 times as long as tiles of 7 (1x1/2 14x14x1024>2048 on Zen 3), of 14 pixels 4 KiB apart 2.8 times what
 # was predicted.
 _WAY_BYTES, _WAYS, _COLLIDING = 4096, 8, 3.0
+_LINE_BYTES = 64
 # Where lanes are factors: share of the issue's cycles that count although multiply-adds hide them, so that among tiles
 # which are equal otherwise the one with the fewest instructions is taken.
 _ISSUED = 0.15
@@ -64,7 +67,8 @@ class Dense:
         """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`.
 
         Where a multiply-add takes a lane as its factor also `steps`: of the reduction, with their data in one vector;
-        where channels fill none, a row of the kernel, with the data of all pixels in as few as hold them.
+        where channels fill none, a row of the kernel, with the data of all pixels in as few as hold them. Where a block
+        of weights is too long to be fetched ahead also `parts` of the reduction, see `reduction_parts`.
         """
         full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
@@ -77,9 +81,17 @@ class Dense:
             "pixels": tuple(p for p in steps.divisors(facts.pixels[-1].extent) if p < core.vector_registers),
             "rows": tuple(r for r in steps.divisors(height) if r <= MOST_ROWS),
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
-            "pad": (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,),
+            "pad": self._list_pads(facts, core),
             **list_steps(core, facts.line, facts.element_bytes, facts.row),
+            **({} if self.inner else reduction_parts.list_parts(facts, core)),
         }
+
+    @staticmethod
+    def _list_pads(facts: Contraction, core: Core) -> tuple[int, ...]:
+        if not facts.pad:
+            return (PAD_ALL,)
+        collide = _count_in_set(facts, core.vector_registers) >= _WAYS
+        return (PAD_ALL, PAD_ROWS, PAD_SKEWED) if collide and not core.lane_fma else (PAD_ALL, PAD_ROWS)
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
@@ -90,6 +102,9 @@ class Dense:
             return None
         if plan["pad"] == PAD_ROWS and (plan["order"] == CHANNELS_OUTSIDE or len(facts.pixels) == 1):
             return None
+        parts = plan.get("parts", 1)
+        if parts > 1 and (plan["order"] == ROWS_OUTSIDE or plan["pad"] == PAD_ROWS):
+            return None
         blocks = facts.channel // block
         area = math.prod(axis.extent for axis in facts.pixels)
         tiles = area // tile * blocks
@@ -97,10 +112,11 @@ class Dense:
         step *= _COLLIDING if self._collides(facts, plan, core) else 1.0
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
-        written = tile * vectors * 2 / core.loads_per_cycle(lanes * facts.element_bytes * 8)
-        compute = tiles * (inner + written + _TILE_CYCLES)
-        parallel, far = self._split(facts, plan, core, blocks, area)
-        balance = math.ceil(parallel / core.threads) * core.threads / parallel
+        moved = 2 + reduction_parts.count_moved(plan)
+        written = tile * vectors * moved / core.loads_per_cycle(lanes * facts.element_bytes * 8)
+        compute = tiles * (inner + written + parts * _TILE_CYCLES)
+        shared, weights, others = self._split(facts, plan, core, blocks, area)
+        balance = math.ceil(shared / core.threads) * core.threads / shared
         pad = 0.0
         if facts.pad:
             # Rows that two neighbouring parts need are padded for both.
@@ -109,9 +125,12 @@ class Dense:
             again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
             # What all threads wrote first is read again from the second cache, a part's own rows from the first.
             pad = (2 if plan["pad"] == PAD_ROWS else 3) * facts.data_bytes * again / core.l2_bytes_per_cycle
-        fetched = far / core.far_bytes_per_cycle
+        fetched = weights / core.far_bytes_per_cycle
+        if self._fetches(facts, plan, core, blocks, area):
+            fetched = max(0.0, fetched - compute * balance) + core.l2_wait * fetched
+        fetched += others / core.far_bytes_per_cycle
         cycles = (compute * balance + fetched + pad) / core.threads
-        regions = 2 if facts.pad and plan["pad"] == PAD_ALL else 1
+        regions = 2 if facts.pad and plan["pad"] != PAD_ROWS else 1
         seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
         terms = {"compute": compute, "far": fetched, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
         return Prediction(seconds, terms)
@@ -135,9 +154,7 @@ class Dense:
     @staticmethod
     def _collides(facts: Contraction, plan: Plan, core: Core) -> bool:
         """Whether more of a tile's pixels than a set of the first cache holds lie in one set."""
-        apart = facts.stride[-1] * facts.line * facts.element_bytes
-        in_one_set = -(-plan["pixels"] * math.gcd(apart, _WAY_BYTES) // _WAY_BYTES)
-        return not core.lane_fma and in_one_set > _WAYS - 1
+        return not core.lane_fma and plan["pad"] != PAD_SKEWED and _count_in_set(facts, plan["pixels"]) >= _WAYS
 
     @staticmethod
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
@@ -152,38 +169,55 @@ class Dense:
         spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
         data = math.prod((size - 1) * stride + reach for size, stride, reach in spans)
         data *= facts.sums[-1].extent * facts.element_bytes
-        waited = _HIDDEN * self._streamed(facts, plan, core)
+        waited = core.l2_wait * self._streamed(facts, plan, core)
         # Where blocks of channels are inside, the same data serve all of them, else each tile comes with new data.
         blocks_inside = plan["order"] == ROWS_OUTSIDE and len(facts.pixels) == 1
         if weights + data > core.l1_bytes:
-            waited = max(waited, _HIDDEN * weights if blocks_inside else _SCATTERED * data)
+            waited = max(waited, core.l2_wait * weights if blocks_inside else _SCATTERED * data)
         return waited
 
     @staticmethod
-    def _split(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> tuple[int, float]:
-        """Parts that run side by side, and bytes that come from beyond the second cache."""
+    def _fetches(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> bool:
+        """Whether tiles fetch the next block of weights while they share one, see `farm.search.build.fetching`."""
+        sharing = area // (plan["pixels"] * plan["rows"])
+        if plan["order"] == ROWS_OUTSIDE:
+            sharing = facts.pixels[-1].extent // plan["pixels"] if len(facts.pixels) > 1 else 1
+        block = facts.weight_bytes / blocks / plan.get("parts", 1)
+        return sharing > 1 and blocks > 1 and block <= core.fetched_bytes
+
+    @staticmethod
+    def _split(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> tuple[int, float, float]:
+        """Shares that run side by side, and bytes from beyond the second cache: of weights, and of all others."""
         width = facts.pixels[-1].extent
         rows = area // width // plan["rows"]
         if plan["order"] == ROWS_OUTSIDE:
             # All blocks' weights are read once for each row of tiles, or each tile where pixels are one loop.
             times = rows if len(facts.pixels) > 1 else area // plan["pixels"]
-            parts = times if len(facts.pixels) > 1 else times * blocks
+            shares = times if len(facts.pixels) > 1 else times * blocks
             fits = facts.weight_bytes <= core.l2_bytes * _SHARE
-            read = facts.weight_bytes * (core.threads if fits else times) + facts.data_bytes
+            weights, data = facts.weight_bytes * (core.threads if fits else times), facts.data_bytes
         else:
-            parts = blocks * rows * (width // plan["pixels"])
+            parts = plan.get("parts", 1)
+            shares = blocks * (rows * (width // plan["pixels"]) if parts == 1 else 1)
             fits = facts.data_bytes <= core.l2_bytes * _SHARE
             # A block that the second cache does not hold comes again for every tile.
-            held = facts.weight_bytes / blocks <= core.l2_bytes * _SHARE
+            held = facts.weight_bytes / blocks / parts <= core.l2_bytes * _SHARE
             tiles = area // (plan["pixels"] * plan["rows"])
-            read = facts.weight_bytes * (1 if held else tiles) + facts.data_bytes * (core.threads if fits else blocks)
-        return parts, float(read + facts.result_bytes)
+            weights = facts.weight_bytes * (1 if held else tiles)
+            data = facts.data_bytes * (core.threads if fits else blocks)
+        return shares, float(weights), float(data + facts.result_bytes)
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
         main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
+        if plan["pad"] == PAD_SKEWED:
+            line = _LINE_BYTES // facts.element_bytes
+            schedule.storage_align(schedule.get_sblock(facts.pad), 0, -2, facts.line, line)
+        if plan.get("parts", 1) > 1:
+            reduction_parts.apply(schedule, facts, plan, self._split_tile)
+            return
         held, joint = None, plan.get("steps", 1)
         if joint > 1 and len(facts.sums) == 1:
             # By the block's own loops where no kernel moves the data: TVM cannot tell that pixels in one loop are at
@@ -217,11 +251,7 @@ class Dense:
         schedule.parallel(parallel)
         self._compute(schedule, main, sums[0], lane)
         if facts.pad and not self._pads_rows(facts, plan):
-            pad = schedule.get_sblock(facts.pad)
-            loops = schedule.get_loops(pad)
-            if len(loops) > 2:
-                schedule.parallel(schedule.fuse(*loops[:-2]))
-            steps.copy_pad(schedule, pad, plan["lanes"], apart=joint > 1)
+            steps.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=joint > 1)
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
         """Make vectors of the lanes, and set the sums to zero before the outermost loop of the reduction."""
@@ -232,20 +262,15 @@ class Dense:
     def _pads_rows(facts: Contraction, plan: Plan) -> bool:
         return facts.pad is not None and plan["pad"] == PAD_ROWS
 
-    @staticmethod
-    def _tile(schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
+    @classmethod
+    def _tile(cls, schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
         """Split and order the loops of the block that writes the result.
 
         Returns the parallel loop, the one inside which a tile is, and the tile's own, the vector last.
         """
         *before, channel = loops
-        block, inner = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
-        vector, lane = schedule.split(inner, [None, plan["lanes"]])
-        column, pixel = schedule.split(before[-1], [None, plan["pixels"]])
-        outer, tile = [], [pixel, vector, lane]
-        if len(before) > 1:
-            line, row = schedule.split(before[-2], [None, plan["rows"]])
-            outer, tile = [*before[:-2], line], [row, *tile]
+        block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
+        *outer, column, tile = cls._split_tile(schedule, [*before, channel], plan)
         rows_first = plan["order"] == ROWS_OUTSIDE
         order = (
             [*outer, block, column]
@@ -261,12 +286,30 @@ class Dense:
         return parallel, parallel, tile
 
 
+    @staticmethod
+    def _split_tile(schedule: Any, loops: Any, plan: Plan) -> list[Any]:
+        """Split loops of pixels and of a block's channels: the outer ones, and last a list of a tile's own."""
+        *before, channel = loops
+        vector, lane = schedule.split(channel, [None, plan["lanes"]])
+        column, pixel = schedule.split(before[-1], [None, plan["pixels"]])
+        if len(before) == 1:
+            return [column, [pixel, vector, lane]]
+        line, row = schedule.split(before[-2], [None, plan["rows"]])
+        return [*before[:-2], line, column, [row, pixel, vector, lane]]
+
+
 def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[str, tuple[int, ...]]:
     """The knob `steps` where lanes can be factors: as many as fill a vector where `line` data do, else a `row`."""
     full = core.lanes(element_bytes)
     if not core.lane_fma or full == 1:
         return {}
     return {"steps": (full, 1)} if line % full == 0 else {"steps": (row, 1)} if row > line else {}
+
+
+def _count_in_set(facts: Contraction, pixels: int) -> int:
+    """How many of so many neighbouring pixels' data lie in one set of the first cache."""
+    apart = facts.stride[-1] * facts.line * facts.element_bytes
+    return -(-pixels * math.gcd(apart, _WAY_BYTES) // _WAY_BYTES)
 
 
 def _joins_row(facts: Contraction, plan: Plan) -> bool:

@@ -48,6 +48,14 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
         schedule.vectorize(loop)
 
 
+def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:
+    """Let all threads write padded data before anything else, see `copy_pad`."""
+    loops = schedule.get_loops(pad)
+    if len(loops) > 2:
+        schedule.parallel(schedule.fuse(*loops[:-2]))
+    copy_pad(schedule, pad, lanes, apart=apart)
+
+
 def copy_pad(schedule: Any, pad: Any, lanes: int, *, apart: bool, most_unrolled: int = 0) -> None:
     """Make vectors of a pad's channels; `apart`: and loops of their own for columns left, right and between.
 

@@ -30,6 +30,8 @@ _MOST_VECTORS = 6
 _SHARE = 0.75
 # The same for transformed data beside a stream of weights: from half of the cache on they come from the third.
 _HELD = 0.45
+# Share of what comes from beyond the second cache that is waited for although there is something to compute.
+_WAITED = 0.15
 # Cycles of a register tile besides its multiply-adds, and how much longer than its instructions a transform takes.
 _TILE_CYCLES, _TRANSFORM = 12.0, 1.5
 
@@ -136,7 +138,7 @@ class Winograd:
         shared = together / tile if panel <= core.l1_bytes * _SHARE else 1
         near = (tile * facts.depth * facts.element_bytes + panel / shared) / core.l2_bytes_per_cycle
         step = step_cycles(core, bits, tile, vectors, joint)
-        inner = max(facts.depth * step, near) + 0.15 * near + 2 * tile * vectors / core.loads_per_cycle(bits)
+        inner = max(facts.depth * step, near) + core.l2_wait * near + 2 * tile * vectors / core.loads_per_cycle(bits)
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
         held = facts.alpha**2 * together * facts.depth * facts.element_bytes
@@ -145,12 +147,24 @@ class Winograd:
         balance = math.ceil(parts / core.threads) * core.threads / parts
         # Streams are fetched ahead while there is something to compute.
         fetched = far / core.far_bytes_per_cycle
-        waited = 0.15 * fetched + driven / core.far_bytes_per_cycle
+        waited = fetched * (_WAITED if self._fetches(facts, plan, core, together // tile) else 1.0)
+        waited += driven / core.far_bytes_per_cycle
         cycles = max((products + transforms) * balance, fetched) + waited
         regions = (1 if plan["order"] == ROWS_OUTSIDE else 2) if core.threads > 1 else 0
         seconds = cycles / core.threads / core.freq_hz + regions * core.region_s
         terms = {"compute": products, "transforms": transforms, "far": fetched + waited, "balance": balance}
         return Prediction(seconds, terms)
+
+    @staticmethod
+    def _fetches(facts: WinogradFacts, plan: Plan, core: Core, sharing: int) -> bool:
+        """Whether weights come while tiles compute: one product's that tiles share, or those of a block's products.
+
+        By themselves where no code asks for them (`farm.search.build.fetching`).
+        """
+        if not core.fetched_bytes or sharing > 1:
+            return True
+        block = facts.weight_bytes * plan["lanes"] * plan["vectors"] // facts.channels
+        return plan["order"] == CHANNELS_OUTSIDE and plan["unit"] < facts.tall and block <= core.fetched_bytes
 
     @staticmethod
     def _traffic(facts: WinogradFacts, plan: Plan, core: Core, held: int, panel: int) -> tuple[float, float]:
