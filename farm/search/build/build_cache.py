@@ -21,7 +21,7 @@ MAX_BYTES = 2 << 30
 _LOOK_EVERY = 1000
 _KEPT_SHARE = 0.8
 # What is done between the module and the library; to be raised when `builder` or `linker` do it in another way.
-_RECIPE = 3
+_RECIPE = 4
 _SUM_BYTES = hashlib.sha256().digest_size
 
 
