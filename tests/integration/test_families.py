@@ -181,7 +181,7 @@ def test_reductions_in_parts_compute_the_same(
 
 
 def test_skewed_pads_compute_the_same() -> None:
-    """Fourteen pixels of a stride of two with 512 channels push each other out unless a line is left free after each."""
+    """Fourteen pixels, two by 512 channels apart, push each other out unless a line is left free after each."""
     module = make_convolution((1, 4, 28, 512), 16, (3, 3), 2, (1, 1, 1, 1))
     outlook = read(module)
     alike, skewed = (
