@@ -285,7 +285,6 @@ class Dense:
         parallel = schedule.fuse(*order)
         return parallel, parallel, tile
 
-
     @staticmethod
     def _split_tile(schedule: Any, loops: Any, plan: Plan) -> list[Any]:
         """Split loops of pixels and of a block's channels: the outer ones, and last a list of a tile's own."""
