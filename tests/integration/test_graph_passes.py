@@ -221,6 +221,7 @@ def test_global_means_leave_nothing_but_a_change_of_shape(host: Any) -> None:
     [
         ("znver4", 1000, (1,), 1000), ("znver4", 1000, (13, 13), 1008), ("skylake-avx512", 1000, (1,), 1008),
         ("znver4", 24, (56, 56), 24), ("skylake-avx512", 24, (56, 56), 24), ("znver4", 255, (13, 13), 256),
+        ("skylake-avx512", 56, (32, 32), 64), ("skylake-avx512", 40, (16, 32), 48), ("znver4", 40, (16, 32), 40),
         ("x86-64-v3", 3, (8, 8), 4), ("skylake-avx512", 3, (8, 8), 8), ("znver4", 1, (8, 8), 1),
     ],
 )  # fmt: skip

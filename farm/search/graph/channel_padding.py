@@ -6,6 +6,7 @@ Only where the target's core gains by it; weights and what is added to the resul
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,10 +28,10 @@ _HARMLESS = frozenset(
         "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
     )
 )  # fmt: skip
-# Filling up by more than this share slows those down who read the result.
-_MOST_MORE = 1 / 8
-# Unless the channels would not fill vectors half as well.
-_MUCH = 2.0
+# Whoever reads the result reads what it is filled up with too, or with more than this share gets it cut off.
+_MOST_READ = 1 / 4
+# How much sooner channels have to be had, by the share of them that is added at most.
+_GAINS = ((1 / 8, 1.05), (_MOST_READ, 1.5), (math.inf, 2.0))
 
 
 def widen(target: Any) -> Any:
@@ -57,8 +58,8 @@ def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]
     for lanes in (full // 2, full):
         more = -(-channels // lanes) * lanes if lanes > 1 else channels
         cycles = _cycles(more, core, element_bytes, pixels)
-        gain = own / cycles
-        if gain >= (1.05 if more - channels <= channels * _MOST_MORE else _MUCH) and cycles < least:
+        wanted = next(gain for share, gain in _GAINS if more - channels <= channels * share)
+        if own / cycles >= wanted and cycles < least:
             best, least = more, cycles
     return best
 
@@ -175,7 +176,7 @@ class _Widening:
         shape = bindings.static_shape(binding.var.ty) or (1,)
         wanted = widened(channels, self._core, array.dtype.itemsize, shape[-3:-1] if array.ndim == 4 else shape[-2:-1])
         source = self._wide.get(data)
-        if source is not None and source.channels > array.shape[-2] * (1 + _MOST_MORE):
+        if source is not None and source.channels > array.shape[-2] * (1 + _MOST_READ):
             source = None
         if wanted == channels and source is None:
             return None
