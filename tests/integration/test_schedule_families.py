@@ -101,6 +101,8 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
     "transposition": ("elementwise", ((1, 24, 12, 12),), lambda op, x: op.permute_dims(x, [0, 2, 3, 1])),
     "transposition of few": ("elementwise", ((1, 3, 16, 18),), lambda op, x: op.permute_dims(x, [0, 2, 3, 1])),
     "reshape": ("elementwise", ((1, 12, 48),), lambda op, x: op.reshape(x, (1, 12, 4, 12))),
+    "groups as maps": ("elementwise", ((1, 4, 120),), lambda op, x: op.sigmoid(op.reshape(x, (1, 12, 5, 8)))),
+    "rows that cross rows": ("elementwise", ((1, 7, 30),), lambda op, x: op.sigmoid(op.reshape(x, (1, 10, 3, 7)))),
     "slice": ("elementwise", ((1, 9, 9, 24),), lambda op, x: op.strided_slice(x, [1, 3], [1, 8], [8, 20], [2, 1])),
     "pad": ("elementwise", ((1, 5, 5, 17),), lambda op, x: op.nn.pad(x, (0, 0, 1, 2, 1, 0, 3, 3))),
     "resize": ("elementwise", ((1, 6, 6, 16),), lambda op, x: op.image.resize2d(x, (12, 12), layout="NHWC")),
@@ -143,6 +145,15 @@ def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
         np.testing.assert_allclose(
             result, results["reference"], rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4, err_msg=key
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "flat"), [("groups as maps", 4), ("rows that cross rows", 4), ("transposition", 1), ("slice", 1)]
+)
+def test_a_run_goes_through_a_reshape(name: str, flat: int, host: Any) -> None:
+    """However rows are cut anew, all elements come one after the other."""
+    _, shapes, build = CASES[name]
+    assert _read(_build(shapes, build, host), AVX512).facts.flat == flat
 
 
 def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:

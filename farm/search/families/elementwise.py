@@ -178,16 +178,9 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
     """How many of the innermost loops are one run in everything that is read; at least one."""
 
     def fits(load: Any, count: int) -> bool:
-        run, indices = variables[-count:], list(load.indices)
-        if not any(expressions.mentions(index, v) for index in indices for v in run):
-            return True
-        rest, own = indices[:-count], indices[-count:]
-        shape = [int(d) for d in load.source.shape][-count:]
-        return (
-            len(own) == count
-            and all(index.same_as(v) for index, v in zip(own, run, strict=True))
-            and not any(expressions.mentions(index, v) for index in rest for v in run)
-            and shape[1:] == [axes[v].extent for v in run[1:]]
+        run = variables[-count:]
+        return not any(expressions.mentions(index, v) for index in load.indices for v in run) or _is_run(
+            load, run, axes
         )
 
     count = 1
@@ -199,6 +192,27 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
             break
         count = more
     return count
+
+
+def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
+    """Whether loops read neighbouring elements one after the other, also through a reshape."""
+    import tvm_ffi
+    from tvm import sym, tirx
+    from tvm.ir import Range
+
+    analyzer, place, step = sym.Analyzer(), 0, 0
+    for variable, axis in axes.items():
+        analyzer.bind(variable, Range(0, axis.extent))
+    for index, extent in zip(load.indices, load.source.shape, strict=True):
+        place = place * extent + index
+    for variable in run:
+        step = step * axes[variable].extent + variable
+
+    def begin(variable: Any) -> Any:
+        return tirx.IntImm(variable.ty.dtype, 0) if any(variable.same_as(each) for each in run) else variable
+
+    first = tvm_ffi.structural_map(place, [(tirx.Var, begin)])
+    return bool(analyzer.can_prove_equal(place - first, step))
 
 
 def _find_cuts(conditions: list[Any], variable: Any, extent: int) -> tuple[int, ...]:
