@@ -14,9 +14,8 @@ from farm.search.families import loops
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan
 
-# Transfers of a sum for each part: it is read, the part's own is read, and it is written; two more set it to zero and
-# read it at the end.
-_MOVED, _MOVED_ONCE = 3, 2
+# Transfers of a sum for each part: it is read, the part's own is read, and it is written.
+_MOVED = 3
 
 
 def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
@@ -33,7 +32,7 @@ def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
 def count_moved(plan: Plan) -> int:
     """How often a sum is read or written beside what a single part does."""
     parts = plan.get("parts", 1)
-    return _MOVED * parts + _MOVED_ONCE - 2 if parts > 1 else 0
+    return _MOVED * parts if parts > 1 else 0
 
 
 def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> None:
