@@ -187,9 +187,9 @@ def _read_in_place(facts: Contraction, core: Core, high: int, step: int, wide: i
 def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any) -> None:
     pad = schedule.get_sblock(name)
     if plan["pad"] == PAD_COPY:
-        schedule.parallel(schedule.fuse(*schedule.get_loops(pad)[:-2]))
-    else:
-        schedule.compute_at(pad, parallel, preserve_unit_loops=True)
+        loops.pad_first(schedule, pad, plan["lanes"], apart=False)
+        return
+    schedule.compute_at(pad, parallel, preserve_unit_loops=True)
     loops.copy_pad(schedule, pad, plan["lanes"], apart=plan["pad"] == PAD_APART, most_unrolled=_MOST_UNROLLED)
 
 

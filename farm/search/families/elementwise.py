@@ -179,9 +179,8 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
 
     def fits(load: Any, count: int) -> bool:
         run = variables[-count:]
-        return not any(expressions.mentions(index, v) for index in load.indices for v in run) or _is_run(
-            load, run, axes
-        )
+        moves = any(expressions.mentions(index, v) for index in load.indices for v in run)
+        return not moves or _is_run(load, run, axes)
 
     count = 1
     while count < len(variables):

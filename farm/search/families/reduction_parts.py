@@ -20,8 +20,8 @@ _MOVED = 3
 
 def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
     """The knob `parts`, where a block of two vectors of channels is too long to be fetched ahead and a part is not."""
-    spatial = [axis.at for axis in (*facts.pixels, *facts.channels, *facts.sums)]
-    if facts.group or len(facts.sums) < 2 or spatial != list(range(len(spatial))):
+    places = [axis.at for axis in (*facts.pixels, *facts.channels, *facts.sums)]
+    if facts.group or len(facts.sums) < 2 or places != list(range(len(places))):
         return {}
     pair = 2 * core.lanes(facts.element_bytes) * facts.depth * facts.weight_element_bytes
     rows = facts.sums[0].extent
