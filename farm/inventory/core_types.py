@@ -101,6 +101,7 @@ class CoreType(documents.StrictModel):
     that a core sees, `l2_cores` how many share it. `region_s` is what a parallel region costs TVM's pool to start and
     to join, threads spinning: two to ten microseconds were seen.
     `l2_wait` is which share of a stream from the second cache multiply-adds wait for; Zen 4's by default.
+    `l2_held_bytes` is how much of that cache data have that are written and read again, where streams are given less.
     `lane_fma`: a multiply-add may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
     `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
     """
@@ -121,6 +122,7 @@ class CoreType(documents.StrictModel):
     freq_hz: Rate
     l1_bytes: Count
     l2_bytes: Count
+    l2_held_bytes: Count | None = None
     l2_cores: Count = 1
     l3_bytes: int = pydantic.Field(default=0, strict=True, ge=0)
     l2_bytes_per_cycle: Rate

@@ -20,7 +20,8 @@ class Core:
     Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma` says whether a
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
-    `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds.
+    `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds. `held_bytes`: what
+    that cache holds of data that a function writes and reads again.
     `window` is how many instructions a core looks ahead.
     """
 
@@ -42,6 +43,7 @@ class Core:
     far_bytes_per_cycle: float
     memory_bytes_per_s: float
     region_s: float
+    held_bytes: int
     l2_wait: float = 0.15
     window: float = _WINDOW
 
@@ -99,6 +101,7 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         far_bytes_per_cycle=kind.far_bytes_per_cycle,
         memory_bytes_per_s=kind.memory_bytes_per_s,
         region_s=kind.region_s,
+        held_bytes=(kind.l2_held_bytes or kind.l2_bytes) // sharing,
         l2_wait=kind.l2_wait,
         window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )
