@@ -28,7 +28,7 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
 
     @functools.cache
     def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
-        direct = pixel_padding.pad(_make_direct(shape, channels, padding, dtype), core)
+        direct = pixel_padding.pad(make_direct(shape, channels, padding, dtype), core)
         best, least = 0, predict_in_model(direct, core)
         for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
             seconds = predict_in_model(winograd.make_function(shape, channels, padding, m, dtype), core)
@@ -71,7 +71,8 @@ def kept_bytes(core: Core) -> float:
     return max(core.l2_bytes, core.l3_bytes) * _KEPT
 
 
-def _make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
+def make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
+    """The convolution as a TIR function of data and of weights [3, 3, in, out], directly."""
     tvm_env.load_compiler()
     from tvm import te, topi
 
