@@ -30,6 +30,10 @@ _MOST_VECTORS = 6
 _SHARE = 0.75
 # The same for transformed data beside a stream of weights: from half of the cache on they come from the third.
 _HELD = 0.45
+# Cycles that a tile waits for the first of its weights where no tile before it read them, as a share that streams are
+# waited for: 27x27x32>128 in rows of seven tiles took 1.4 times what was predicted on a core that waits for 0.6. Of x86
+# alone: no board has told.
+_BEGUN = 180.0
 # Cycles of a register tile besides its multiply-adds, and how much longer than its instructions a transform takes.
 _TILE_CYCLES, _TRANSFORM = 12.0, 1.5
 
@@ -141,6 +145,7 @@ class Winograd:
         near = (tile * facts.depth * facts.element_bytes + panel / shared) / core.l2_bytes_per_cycle
         step = step_cycles(core, bits, tile, vectors, joint)
         inner = max(facts.depth * step, near) + core.l2_wait * near + 2 * tile * vectors / core.loads_per_cycle(bits)
+        inner += core.l2_wait * _BEGUN if shared == 1 and core.fetched_bytes else 0.0
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
         held = facts.alpha**2 * together * facts.depth * facts.element_bytes
