@@ -23,6 +23,7 @@ from farm.search.workloads import Workload
 tvm = tvm_env.load()
 
 AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+INTEL = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids", "num-cores": 1}
 NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
 ONES: Padding = (1, 1, 1, 1)
 Array = npt.NDArray[Any]
@@ -209,6 +210,31 @@ def test_the_choice_follows_the_prediction() -> None:
     assert choose((1, 56, 56, 64), 64, ONES, "float32") in (4, 6)
     assert exact((1, 56, 56, 64), 64, ONES, "float32") == 2
     assert choose((1, 3, 3, 1), 4, (0, 0, 0, 0), "float32") == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "m"),
+    [
+        ((1, 56, 56, 64), 64, 4),
+        ((1, 28, 28, 128), 128, 4),
+        ((1, 14, 14, 256), 256, 2),
+        ((1, 13, 13, 64), 256, 2),
+        ((1, 20, 20, 128), 128, 4),
+    ],
+    ids=str,
+)
+def test_an_intel_cores_choice_is_what_was_measured(shape: Shape, channels: int, m: int) -> None:
+    """By `benchmarks/algorithm_choice.py` these are the fastest; F(4, 3)'s weights are waited for where they are many."""
+    assert algorithms.choose_winograd(cores.core_of(INTEL))(shape, channels, ONES, "float32") == m
+
+
+def test_rows_that_are_all_of_them_are_not_outside_where_weights_are_fetched() -> None:
+    """TVM drops a loop of one step, and with it the buffers by which a tile is known; Arm's code fetches nothing."""
+    for target, known in ((INTEL, False), (NANO, True)):
+        outlook = rule.read_outlook(make_module((1, 16, 16, 16), 16, ONES, 4), cores.core_of(target))
+        assert outlook is not None
+        whole = [plan for _, plan in outlook.plans() if plan["unit"] == 4 and plan["order"] == ROWS_OUTSIDE]
+        assert bool(whole) is known
 
 
 def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
