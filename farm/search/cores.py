@@ -21,7 +21,8 @@ class Core:
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
     `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds.
-    `window` is how many instructions a core looks ahead.
+    `window` is how many instructions a core looks ahead. `line_wait`: cycles that it waits for each line which its first
+    cache lacks while all `threads` compute, as boards are priced; 0 where that is not known.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Core:
     region_s: float
     l2_wait: float = 0.15
     window: float = _WINDOW
+    line_wait: float = 0.0
 
     @property
     def fetched_bytes(self) -> int:
@@ -100,5 +102,6 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         memory_bytes_per_s=kind.memory_bytes_per_s,
         region_s=kind.region_s,
         l2_wait=kind.l2_wait,
+        line_wait=0.0 if pipeline is None else pipeline.wait_cycles * (1 + pipeline.crowding * (threads - 1)),
         window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )

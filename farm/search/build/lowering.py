@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search.build import fetching
+from farm.search.build import borders, fetching
 from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
@@ -42,6 +42,7 @@ def _make() -> tuple[Any, Any, Any]:
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
             if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
+                function = borders.set_apart(function, target)
                 module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target, STACK_BYTES)))
         return module
 

@@ -9,7 +9,7 @@ from typing import Any
 
 def parts(expression: Any) -> list[Any]:
     """The expressions that an expression is made of directly."""
-    names = ("a", "b", "value", "condition", "true_value", "false_value")
+    names = ("a", "b", "value", "condition", "true_value", "false_value", "base")
     found = [getattr(expression, name, None) for name in names]
     found += [*(getattr(expression, "args", None) or ()), *(getattr(expression, "indices", None) or ())]
     return [part for part in found if part is not None and hasattr(part, "same_as")]
