@@ -9,7 +9,7 @@ is left to be asked, and for the others. Reads lowered functions; what they comp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.search.families import expressions
@@ -143,7 +143,7 @@ class _Splitter:
                     each.loop_var: _integer(int(each.min) + at * (int(each.extent) - 1), each.loop_var.ty.dtype)
                     for each, at in zip(own, corner, strict=True)
                 }
-                found.append(self._analyzer.simplify(_replace(condition, places)))
+                found.append(self._analyzer.simplify(expressions.replace(condition, places)))
         kept: list[Any] = []
         for at, each in enumerate(found):
             others = [*kept, *found[at + 1 :]]
@@ -185,8 +185,8 @@ class _Copy:
         if isinstance(statement, tirx.Bind):
             value = self._write(statement.value)
             name = tirx.Var(statement.var.name, statement.var.ty)
-            self._before[statement.var] = _replace(statement.value, self._before)
-            self._after[name] = _replace(value, self._after)
+            self._before[statement.var] = expressions.replace(statement.value, self._before)
+            self._after[name] = expressions.replace(value, self._after)
             self.names[statement.var] = name
             return tirx.Bind(name, value)
         if isinstance(statement, tirx.For):
@@ -233,7 +233,7 @@ class _Copy:
             return tirx.if_then_else(condition, *call.args[1:])
 
         settled = tvm_ffi.structural_map(expression, [(Call, settle)])
-        return _replace(settled, self.names)
+        return expressions.replace(settled, self.names)
 
     def _settle(self, condition: Any) -> bool | None:
         """Whether a condition of the original holds in the copy; None where that is open."""
@@ -242,10 +242,10 @@ class _Copy:
 
         if not _is_comparison(condition):
             return None
-        spelt = _replace(condition, self._before)
+        spelt = expressions.replace(condition, self._before)
         if any(tvm_ffi.structural_equal(spelt, each) for each in self._assumed):
             return True
-        placed = _replace(_replace(condition, self.names), self._after)
+        placed = expressions.replace(expressions.replace(condition, self.names), self._after)
         if self._analyzer.can_prove(placed):
             return True
         return False if self._analyzer.can_prove(tirx.Not(placed)) else None
@@ -257,16 +257,16 @@ def _list_conditions(body: Any) -> list[Any]:
 
     names: dict[Any, Any] = {}
     found = []
-    for each in _walk(body):
+    for each in expressions.walk(body):
         if isinstance(each, tirx.Bind):
-            names[each.var] = _replace(each.value, names)
+            names[each.var] = expressions.replace(each.value, names)
         for choice in _list_choices(each):
-            found += [_replace(part, names) for part in _list_parts(choice.args[0]) if _is_comparison(part)]
+            found += [expressions.replace(part, names) for part in _list_parts(choice.args[0]) if _is_comparison(part)]
     return found
 
 
 def _find_choices(body: Any) -> bool:
-    return any(_is_comparison(part) for s in _walk(body) for c in _list_choices(s) for part in _list_parts(c.args[0]))
+    return any(_is_comparison(part) for s in expressions.walk(body) for c in _list_choices(s) for part in _list_parts(c.args[0]))
 
 
 def _list_choices(statement: Any) -> list[Any]:
@@ -320,7 +320,7 @@ def _is_sum(loop: Any) -> bool:
     from tvm import tirx
 
     names: list[Any] = [loop.loop_var]
-    for each in _walk(loop.body):
+    for each in expressions.walk(loop.body):
         if isinstance(each, tirx.Bind) and any(expressions.mentions(each.value, name) for name in names):
             names.append(each.var)
         if isinstance(each, tirx.BufferStore):
@@ -332,26 +332,7 @@ def _is_sum(loop: Any) -> bool:
 def _list_loops(statement: Any) -> list[Any]:
     from tvm import tirx
 
-    return [each for each in _walk(statement) if isinstance(each, tirx.For)]
-
-
-def _walk(statement: Any) -> Iterator[Any]:
-    """A statement and all inside it, in order."""
-    yield statement
-    bodies = [getattr(statement, name, None) for name in ("body", "then_case", "else_case")]
-    for each in [*(getattr(statement, "seq", None) or ()), *bodies]:
-        if each is not None:
-            yield from _walk(each)
-
-
-def _replace(expression: Any, names: Mapping[Any, Any]) -> Any:
-    """An expression with variables replaced."""
-    import tvm_ffi
-    from tvm import tirx
-
-    if not names:
-        return expression
-    return tvm_ffi.structural_map(expression, [(tirx.Var, lambda variable: names.get(variable, variable))])
+    return [each for each in expressions.walk(statement) if isinstance(each, tirx.For)]
 
 
 def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
