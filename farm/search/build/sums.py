@@ -43,11 +43,14 @@ def _list_arguments(expression: Any) -> list[Any]:
 
 @dataclasses.dataclass
 class _Sum:
-    """One vector of a tile's sums: the statement that sets it to zero, the one that reads it last, what that adds."""
+    """One vector of a tile's sums: the statement that sets it to zero, the one that reads it last, where that adds to it.
+
+    `added` is what, as it can be said where the tile begins.
+    """
 
     begin: int
     end: int = -1
-    load: Any = None
+    addition: Any = None
     added: Any = None
     fits: bool = True
 
@@ -77,9 +80,9 @@ def _change(sequence: Any, own: set[Any], written: set[Any]) -> Any:
     for each in found.values():
         if not each.fits or each.added is None or each.added.source in written:
             continue
-        begin, end, added, load = parts[each.begin], parts[each.end], each.added, each.load
+        begin, end, added = parts[each.begin], parts[each.end], each.added
         parts[each.begin] = tirx.BufferStore(begin.buffer, added, begin.indices)
-        parts[each.end] = tirx.BufferStore(end.buffer, _leave_out(end.value, load), end.indices)
+        parts[each.end] = tirx.BufferStore(end.buffer, _leave_out(end.value, each.addition), end.indices)
         changed = True
     return tirx.SeqStmt(parts) if changed else sequence
 
@@ -104,10 +107,9 @@ def _follow(
             continue
         if each is own and _adds(store.value, load):
             sums_up = True
-        elif outermost and each.added is None and each is not own and at > each.begin:
-            added = _find_added(store.value, load)
-            each.end, each.load = at, load
-            each.added = None if added is None else _spell(added, names)
+        elif outermost and each.end < 0 and each is not own and at > each.begin:
+            each.end, each.addition = at, _find_addition(store.value, load)
+            each.added = None if each.addition is None else _spell(each.addition.b, names)
             each.fits &= each.added is not None
         else:
             each.fits = False
@@ -143,20 +145,15 @@ def _adds(value: Any, load: Any) -> bool:
     return isinstance(value, tirx.Add) and value.a.same_as(load)
 
 
-def _find_added(value: Any, load: Any) -> Any | None:
-    """What an expression adds to a load directly, if that is a load too; None where it does not, or does more."""
-    from tvm import tirx
+def _find_addition(value: Any, load: Any) -> Any | None:
+    """The addition of a load and another one in an expression; None where there is none, or something else is added."""
     from tvm.ir.expr import TensorLoad
 
-    if isinstance(value, tirx.Add) and value.a.same_as(load):
-        return value.b if isinstance(value.b, TensorLoad) else None
-    found = [
-        _find_added(part, load)
-        for part in (getattr(value, name, None) for name in ("a", "b", "value"))
-        if part is not None
-    ]
-    found = [each for each in found if each is not None]
-    return found[0] if len(found) == 1 else None
+    if _adds(value, load):
+        return value if isinstance(value.b, TensorLoad) else None
+    parts = (getattr(value, name, None) for name in ("a", "b", "value"))
+    found = [_find_addition(part, load) for part in parts if part is not None]
+    return next((each for each in found if each is not None), None)
 
 
 def _spell(load: Any, names: dict[Any, Any]) -> Any:
@@ -165,12 +162,12 @@ def _spell(load: Any, names: dict[Any, Any]) -> Any:
     return tirx.BufferLoad(load.source, [replace(index, names) for index in load.indices])
 
 
-def _leave_out(value: Any, load: Any) -> Any:
-    """An expression with a load in place of the sum of it and something."""
+def _leave_out(value: Any, addition: Any) -> Any:
+    """An expression with a sum in place of what is added to it."""
     import tvm_ffi
     from tvm import tirx
 
     def change(node: Any) -> Any:
-        return load if _adds(node, load) else node
+        return node.a if node.same_as(addition) else node
 
     return tvm_ffi.structural_map(value, [(tirx.Add, change)])
