@@ -21,7 +21,7 @@ class Core:
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
     `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds.
-    `window` is how many instructions a core looks ahead. `line_wait`: cycles that it waits for each line which its first
+    `window` is how many instructions a core looks ahead. `line_wait`: cycles that it waits for each line that its first
     cache lacks while all `threads` compute, as boards are priced; 0 where that is not known.
     """
 

@@ -74,7 +74,11 @@ class _Splitter:
 
     def _split(self, loop: Any) -> Any | None:
         """The loop anew; None where nothing can be said of its conditions."""
+        from tvm import tirx
+
         sums = [each for each in _list_loops(loop.body) if _is_sum(each)]
+        if not all(isinstance(number, tirx.IntImm) for each in sums for number in (each.min, each.extent)):
+            return None
         for each in sums:
             self._bind(each.loop_var, int(each.min), int(each.extent))
         serial, extent = int(loop.kind) == 0, int(loop.extent)
@@ -105,7 +109,10 @@ class _Splitter:
         parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
         kept = list(itertools.takewhile(lambda each: not isinstance(each, tirx.For | tirx.BufferStore), parts))
         rest = _join(parts[len(kept) :])
-        values = {each.var: each.value for each in kept if isinstance(each, tirx.Bind)}
+        values: dict[Any, Any] = {}
+        for each in kept:
+            if isinstance(each, tirx.Bind):
+                values[each.var] = expressions.replace(each.value, values)
         try:
             quick = _Copy(self._analyzer, _list_conditions(loop.body), values).copy(rest)
         except _UnknownError:
@@ -178,7 +185,8 @@ class _Copy:
         self._after: dict[Any, Any] = dict(values)
 
     def copy(self, statement: Any) -> Any:
-        from tvm import tirx
+        """The statement anew. Raises _UnknownError for one that is not known here."""
+        from tvm import ir, tirx
 
         if isinstance(statement, tirx.SeqStmt):
             return tirx.SeqStmt([self.copy(each) for each in statement.seq])
@@ -191,14 +199,9 @@ class _Copy:
             return tirx.Bind(name, value)
         if isinstance(statement, tirx.For):
             name = tirx.Var(statement.loop_var.name, statement.loop_var.ty)
-            if isinstance(statement.extent, tirx.IntImm):
-                low, count = statement.min, statement.extent
-                from tvm import ir
-
-                self._analyzer.bind(name, ir.Range.from_min_extent(low, count))
-            self.names[statement.loop_var] = name
-            self._before[statement.loop_var] = statement.loop_var
             first, extent = self._write(statement.min), self._write(statement.extent)
+            self._analyzer.bind(name, ir.Range.from_min_extent(first, extent))
+            self.names[statement.loop_var] = name
             body = self.copy(statement.body)
             kind = statement.kind
             return tirx.For(name, first, extent, kind, body, statement.thread_binding, statement.annotations)
