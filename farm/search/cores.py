@@ -21,8 +21,9 @@ class Core:
     multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
     bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
     `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds. `held_bytes`: what
-    that cache holds of data that a function writes and reads again.
-    `window` is how many instructions a core looks ahead.
+    that cache holds of data that a function writes and reads again. `window` is how many instructions a core looks
+    ahead. `line_wait`: cycles that it waits for each line that its first cache lacks while all `threads` compute, as
+    boards are priced; 0 where that is not known.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Core:
     held_bytes: int
     l2_wait: float = 0.15
     window: float = _WINDOW
+    line_wait: float = 0.0
 
     @property
     def fetched_bytes(self) -> int:
@@ -103,5 +105,6 @@ def _make_core(kind: CoreType, threads: int) -> Core:
         region_s=kind.region_s,
         held_bytes=(kind.l2_held_bytes or kind.l2_bytes) // sharing,
         l2_wait=kind.l2_wait,
+        line_wait=0.0 if pipeline is None else pipeline.wait_cycles * (1 + pipeline.crowding * (threads - 1)),
         window=_WINDOW if pipeline is None else _IN_ORDER if pipeline.in_order else float(pipeline.window),
     )

@@ -106,6 +106,18 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Cal
         lambda op, x, w: op.nn.conv2d(x, w, strides=2, padding=1, **LAYOUT),
         lambda x, w: convolve(x, w, 2, 1),
     ),
+    "dense_limited": (
+        "dense",
+        ((1, 6, 10, 16), (1, 1, 16, 24), (24,)),
+        lambda op, x, w, b: op.clip(op.add(op.nn.conv2d(x, w, **LAYOUT), b), 0, 6),
+        lambda x, w, b: np.clip(convolve(x, w) + b, 0, 6),
+    ),
+    "dense_added": (
+        "dense",
+        ((1, 7, 7, 16), (3, 3, 16, 24), (24,), (1, 7, 7, 24)),
+        lambda op, x, w, b, y: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w, padding=1, **LAYOUT), b), y)),
+        lambda x, w, b, y: relu(convolve(x, w, pad=1) + b + y),
+    ),
     "matmul": ("dense", ((12, 40), (40, 36)), lambda op, x, y: op.matmul(x, y), lambda x, y: x @ y),
     "grouped": (
         "grouped",
@@ -118,6 +130,12 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Cal
         ((1, 9, 12, 32), (3, 3, 1, 32)),
         lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, groups=32, padding=1, **LAYOUT)),
         lambda x, w: relu(convolve(x, w, pad=1, groups=32)),
+    ),
+    "depthwise_limited": (
+        "depthwise",
+        ((1, 14, 12, 48), (3, 3, 1, 48), (48,)),
+        lambda op, x, w, b: op.clip(op.add(op.nn.conv2d(x, w, groups=48, padding=1, **LAYOUT), b), 0, 6),
+        lambda x, w, b: np.clip(convolve(x, w, pad=1, groups=48) + b, 0, 6),
     ),
     "depthwise_odd": (
         "depthwise",

@@ -12,6 +12,7 @@ from farm.search import cores, tvm_env
 from farm.search.build import lowering
 from farm.search.families import rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
+from farm.search.families.depthwise import PAD_NONE
 from farm.search.graph import winograd
 from farm.search.target import make_code_target
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -115,6 +116,67 @@ def test_products_of_winograd_fetch_the_next_matrix() -> None:
     module = schedule(tvm.IRModule({"main": function}), AVX2, {"vectors": 1, "pixels": 2, "rows": 1, "unit": 1})
     assert list_asked(module, AVX2)
     check_same(module)
+
+
+def make_depthwise(size: int, channels: int) -> Any:
+    """A padded 3x3 convolution of each channel for itself, with a bias and limits."""
+    from tvm import te, topi
+
+    data = te.placeholder((1, size, size, channels), name="data")
+    weight = te.placeholder((3, 3, channels, 1), name="weight")
+    bias = te.placeholder((1, 1, 1, channels), name="bias")
+    result = topi.nn.depthwise_conv2d_nhwc(data, weight, 1, [1, 1, 1, 1], 1)
+    result = topi.clip(topi.add(result, bias), 0.0, 6.0)
+    return tvm.IRModule({"main": te.create_prim_func([data, weight, bias, result], index_dtype_override="int64")})
+
+
+# A tile's place is a row and a column of tiles.
+IN_PLACE = {"vectors": 1, "pixels": 4, "rows": 2, "pad": PAD_NONE}
+
+
+def test_tiles_inside_an_image_compare_nothing_on_arm() -> None:
+    """Of 24 x 24 results in tiles of 2 x 4: those of rows inside and of all columns but the first and the last."""
+    module = schedule(make_depthwise(24, 16), NANO, IN_PLACE)
+    before, between, after = re.split(r"for \w+ in range\(1, 5\):", lower(module, NANO, lowering.use_pipeline()))
+    first, inside, rest = before.partition("compute_scope")[2], between.partition("else:")[0], after
+    assert "if_then_else" in lower(module, NANO)
+    assert all("if_then_else" not in each for each in (first, inside))
+    assert "if_then_else" in rest
+
+
+def test_tiles_on_x86_are_left() -> None:
+    """Nobody compared there."""
+    module = schedule(make_depthwise(24, 32), AVX2, IN_PLACE)
+    ours, theirs = (lower(module, AVX2, name).count("if_then_else") for name in (lowering.use_pipeline(), None))
+    assert ours == theirs
+
+
+def test_sums_begin_as_the_bias_on_arm() -> None:
+    """So that nothing is added to results, which have their limits alone."""
+    module = schedule(make_depthwise(24, 16), NANO, IN_PLACE)
+    ours, theirs = (lower(module, NANO, name) for name in (lowering.use_pipeline(), None))
+    bias = r"T\.m\w+\(\w+\[\d+\] \+ "
+    assert re.search(bias, theirs)
+    assert not re.search(bias, ours)
+    assert not re.search(r"\w+\[\d+\] = T.Broadcast\(T.float32\(0.0\), 4\)", ours)
+
+
+def test_sums_of_two_terms_begin_as_the_first() -> None:
+    """The bias; what is added to a block's result later, a residual, still is."""
+    module = schedule(make_convolution((1, 8, 8, 32), 32, (1, 1), added=True), NANO, {"steps": 4})
+    assert "T.Broadcast(T.float32(0.0), 4)\n" in lower(module, NANO)
+    assert "T.Broadcast(T.float32(0.0), 4)\n" not in lower(module, NANO, lowering.use_pipeline())
+
+
+def test_maxima_are_one_instruction_on_arm() -> None:
+    """Of two vectors that are no constants; elsewhere they are TVM's."""
+    from tvm import te, topi
+
+    data = te.placeholder((1, 9, 9, 32), name="data")
+    result = topi.nn.pool2d(data, [3, 3], [2, 2], [1, 1], [0, 0, 0, 0], "max", layout="NHWC")
+    module = tvm.IRModule({"main": te.create_prim_func([data, result], index_dtype_override="int64")})
+    for target, wanted in ((NANO, True), (AVX2, False)):
+        assert ("llvm.maximum" in lower(schedule(module, target, {}), target, lowering.use_pipeline())) is wanted
 
 
 def check_same(module: Any) -> None:

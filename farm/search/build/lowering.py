@@ -1,14 +1,15 @@
-"""How scheduled functions become code: TVM's own passes, and two of ours for processors.
+"""How scheduled functions become code: TVM's own passes, and some of ours for processors.
 
 Sums of a tile stay in registers up to what a core has of them, and weights that the next tiles read are fetched while
-the present ones compute (`farm.search.build.fetching`). Functions of a GPU's own are left as TVM lowers them.
+the present ones compute (`farm.search.build.fetching`). On Arm, where instructions are few at a time, there are fewer of
+them (`borders`, `sums`, `extremes`). Functions of a GPU's own are left as TVM lowers them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from farm.search.build import fetching
+from farm.search.build import borders, extremes, fetching, sums
 from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
@@ -42,6 +43,8 @@ def _make() -> tuple[Any, Any, Any]:
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
             if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
+                for change in (extremes.use_instructions, sums.begin_with_bias, borders.set_apart):
+                    function = change(function, target)
                 module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target, STACK_BYTES)))
         return module
 

@@ -28,6 +28,8 @@ _COMPARED, _COPIED = 10, 3
 # mobilenet_v2 on Zen 3 and 136 of four of them as priced for a Cortex-A57.
 _COMPARISON_CYCLES, _PART_HELD, _PART_COST, _WAITED = 3.0, 0.5, 0.25, 0.3
 _LINE_BYTES = 64
+# Of the first cache of a core whose waits are known, at least.
+_WAYS = 2
 # Most rows of tiles whose data are padded together.
 _MOST_LINES = 8
 # Share of the issue's cycles that counts although multiply-adds hide them, as in `dense`.
@@ -65,7 +67,7 @@ class Depthwise:
         lines = {"lines": tuple(loops.divisors(height, _MOST_LINES))} if apart else {}
         return {
             "lanes": loops.vector_lengths(facts.batch[-1].extent, core.lanes(facts.element_bytes)),
-            "vectors": (1, 2, 3),
+            "vectors": (1, 2, 3, 4) if core.lane_fma else (1, 2, 3),
             "pixels": tuple(p for p in loops.divisors(width) if p <= 14),
             "rows": tuple(r for r in loops.divisors(height) if r <= 14),
             "pad": (PAD_NONE, PAD_ROWS, PAD_COPY, PAD_APART)[: 4 if apart else 3] if facts.pad else (PAD_COPY,),
@@ -96,8 +98,10 @@ class Depthwise:
         # Pixels of a row share their loads, and all of the tile where everything is unrolled; weights come once. Rows
         # that are compared share nothing.
         lies = plan["pad"] == PAD_NONE
-        read = high if plan["unroll"] == UNROLL_KERNEL and not lies else rows * facts.sums[0].extent
-        compared = read * _COMPARISON_CYCLES if lies else 0.0
+        shared = plan["unroll"] == UNROLL_KERNEL and (core.lane_fma or not lies)
+        read = high if shared else rows * facts.sums[0].extent
+        # On Arm tiles inside an image compare nothing (`farm.search.build.borders`).
+        compared = read * _COMPARISON_CYCLES if lies and not core.lane_fma else 0.0
         loads = (min(wide * read, rows * pixels * kernel) + kernel) * registers
         products = tile * kernel
         bits = core.vector_bits
@@ -124,7 +128,9 @@ class Depthwise:
             pad = moved / vector_bytes * again
         elif facts.pad:
             pad = moved / vector_bytes * 2.0 + 2 * moved / core.l2_bytes_per_cycle
-        if not lies:
+        if core.line_wait:
+            far = core.line_wait * _count_lines(facts, plan, core, high, rows * down)
+        elif not lies:
             far = loops.moving_cycles(float(facts.data_bytes + facts.result_bytes), core)
             far += (moved - facts.data_bytes) / core.l2_bytes_per_cycle
         parallel = (channels // (lanes * vectors)) * (height // (rows * lines))
@@ -182,6 +188,30 @@ def _read_in_place(facts: Contraction, core: Core, high: int, step: int, wide: i
     again = facts.data_bytes * (high / step * (part**_PART_COST if held else part) - 1)
     fetched = loops.moving_cycles(float(facts.data_bytes + facts.result_bytes), core)
     return _WAITED * (fetched + max(0.0, again) / core.l2_bytes_per_cycle)
+
+
+def _count_lines(facts: Contraction, plan: Plan, core: Core, high: int, step: int) -> float:
+    """Lines that the first cache lacks, where tiles of `high` rows, `step` apart, go over the data.
+
+    A block of channels may begin and end within lines, whose rest the next block finds where a tile's rows fit.
+    """
+    width = facts.pixels[-1].extent
+    wide = (width - 1) * facts.stride[-1] + facts.reach[-1]
+    block = plan["lanes"] * plan["vectors"] * facts.element_bytes
+    part = (1 + (block - math.gcd(block, _LINE_BYTES)) / _LINE_BYTES) * _LINE_BYTES / block
+    # Pixels lie apart by all channels, so that they share some of the cache's sets.
+    apart = math.gcd(facts.batch[-1].extent * facts.element_bytes, core.l1_bytes // _WAYS)
+    room = core.l1_bytes // max(apart, _LINE_BYTES) * _PART_HELD
+    lines, lies = plan.get("lines", 1), plan["pad"] == PAD_NONE
+    strip = high if lies else high + (lines - 1) * step
+    if strip * wide + lines * plan["rows"] * width <= room:
+        part = 1.0
+    times = strip / (lines * step)
+    if plan["pad"] == PAD_COPY:
+        times += 2.0
+    elif not lies and strip * wide * block > core.l1_bytes * _PART_HELD:
+        times *= 3.0
+    return (facts.data_bytes * times + facts.result_bytes) / _LINE_BYTES * part
 
 
 def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any) -> None:

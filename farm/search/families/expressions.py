@@ -1,15 +1,15 @@
-"""What TVM's expressions mention, load, compare, and come to. Reads, and changes nothing."""
+"""What TVM's expressions and statements mention, load, compare, and come to. Reads, and changes none of them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
 def parts(expression: Any) -> list[Any]:
     """The expressions that an expression is made of directly."""
-    names = ("a", "b", "value", "condition", "true_value", "false_value")
+    names = ("a", "b", "value", "condition", "true_value", "false_value", "base")
     found = [getattr(expression, name, None) for name in names]
     found += [*(getattr(expression, "args", None) or ()), *(getattr(expression, "indices", None) or ())]
     return [part for part in found if part is not None and hasattr(part, "same_as")]
@@ -82,3 +82,22 @@ def compare(comparison: Any, variable: Any, step: int) -> bool:
     if isinstance(comparison, tirx.LE):
         return left <= right
     return left > right if isinstance(comparison, tirx.GT) else left >= right
+
+
+def walk(statement: Any) -> Iterator[Any]:
+    """A statement and all inside it, in order."""
+    yield statement
+    bodies = [getattr(statement, name, None) for name in ("body", "then_case", "else_case")]
+    for each in [*(getattr(statement, "seq", None) or ()), *bodies]:
+        if each is not None:
+            yield from walk(each)
+
+
+def replace(expression: Any, names: Mapping[Any, Any]) -> Any:
+    """An expression with variables replaced."""
+    import tvm_ffi
+    from tvm import tirx
+
+    if not names:
+        return expression
+    return tvm_ffi.structural_map(expression, [(tirx.Var, lambda variable: names.get(variable, variable))])

@@ -34,6 +34,12 @@ _HELD = 0.45
 # waited for: 27x27x32>128 in rows of seven tiles took 1.4 times what was predicted on a core that waits for 0.6. Of x86
 # alone: no board has told.
 _BEGUN = 180.0
+# Of the first cache, what is still there when it is read again (those of two ways).
+_KEPT, _LINE_BYTES = 0.5, 64
+# Where so few sums are under way that a core can look no further ahead than a sum's latency, and each weight is loaded
+# for one or two of them: 28x28x128 in tiles of one pixel by four vectors was priced at 0.9 of seven by two, with 1.4
+# times the instructions, all loads coming in time.
+_FEW_SUMS = 1.5
 # Cycles of a register tile besides its multiply-adds, and how much longer than its instructions a transform takes.
 _TILE_CYCLES, _TRANSFORM = 12.0, 1.5
 
@@ -144,6 +150,8 @@ class Winograd:
         shared = together / tile if panel <= core.l1_bytes * _SHARE else 1
         near = (tile * facts.depth * facts.element_bytes + panel / shared) / core.l2_bytes_per_cycle
         step = step_cycles(core, bits, tile, vectors, joint)
+        if core.line_wait and tile * vectors < 2 * core.fma_latency:
+            step *= _FEW_SUMS
         inner = max(facts.depth * step, near) + core.l2_wait * near + 2 * tile * vectors / core.loads_per_cycle(bits)
         inner += core.l2_wait * _BEGUN if shared == 1 and core.fetched_bytes else 0.0
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
@@ -156,10 +164,11 @@ class Winograd:
         fetched = far / core.far_bytes_per_cycle
         waited = fetched * (core.l2_wait if self._fetches(facts, plan, core, together // tile) else 1.0)
         waited += driven / core.far_bytes_per_cycle
-        cycles = max((products + transforms) * balance, fetched) + waited
+        waits = core.line_wait * _count_lines(facts, plan, core)
+        cycles = max((products + transforms + waits) * balance, fetched) + waited
         regions = (1 if plan["order"] == ROWS_OUTSIDE else 2) if core.threads > 1 else 0
         seconds = cycles / core.threads / core.freq_hz + regions * core.region_s
-        terms = {"compute": products, "transforms": transforms, "far": fetched + waited, "balance": balance}
+        terms = {"compute": products + waits, "transforms": transforms, "far": fetched + waited, "balance": balance}
         return Prediction(seconds, terms)
 
     @staticmethod
@@ -287,6 +296,22 @@ class Winograd:
         schedule.compute_at(pad, column, preserve_unit_loops=True)
         schedule.set_scope(pad, 0, "global")
         _unroll(schedule, schedule.get_loops(pad)[-4:])
+
+
+def _count_lines(facts: WinogradFacts, plan: Plan, core: Core) -> float:
+    """Lines that the first cache lacks: of data, of what is kept between the steps, of weights, and of the result."""
+    unit, block, room = plan["unit"], plan["lanes"] * plan["vectors"], core.l1_bytes * _KEPT
+    units, blocks = facts.batch * facts.tall // unit, facts.channels // block
+    tiles = facts.alpha**2 * unit * facts.wide * facts.element_bytes
+    held, made = tiles * facts.depth, tiles * block
+    weights = facts.weight_bytes // blocks
+    part = max(1.0, _LINE_BYTES / (block * facts.element_bytes))
+    total = units * facts.wide * unit * facts.m * facts.alpha * facts.depth * facts.element_bytes
+    total += units * facts.wide * unit * facts.m**2 * facts.channels * facts.element_bytes * part
+    total += units * held * (1 + blocks) if held > room else 0
+    total += units * blocks * 2 * made if made > room else 0
+    total += units * blocks * weights if weights > room else facts.weight_bytes
+    return total / _LINE_BYTES
 
 
 def _extents(block: Any) -> list[int]:

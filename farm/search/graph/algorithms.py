@@ -5,6 +5,7 @@ Decided as the graph is prepared, before there is anything to measure: each algo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -55,9 +56,11 @@ def choose_panel(target: Any) -> dots.ChoosePanel:
 def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
     """Seconds by the best plan where all weights but a few come from memory, as they do when a whole model runs.
 
-    Half of that time is taken to pass while the core computes. Infinite where no family has a plan.
+    Half of that time is taken to pass while the core computes. Infinite where no family has a plan. Waits for single
+    lines are left out, which not all families count.
     """
     tvm = tvm_env.load_compiler()
+    core = dataclasses.replace(core, line_wait=0.0)
     outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
     plans = outlook.plans() if outlook is not None else []
     if not plans:

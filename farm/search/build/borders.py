@@ -1,0 +1,365 @@
+"""Tiles inside an image apart from those at its border: what these compare where they read, the others need not.
+
+A convolution that reads its data where they lie asks of every element whether it is in the image. For all tiles but
+those of the border the answer is known as soon as a tile's place is. Such a loop of tiles is written out anew: its
+first and its last step, which reach over the border, on their own; and all of it twice, for rows inside, where nothing
+is left to be asked, and for the others. Reads lowered functions; what they compute stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.search.families import expressions
+
+# Where few instructions are issued at a time. Others' branches are foreseen, and their code is not measured so.
+_MACHINES = ("aarch64",)
+# More places at which a condition would have to be looked at are not looked at.
+_MOST_CORNERS = 16
+
+
+def set_apart(function: Any, target: Any) -> Any:
+    """A lowered function whose tiles inside an image compare nothing, for a target (TVM's)."""
+    if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
+        return function
+    from tvm import tirx
+
+    body = _Splitter().visit(function.body)
+    if body.same_as(function.body):
+        return function
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+class _Splitter:
+    """One function's walk."""
+
+    def __init__(self) -> None:
+        from tvm.sym import Analyzer
+
+        self._analyzer = Analyzer()
+
+    def visit(self, statement: Any) -> Any:
+        from tvm import tirx
+
+        if isinstance(statement, tirx.SeqStmt):
+            parts = [self.visit(each) for each in statement.seq]
+            same = all(part.same_as(each) for part, each in zip(parts, statement.seq, strict=True))
+            return statement if same else tirx.SeqStmt(parts)
+        if isinstance(statement, tirx.AttrStmt):
+            body = self.visit(statement.body)
+            if body.same_as(statement.body):
+                return statement
+            return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
+        return self._visit_loop(statement) if isinstance(statement, tirx.For) else statement
+
+    def _visit_loop(self, loop: Any) -> Any:
+        from tvm import tirx
+
+        if not isinstance(loop.extent, tirx.IntImm) or _is_sum(loop) or not _find_choices(loop.body):
+            return loop
+        self._bind(loop.loop_var, int(loop.min), int(loop.extent))
+        if any(not _is_sum(each) and _find_choices(each.body) for each in _list_loops(loop.body)):
+            body = self.visit(loop.body)
+            return loop if body.same_as(loop.body) else _with_body(loop, body)
+        return self._split(loop) or loop
+
+    def _bind(self, variable: Any, first: int, extent: int) -> None:
+        from tvm import ir
+
+        dtype = variable.ty.dtype
+        low, count = (_integer(number, dtype) for number in (first, extent))
+        self._analyzer.bind(variable, ir.Range.from_min_extent(low, count))
+
+    def _split(self, loop: Any) -> Any | None:
+        """The loop anew; None where nothing can be said of its conditions."""
+        from tvm import tirx
+
+        sums = [each for each in _list_loops(loop.body) if _is_sum(each)]
+        if not all(isinstance(number, tirx.IntImm) for each in sums for number in (each.min, each.extent)):
+            return None
+        for each in sums:
+            self._bind(each.loop_var, int(each.min), int(each.extent))
+        serial, extent = int(loop.kind) == 0, int(loop.extent)
+        found = _list_conditions(loop.body)
+        inside = [c for c in found if serial and expressions.mentions(c, loop.loop_var)]
+        outside = [c for c in found if not any(c.same_as(each) for each in inside)]
+        needed = self._reduce(outside, sums)
+        if needed is None or not (inside or needed):
+            return None
+        if not serial:
+            return self._split_body(loop, needed)
+        first, cut = int(loop.min), extent > 1 and bool(inside)
+        spans = [(0, 1), (1, extent - 1), (extent - 1, extent)] if cut else [(0, extent)]
+        spans = [(first + start, first + end) for start, end in spans if end > start]
+        try:
+            quick = _join([self._copy(loop, span, outside) for span in spans])
+            if not needed:
+                return quick
+            rest = _join([self._copy(loop, span, []) for span in spans])
+        except _UnknownError:
+            return None
+        return _choose(needed, quick, rest)
+
+    def _split_body(self, loop: Any, needed: Sequence[Any]) -> Any | None:
+        """A parallel loop, whose steps are what they are, with its body twice."""
+        from tvm import tirx
+
+        parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        kept = list(itertools.takewhile(lambda each: not isinstance(each, tirx.For | tirx.BufferStore), parts))
+        rest = _join(parts[len(kept) :])
+        values: dict[Any, Any] = {}
+        for each in kept:
+            if isinstance(each, tirx.Bind):
+                values[each.var] = expressions.replace(each.value, values)
+        try:
+            quick = _Copy(self._analyzer, _list_conditions(loop.body), values).copy(rest)
+        except _UnknownError:
+            return None
+        return _with_body(loop, _join([*kept, _choose(needed, quick, rest)]))
+
+    def _copy(self, loop: Any, span: tuple[int, int], assumed: Sequence[Any]) -> Any:
+        """Steps of a loop with variables of their own, where what is `assumed` holds."""
+        from tvm import tirx
+
+        start, end = span
+        variable = loop.loop_var
+        copy = _Copy(self._analyzer, assumed, {})
+        if end - start == 1:
+            copy.names[variable] = _integer(start, variable.ty.dtype)
+            return copy.copy(loop.body)
+        renamed = tirx.Var(variable.name, variable.ty)
+        self._bind(renamed, start, end - start)
+        copy.names[variable] = renamed
+        low, count = (_integer(number, loop.extent.ty.dtype) for number in (start, end - start))
+        return tirx.For(renamed, low, count, loop.kind, copy.copy(loop.body), loop.thread_binding, loop.annotations)
+
+    def _reduce(self, conditions: Sequence[Any], sums: Sequence[Any]) -> list[Any] | None:
+        """What has to hold for all of the conditions to hold at every step of the sums; None where that is not known.
+
+        Each is monotonous, so that its ends decide.
+        """
+        found: list[Any] = []
+        for condition in conditions:
+            own = [each for each in sums if expressions.mentions(condition, each.loop_var)]
+            if 2 ** len(own) > _MOST_CORNERS or not all(_is_linear(condition, each.loop_var) for each in own):
+                return None
+            for corner in itertools.product((0, 1), repeat=len(own)):
+                places = {
+                    each.loop_var: _integer(int(each.min) + at * (int(each.extent) - 1), each.loop_var.ty.dtype)
+                    for each, at in zip(own, corner, strict=True)
+                }
+                found.append(self._analyzer.simplify(expressions.replace(condition, places)))
+        kept: list[Any] = []
+        for at, each in enumerate(found):
+            others = [*kept, *found[at + 1 :]]
+            if not self._follows(each, others):
+                kept.append(each)
+        return kept
+
+    def _follows(self, condition: Any, others: Sequence[Any]) -> bool:
+        """Whether a condition holds anyway, or because one of the others does."""
+        if self._analyzer.can_prove(condition):
+            return True
+        for other in others:
+            with self._analyzer.constraint_scope(other):
+                if self._analyzer.can_prove(condition):
+                    return True
+        return False
+
+
+class _UnknownError(Exception):
+    """A statement that is not copied."""
+
+
+class _Copy:
+    """Copies statements with variables of their own, and settles what they choose where that is known."""
+
+    def __init__(self, analyzer: Any, assumed: Sequence[Any], values: Mapping[Any, Any]) -> None:
+        """`assumed` are conditions, spelt out, that hold; `values` what names outside stand for."""
+        self._analyzer, self._assumed = analyzer, assumed
+        self.names: dict[Any, Any] = {}
+        # What names stand for in the original, and in the copy.
+        self._before: dict[Any, Any] = dict(values)
+        self._after: dict[Any, Any] = dict(values)
+
+    def copy(self, statement: Any) -> Any:
+        """The statement anew. Raises _UnknownError for one that is not known here."""
+        from tvm import ir, tirx
+
+        if isinstance(statement, tirx.SeqStmt):
+            return tirx.SeqStmt([self.copy(each) for each in statement.seq])
+        if isinstance(statement, tirx.Bind):
+            value = self._write(statement.value)
+            name = tirx.Var(statement.var.name, statement.var.ty)
+            self._before[statement.var] = expressions.replace(statement.value, self._before)
+            self._after[name] = expressions.replace(value, self._after)
+            self.names[statement.var] = name
+            return tirx.Bind(name, value)
+        if isinstance(statement, tirx.For):
+            name = tirx.Var(statement.loop_var.name, statement.loop_var.ty)
+            first, extent = self._write(statement.min), self._write(statement.extent)
+            self._analyzer.bind(name, ir.Range.from_min_extent(first, extent))
+            self.names[statement.loop_var] = name
+            body = self.copy(statement.body)
+            kind = statement.kind
+            return tirx.For(name, first, extent, kind, body, statement.thread_binding, statement.annotations)
+        if isinstance(statement, tirx.BufferStore):
+            indices = [self._write(each) for each in statement.indices]
+            return tirx.BufferStore(statement.buffer, self._write(statement.value), indices)
+        if isinstance(statement, tirx.Evaluate):
+            return tirx.Evaluate(self._write(statement.value))
+        raise _UnknownError(type(statement).__name__)
+
+    def _write(self, expression: Any) -> Any:
+        """An expression as the copy has it."""
+        import tvm_ffi
+        from tvm import tirx
+        from tvm.ir.expr import Call
+
+        def settle(call: Any) -> Any:
+            if not _is_choice(call):
+                return call
+            left = []
+            for part in _list_parts(call.args[0]):
+                verdict = self._settle(part)
+                if verdict is False:
+                    return call.args[2]
+                if verdict is None:
+                    left.append(part)
+            if not left:
+                return call.args[1]
+            condition = left[0]
+            for part in left[1:]:
+                condition = tirx.And(condition, part)
+            return tirx.if_then_else(condition, *call.args[1:])
+
+        settled = tvm_ffi.structural_map(expression, [(Call, settle)])
+        return expressions.replace(settled, self.names)
+
+    def _settle(self, condition: Any) -> bool | None:
+        """Whether a condition of the original holds in the copy; None where that is open."""
+        import tvm_ffi
+        from tvm import tirx
+
+        if not _is_comparison(condition):
+            return None
+        spelt = expressions.replace(condition, self._before)
+        if any(tvm_ffi.structural_equal(spelt, each) for each in self._assumed):
+            return True
+        placed = expressions.replace(expressions.replace(condition, self.names), self._after)
+        if self._analyzer.can_prove(placed):
+            return True
+        return False if self._analyzer.can_prove(tirx.Not(placed)) else None
+
+
+def _list_conditions(body: Any) -> list[Any]:
+    """All comparisons that choices of a statement depend on, names in it spelt out."""
+    from tvm import tirx
+
+    names: dict[Any, Any] = {}
+    found = []
+    for each in expressions.walk(body):
+        if isinstance(each, tirx.Bind):
+            names[each.var] = expressions.replace(each.value, names)
+        for choice in _list_choices(each):
+            found += [expressions.replace(part, names) for part in _list_parts(choice.args[0]) if _is_comparison(part)]
+    return found
+
+
+def _find_choices(body: Any) -> bool:
+    return any(_is_comparison(part) for s in expressions.walk(body) for c in _list_choices(s) for part in _list_parts(c.args[0]))
+
+
+def _list_choices(statement: Any) -> list[Any]:
+    """The choices in a statement's own expressions."""
+    value = getattr(statement, "value", None)
+    found, left = [], [] if value is None else [value]
+    while left:
+        part = left.pop()
+        if _is_choice(part):
+            found.append(part)
+        left += expressions.parts(part)
+    return found
+
+
+def _is_choice(part: Any) -> bool:
+    from tvm.ir.expr import Call
+
+    return isinstance(part, Call) and str(getattr(part.op, "name", "")).endswith(".if_then_else")
+
+
+def _list_parts(condition: Any) -> list[Any]:
+    """What must hold together for a condition to hold."""
+    from tvm import tirx
+
+    if isinstance(condition, tirx.And):
+        return [*_list_parts(condition.a), *_list_parts(condition.b)]
+    return [condition]
+
+
+def _is_comparison(part: Any) -> bool:
+    """Whether something is a comparison of integers that reads no memory."""
+    from tvm import tirx
+
+    if not isinstance(part, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
+        return False
+    return "int" in str(part.a.ty.dtype) and not expressions.read_value(part)[0]
+
+
+def _is_linear(expression: Any, variable: Any) -> bool:
+    """Whether a variable occurs in sums and products alone."""
+    from tvm import tirx
+
+    if not expressions.mentions(expression, variable) or expression.same_as(variable):
+        return True
+    known = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+    return isinstance(expression, known) and all(_is_linear(each, variable) for each in expressions.parts(expression))
+
+
+def _is_sum(loop: Any) -> bool:
+    """Whether what a loop stores goes to the same places at every step."""
+    from tvm import tirx
+
+    names: list[Any] = [loop.loop_var]
+    for each in expressions.walk(loop.body):
+        if isinstance(each, tirx.Bind) and any(expressions.mentions(each.value, name) for name in names):
+            names.append(each.var)
+        if isinstance(each, tirx.BufferStore):
+            if any(expressions.mentions(index, name) for index in each.indices for name in names):
+                return False
+    return True
+
+
+def _list_loops(statement: Any) -> list[Any]:
+    from tvm import tirx
+
+    return [each for each in expressions.walk(statement) if isinstance(each, tirx.For)]
+
+
+def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
+    from tvm import tirx
+
+    condition = needed[0]
+    for each in needed[1:]:
+        condition = tirx.And(condition, each)
+    return tirx.IfThenElse(condition, quick, rest)
+
+
+def _with_body(loop: Any, body: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    from tvm import tirx
+
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
+
+
+def _integer(number: int, dtype: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.IntImm(dtype, number)

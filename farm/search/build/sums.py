@@ -1,0 +1,173 @@
+"""Sums of a tile that begin as the bias instead of as zero, so that it need not be added to the results.
+
+A tile's results are its sums plus a vector of the bias each: as many additions as there are vectors in the tile, beside
+a limit or two and a store. Beginning as the bias costs nothing, for something has to be put into the registers anyway.
+The order of additions is another one, and rounds no worse. Reads lowered functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from farm.search.families.expressions import read_value, replace, walk
+
+# Elsewhere it was not compared: on x86 an addition takes the bias from memory.
+_MACHINES = ("aarch64",)
+_TYPE = "float32"
+
+
+def begin_with_bias(function: Any, target: Any) -> Any:
+    """A lowered function whose tiles' sums begin as what is added to them, for a target (TVM's)."""
+    if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
+        return function
+    import tvm_ffi
+    from tvm import tirx
+
+    statements = list(walk(function.body))
+    written = {each.buffer for each in statements if isinstance(each, tirx.BufferStore)}
+    own = {each.buffer for each in statements if isinstance(each, tirx.AllocBuffer)}
+    shared = [each.data for each in statements if isinstance(each, tirx.DeclBuffer)]
+    own -= {each for each in own if any(data.same_as(each.data) or each in _list_arguments(data) for data in shared)}
+
+    def change(sequence: Any) -> Any:
+        return _change(sequence, own, written)
+
+    body = tvm_ffi.structural_map(function.body, [(tirx.SeqStmt, change)])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+def _list_arguments(expression: Any) -> list[Any]:
+    return list(getattr(expression, "args", None) or ())
+
+
+@dataclasses.dataclass
+class _Sum:
+    """One vector of a tile's sums: the statement that sets it to zero, the one that reads it last, where that adds to it.
+
+    `added` is what, as it can be said where the tile begins.
+    """
+
+    begin: int
+    end: int = -1
+    addition: Any = None
+    added: Any = None
+    fits: bool = True
+
+
+def _change(sequence: Any, own: set[Any], written: set[Any]) -> Any:
+    """The statements of a tile, changed where its sums are set to zero, summed up, and read once to be added to."""
+    from tvm import tirx
+
+    parts = list(sequence.seq)
+    found: dict[tuple[Any, int], _Sum] = {}
+    for at, part in enumerate(parts):
+        if isinstance(part, tirx.BufferStore) and part.buffer in own and _is_zero(part.value):
+            place = _place(part.buffer, part.indices)
+            if place is not None:
+                found.setdefault(place, _Sum(at))
+    if not found:
+        return sequence
+    buffers = {buffer for buffer, _ in found}
+    names: dict[Any, Any] = {}
+    for at, part in enumerate(parts):
+        for each in walk(part):
+            if isinstance(each, tirx.Bind):
+                names[each.var] = replace(each.value, names)
+            if isinstance(each, tirx.BufferStore) and not _follow(each, at, each is part, found, buffers, names):
+                return sequence
+    changed = False
+    for each in found.values():
+        if not each.fits or each.added is None or each.added.source in written:
+            continue
+        begin, end, added = parts[each.begin], parts[each.end], each.added
+        parts[each.begin] = tirx.BufferStore(begin.buffer, added, begin.indices)
+        parts[each.end] = tirx.BufferStore(end.buffer, _leave_out(end.value, each.addition), end.indices)
+        changed = True
+    return tirx.SeqStmt(parts) if changed else sequence
+
+
+def _follow(
+    store: Any, at: int, outermost: bool, found: dict[Any, _Sum], buffers: set[Any], names: dict[Any, Any]
+) -> bool:
+    """Note what a statement does to sums; False where one of their buffers is used in a way that is not followed."""
+    target = _place(store.buffer, store.indices)
+    if target is None and store.buffer in buffers:
+        return False
+    own = found.get(target)
+    sums_up = False
+    for load in read_value(store.value)[0]:
+        if load.source not in buffers:
+            continue
+        place = _place(load.source, load.indices)
+        if place is None:
+            return False
+        each = found.get(place)
+        if each is None:
+            continue
+        if each is own and _adds(store.value, load):
+            sums_up = True
+        elif outermost and each.end < 0 and each is not own and at > each.begin:
+            each.end, each.addition = at, _find_addition(store.value, load)
+            each.added = None if each.addition is None else _spell(each.addition.b, names)
+            each.fits &= each.added is not None
+        else:
+            each.fits = False
+    if own is not None and not sums_up and at != own.begin:
+        own.fits = False
+    # What is summed up after it was read is another sum.
+    if own is not None and own.end >= 0:
+        own.fits = False
+    return True
+
+
+def _place(buffer: Any, indices: Any) -> tuple[Any, int] | None:
+    """A buffer and a constant place in it."""
+    from tvm import tirx
+
+    if len(indices) != 1 or not isinstance(indices[0], tirx.IntImm):
+        return None
+    return buffer, int(indices[0])
+
+
+def _is_zero(value: Any) -> bool:
+    from tvm import tirx
+
+    if isinstance(value, tirx.Broadcast):
+        value = value.value
+    return isinstance(value, tirx.FloatImm) and float(value) == 0.0 and str(value.ty.dtype) == _TYPE
+
+
+def _adds(value: Any, load: Any) -> bool:
+    """Whether a value is a load of the sum itself and something more."""
+    from tvm import tirx
+
+    return isinstance(value, tirx.Add) and value.a.same_as(load)
+
+
+def _find_addition(value: Any, load: Any) -> Any | None:
+    """The addition of a load and another one in an expression; None where there is none, or something else is added."""
+    from tvm.ir.expr import TensorLoad
+
+    if _adds(value, load):
+        return value if isinstance(value.b, TensorLoad) else None
+    parts = (getattr(value, name, None) for name in ("a", "b", "value"))
+    found = [_find_addition(part, load) for part in parts if part is not None]
+    return next((each for each in found if each is not None), None)
+
+
+def _spell(load: Any, names: dict[Any, Any]) -> Any:
+    from tvm import tirx
+
+    return tirx.BufferLoad(load.source, [replace(index, names) for index in load.indices])
+
+
+def _leave_out(value: Any, addition: Any) -> Any:
+    """An expression with a sum in place of what is added to it."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def change(node: Any) -> Any:
+        return node.a if node.same_as(addition) else node
+
+    return tvm_ffi.structural_map(value, [(tirx.Add, change)])
