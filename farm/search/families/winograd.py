@@ -299,7 +299,7 @@ def _count_lines(facts: WinogradFacts, plan: Plan, core: Core) -> float:
     held, made = tiles * facts.depth, tiles * block
     weights = facts.weight_bytes // blocks
     part = max(1.0, _LINE_BYTES / (block * facts.element_bytes))
-    total = units * facts.wide * unit * facts.m * facts.alpha * facts.depth * facts.element_bytes
+    total = 1.0 * units * facts.wide * unit * facts.m * facts.alpha * facts.depth * facts.element_bytes
     total += units * facts.wide * unit * facts.m**2 * facts.channels * facts.element_bytes * part
     total += units * held * (1 + blocks) if held > room else 0
     total += units * blocks * 2 * made if made > room else 0
