@@ -8,22 +8,19 @@ is left to be asked, and for the others. Reads lowered functions; what they comp
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.search.families import expressions
 
-# Where few instructions are issued at a time. Others' branches are foreseen, and their code is not measured so.
-_MACHINES = ("aarch64",)
 # More places at which a condition would have to be looked at are not looked at.
 _MOST_CORNERS = 16
 
 
-def set_apart(function: Any, target: Any) -> Any:
-    """A lowered function whose tiles inside an image compare nothing, for a target (TVM's)."""
-    if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
-        return function
+def set_apart(function: Any) -> Any:
+    """A lowered function whose tiles inside an image compare nothing."""
     from tvm import tirx
 
     body = _Splitter().visit(function.body)
@@ -89,7 +86,7 @@ class _Splitter:
         if needed is None or not (inside or needed):
             return None
         if not serial:
-            return self._split_body(loop, needed)
+            return self._split_body(loop, needed, outside)
         first, cut = int(loop.min), extent > 1 and bool(inside)
         spans = [(0, 1), (1, extent - 1), (extent - 1, extent)] if cut else [(0, extent)]
         spans = [(first + start, first + end) for start, end in spans if end > start]
@@ -102,8 +99,8 @@ class _Splitter:
             return None
         return _choose(needed, quick, rest)
 
-    def _split_body(self, loop: Any, needed: Sequence[Any]) -> Any | None:
-        """A parallel loop, whose steps are what they are, with its body twice."""
+    def _split_body(self, loop: Any, needed: Sequence[Any], assumed: Sequence[Any]) -> Any | None:
+        """A parallel loop, whose steps are what they are, with its body twice: where all that is `assumed` holds, too."""
         from tvm import tirx
 
         parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
@@ -114,7 +111,7 @@ class _Splitter:
             if isinstance(each, tirx.Bind):
                 values[each.var] = expressions.replace(each.value, values)
         try:
-            quick = _Copy(self._analyzer, _list_conditions(loop.body), values).copy(rest)
+            quick = _Copy(self._analyzer, assumed, values).copy(rest)
         except _UnknownError:
             return None
         return _with_body(loop, _join([*kept, _choose(needed, quick, rest)]))
@@ -230,10 +227,7 @@ class _Copy:
                     left.append(part)
             if not left:
                 return call.args[1]
-            condition = left[0]
-            for part in left[1:]:
-                condition = tirx.And(condition, part)
-            return tirx.if_then_else(condition, *call.args[1:])
+            return tirx.if_then_else(_join_conditions(left), *call.args[1:])
 
         settled = tvm_ffi.structural_map(expression, [(Call, settle)])
         return expressions.replace(settled, self.names)
@@ -341,10 +335,14 @@ def _list_loops(statement: Any) -> list[Any]:
 def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
     from tvm import tirx
 
-    condition = needed[0]
-    for each in needed[1:]:
-        condition = tirx.And(condition, each)
-    return tirx.IfThenElse(condition, quick, rest)
+    return tirx.IfThenElse(_join_conditions(needed), quick, rest)
+
+
+def _join_conditions(conditions: Sequence[Any]) -> Any:
+    """That all of them hold: what `_list_parts` takes apart."""
+    from tvm import tirx
+
+    return functools.reduce(tirx.And, conditions)
 
 
 def _with_body(loop: Any, body: Any) -> Any:

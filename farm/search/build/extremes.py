@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-# On x86 comparing and selecting is one instruction already.
-_MACHINES = ("aarch64",)
 _TYPE = "float32"
 
 
-def use_instructions(function: Any, target: Any) -> Any:
-    """A lowered function with LLVM's own maximum and minimum of vectors, for a target (TVM's).
+def use_instructions(function: Any) -> Any:
+    """A lowered function with LLVM's own maximum and minimum of vectors.
 
     A limit that is a constant is left: a compiler sees that it is a number.
     """
-    if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
-        return function
     import tvm_ffi
     from tvm import tirx
 

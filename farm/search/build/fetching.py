@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farm.search.cores import core_of
-from farm.search.families.expressions import evaluate, read_value
+from farm.search.families.expressions import evaluate, read_value, walk
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
 
@@ -233,10 +233,7 @@ def _list(body: Any) -> list[Any]:
 def _has_loops(statement: Any) -> bool:
     from tvm import tirx
 
-    if isinstance(statement, tirx.For):
-        return True
-    bodies = [getattr(statement, name, None) for name in ("body", "then_case", "else_case")]
-    return any(_has_loops(each) for each in [*(getattr(statement, "seq", None) or ()), *bodies] if each is not None)
+    return any(isinstance(each, tirx.For) for each in walk(statement))
 
 
 def _list_vector_loads(value: Any) -> list[Any]:

@@ -195,7 +195,6 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
 
 def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
     """Whether loops read neighbouring elements one after the other, also through a reshape."""
-    import tvm_ffi
     from tvm import sym, tirx
     from tvm.ir import Range
 
@@ -207,10 +206,7 @@ def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
     for variable in run:
         step = step * axes[variable].extent + variable
 
-    def begin(variable: Any) -> Any:
-        return tirx.IntImm(variable.ty.dtype, 0) if any(variable.same_as(each) for each in run) else variable
-
-    first = tvm_ffi.structural_map(place, [(tirx.Var, begin)])
+    first = expressions.replace(place, {each: tirx.IntImm(each.ty.dtype, 0) for each in run})
     return bool(analyzer.can_prove_equal(place - first, step))
 
 
