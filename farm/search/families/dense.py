@@ -7,6 +7,7 @@ from the loops and is MetaSchedule's post-processor's doing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +23,8 @@ from farm.search.families.family import Plan, Prediction
 # blocks of channels, so that a block of weights stays in the cache for all pixels.
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
 # Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next. Skewed: all of
-# them first, with a line of the cache left free after each pixel.
-PAD_ALL, PAD_ROWS, PAD_SKEWED = 0, 1, 2
+# them first, with a line of the cache left free after each pixel. None: data that are only moved are read where they lie.
+PAD_ALL, PAD_ROWS, PAD_SKEWED, PAD_NONE = 0, 1, 2, 3
 MOST_VECTORS, MOST_ROWS = 8, 4
 # Share of a cache that one kind of data can count on beside the others.
 _SHARE = 0.75
@@ -58,7 +59,11 @@ class Dense:
 
     def read(self, schedule: Any) -> Contraction | None:
         """A contraction with pixels and one loop of channels that is in no batch."""
-        found = reading.read_contraction(schedule)
+        return self.read_blocks(schedule, reading.list_blocks(schedule))
+
+    def read_blocks(self, schedule: Any, names: list[str]) -> Contraction | None:
+        """The same of some of a function's blocks."""
+        found = reading.read_contraction(schedule, names)
         if found is None or not found.pixels or len(found.channels) != 1 or found.batch:
             return None
         return found
@@ -88,10 +93,10 @@ class Dense:
 
     @staticmethod
     def _list_pads(facts: Contraction, core: Core) -> tuple[int, ...]:
+        skewed = () if core.lane_fma or _count_in_set(facts, core.vector_registers) < _WAYS else (PAD_SKEWED,)
         if not facts.pad:
-            return (PAD_ALL,)
-        collide = _count_in_set(facts, core.vector_registers) >= _WAYS
-        return (PAD_ALL, PAD_ROWS, PAD_SKEWED) if collide and not core.lane_fma else (PAD_ALL, PAD_ROWS)
+            return (PAD_ALL, *skewed) if len(facts.sums) == 1 else (PAD_ALL,)
+        return (PAD_ALL, PAD_ROWS, *skewed, *((PAD_NONE,) if facts.moved and not core.lane_fma else ()))
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
@@ -118,19 +123,21 @@ class Dense:
         shared, weights, others = self._split(facts, plan, core, blocks, area)
         balance = math.ceil(shared / core.threads) * core.threads / shared
         pad = 0.0
-        if facts.pad:
+        copied = plan["pad"] == PAD_SKEWED if facts.pad is None else plan["pad"] != PAD_NONE
+        if copied:
             # Rows that two neighbouring parts need are padded for both.
             rows, stride = plan["rows"], facts.stride[-2] if len(facts.stride) > 1 else 1
             reach = facts.reach[-2] if len(facts.reach) > 1 else 1
             again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
             # What all threads wrote first is read again from the second cache, a part's own rows from the first.
-            pad = (2 if plan["pad"] == PAD_ROWS else 3) * facts.data_bytes * again / core.l2_bytes_per_cycle
+            size = facts.data_bytes if facts.pad else area * facts.depth * facts.element_bytes
+            pad = (2 if plan["pad"] == PAD_ROWS else 3) * size * again / core.l2_bytes_per_cycle
         fetched = weights / core.far_bytes_per_cycle
         if self._fetches(facts, plan, core, blocks, area):
             fetched = max(0.0, fetched - compute * balance) + core.l2_wait * fetched
         fetched += others / core.far_bytes_per_cycle
         cycles = (compute * balance + fetched + pad) / core.threads
-        regions = 2 if facts.pad and plan["pad"] != PAD_ROWS else 1
+        regions = 2 if copied and plan["pad"] != PAD_ROWS else 1
         seconds = cycles / core.freq_hz + (regions * core.region_s if core.threads > 1 else 0.0)
         terms = {"compute": compute, "far": fetched, "pad": pad, "balance": balance, "steps": step / (tile * vectors)}
         return Prediction(seconds, terms)
@@ -209,26 +216,52 @@ class Dense:
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
-        main = schedule.get_sblock(facts.main)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        if plan["pad"] == PAD_SKEWED:
-            line = _LINE_BYTES // facts.element_bytes
-            schedule.storage_align(schedule.get_sblock(facts.pad), 0, -2, facts.line, line)
+        facts = self.copy_data(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
             reduction_parts.apply(schedule, facts, plan, self._split_tile)
             return
+        last = self.write_apart(schedule, facts)
+        parallel, at, tile = self.tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
+        self.fill(schedule, facts, plan, parallel, at, tile)
+
+    @staticmethod
+    def copy_data(schedule: Any, facts: Contraction, plan: Plan) -> Contraction:
+        """Leave a pad out that only moves data, or copy and skew what nothing pads; returns what is left to do."""
+        if facts.pad and plan["pad"] == PAD_NONE:
+            schedule.compute_inline(schedule.get_sblock(facts.pad))
+            return dataclasses.replace(facts, pad=None)
+        if plan["pad"] == PAD_SKEWED:
+            if facts.pad is None:
+                copied = schedule.reindex(schedule.get_sblock(facts.main), ("read", facts.data_at))
+                facts = dataclasses.replace(facts, pad=str(schedule.get(copied).name_hint))
+            line = _LINE_BYTES // facts.element_bytes
+            schedule.storage_align(schedule.get_sblock(facts.pad), 0, -2, facts.line, line)
+        return facts
+
+    @staticmethod
+    def write_apart(schedule: Any, facts: Contraction) -> Any:
+        """The block that writes the result, another one than sums it up."""
+        if facts.last == facts.main:
+            return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
+        return schedule.get_sblock(facts.last)
+
+    def fill(self, schedule: Any, facts: Contraction, plan: Plan, share: Any, at: Any, tile: list[Any]) -> None:
+        """Compute the contraction at a loop of `write_apart`'s block, of which `tile` are the loops inside.
+
+        `share`: the loop that is parallel, inside which rows are padded that are padded at a time.
+        """
+        main = schedule.get_sblock(facts.main)
         held, joint = None, plan.get("steps", 1)
         if joint > 1 and len(facts.sums) == 1:
             # By the block's own loops where no kernel moves the data: TVM cannot tell that pixels in one loop are at
             # constant places of a tile whose buffer has rows and columns, and would keep it in memory.
             held = schedule.reindex(main, ("read", facts.data_at))
-        last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
-        parallel, at, tile = self._tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         schedule.compute_at(main, at, preserve_unit_loops=True)
         if self._pads_rows(facts, plan):
             pad = schedule.get_sblock(facts.pad)
-            schedule.compute_at(pad, parallel, preserve_unit_loops=True)
+            schedule.compute_at(pad, share, preserve_unit_loops=True)
             steps.copy_pad(schedule, pad, plan["lanes"], apart=joint > 1)
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "global")
@@ -248,7 +281,7 @@ class Dense:
         schedule.vectorize(tile[-1])
         for loop in (*inside, *tile[:-1]):
             schedule.unroll(loop)
-        schedule.parallel(parallel)
+        schedule.parallel(share)
         self._compute(schedule, main, sums[0], lane)
         if facts.pad and not self._pads_rows(facts, plan):
             steps.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=joint > 1)
@@ -263,7 +296,7 @@ class Dense:
         return facts.pad is not None and plan["pad"] == PAD_ROWS
 
     @classmethod
-    def _tile(cls, schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
+    def tile(cls, schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
         """Split and order the loops of the block that writes the result.
 
         Returns the parallel loop, the one inside which a tile is, and the tile's own, the vector last.

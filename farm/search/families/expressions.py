@@ -20,6 +20,11 @@ def mentions(expression: Any, variable: Any) -> bool:
     return bool(expression.same_as(variable)) or any(mentions(part, variable) for part in parts(expression))
 
 
+def holds(expression: Any, *kinds: type) -> bool:
+    """Whether there is an expression of one of these kinds in an expression."""
+    return isinstance(expression, kinds) or any(holds(part, *kinds) for part in parts(expression))
+
+
 def read_value(value: Any) -> tuple[list[Any], list[Any]]:
     """All loads from buffers in an expression, and all comparisons, indices included."""
     from tvm import tirx

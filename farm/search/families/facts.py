@@ -27,7 +27,7 @@ class Contraction:
     `pixels` are loops that only the data follow, `channels` those that only the weight follows, `batch` those that both
     do, `sums` the reduction. Where both follow the last loop (a convolution in groups), `group` is over how many of its
     steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
-    `pad` is the block that writes the padded data, None where there is none; `last` the block that writes the result,
+    `pad` is the block that writes the padded data, None where there is none, and `moved` says that it pads nothing; `last` the block that writes the result,
     `main` itself where nothing follows it; `between` all others after `main`, in order.
     `stride` and `reach` are, by pixel loop, how far the data move with it and over how many elements the kernel goes:
     in each dimension, where a loop goes through several. `room` is over how many elements the data go there.
@@ -62,6 +62,7 @@ class Contraction:
     weight_at: int | None = None
     halved: bool = False
     at_once: int = 1
+    moved: bool = False
 
     @property
     def weight_element_bytes(self) -> int:
@@ -90,9 +91,12 @@ def list_blocks(schedule: Any) -> list[str]:
     return [str(schedule.get(block).name_hint) for block in schedule.get_child_blocks(root)]
 
 
-def read_contraction(schedule: Any) -> Contraction | None:
-    """The contraction of a function that has just one, with at most a pad before it and element-wise blocks after."""
-    names = list_blocks(schedule)
+def read_contraction(schedule: Any, names: list[str] | None = None) -> Contraction | None:
+    """The contraction of a function that has just one, with at most a pad before it and element-wise blocks after.
+
+    `names`: the blocks that are looked at, all in order where none is said.
+    """
+    names = list_blocks(schedule) if names is None else names
     if len(set(names)) < len(names):
         return None
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
@@ -176,6 +180,7 @@ def _read(
         line=axes[sums[-1]].extent if list(data.indices)[-1].same_as(sums[-1]) else 1,
         row=_row(data, pixels, sums, axes),
         weight_at=next((at for at, each in enumerate(function.params) if each.same_as(weight.source)), None),
+        moved=pad is not None and is_moved(schedule, pad),
         halved=(str(weight.source.dtype), str(store.buffer.dtype)) == ("bfloat16", "float32"),
     )
 

@@ -148,3 +148,36 @@ def replace_buffer(
         return tirx.BufferRegion(new, ranges)
 
     return tvm_ffi.structural_map(body, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
+
+
+def chain(first: Any, second: Any) -> Any:
+    """One function of TIR that does what `first` does, and to its result what `second` does to its first argument.
+
+    Its arguments are those of both but for what lies between, its attributes the second's.
+    """
+    tvm_env.load()
+    import tvm_ffi
+    from tvm import s_tir, tirx
+
+    renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
+    first = renew(first)
+    data, between = second.params[0], first.params[-1]
+    body = replace_buffer(second.body, data, between, lambda indices: indices)
+    roots = [first.body.block, body.block]
+    root = s_tir.SBlock(
+        [], [], [], "root", tirx.SeqStmt([root.body for root in roots]),
+        alloc_buffers=[between, *(buffer for root in roots for buffer in root.alloc_buffers)],
+    )  # fmt: skip
+    merged = tirx.PrimFunc(
+        [*first.params[:-1], *second.params[1:]],
+        s_tir.SBlockRealize([], True, root),
+        second.ret_type,
+        second.attrs,
+    )
+    return renew(merged)
+
+
+def schedule(function: Any) -> Any:
+    """A schedule of a function of TIR, to read it by or to change it."""
+    tvm = tvm_env.load()
+    return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")

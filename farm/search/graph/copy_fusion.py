@@ -51,18 +51,13 @@ def _gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
     return others
 
 
-def _schedule(function: Any) -> Any:
-    tvm = tvm_env.load()
-    return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-
-
 def _only_copies(function: Any) -> bool:
     """Whether a function moves elements and computes nothing; one that leaves them in order costs nothing anyway."""
     from tvm import relax
 
     if relax.analysis.has_reshape_pattern(function):
         return False
-    schedule = _schedule(function)
+    schedule = bindings.schedule(function)
     blocks = [schedule.get(schedule.get_sblock(name)) for name in facts.list_blocks(schedule)]
     return bool(blocks) and all(_moves(getattr(block.body, "value", None)) for block in blocks)
 
@@ -81,7 +76,7 @@ def _gains(function: Any) -> bool:
 
     One of 1x1 is not: its pixels are all alike as long as it reads them where they lie.
     """
-    found = facts.read_contraction(_schedule(canonical.canonicalise(function)))
+    found = facts.read_contraction(bindings.schedule(canonical.canonicalise(function)))
     if found is None or len(found.pixels) < 2:
         return False
     return found.pad is not None or any(r != 1 for r in found.reach) or any(s != 1 for s in found.stride)
@@ -90,30 +85,12 @@ def _gains(function: Any) -> bool:
 def _merge(copying: Any, function: Any) -> Any | None:
     """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
     tvm = tvm_env.load()
-    import tvm_ffi
-    from tvm import s_tir, tirx
-
-    renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
-    copying = renew(copying)
-    data, between = function.params[0], copying.params[-1]
-    body = bindings.replace_buffer(function.body, data, between, lambda indices: indices)
-    roots = [copying.body.block, body.block]
-    root = s_tir.SBlock(
-        [], [], [], "root", tirx.SeqStmt([root.body for root in roots]),
-        alloc_buffers=[between, *(buffer for root in roots for buffer in root.alloc_buffers)],
-    )  # fmt: skip
-    merged = tirx.PrimFunc(
-        [*copying.params[:-1], *function.params[1:]],
-        s_tir.SBlockRealize([], True, root),
-        function.ret_type,
-        function.attrs,
-    )
-    schedule = _schedule(renew(merged))
+    schedule = bindings.schedule(bindings.chain(copying, function))
     names = facts.list_blocks(schedule)
     if len(set(names)) < len(names):
         return None
-    copies = len(facts.list_blocks(_schedule(copying)))
-    found = facts.read_contraction(_schedule(function))
+    copies = len(facts.list_blocks(bindings.schedule(copying)))
+    found = facts.read_contraction(bindings.schedule(function))
     try:
         for name in names[: copies if found is not None and found.pad is not None else copies - 1]:
             schedule.compute_inline(schedule.get_sblock(name))

@@ -20,7 +20,8 @@ from farm.search.families import facts
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.rule import Outlook
-from farm.search.graph import bindings, canonical
+from farm.search.graph import canonical
+from farm.search.graph.repeated_steps import repeat
 
 _log = logging.getLogger(__name__)
 
@@ -101,10 +102,7 @@ def _predict(found: Contraction, core: Core, *, more: bool = False) -> float:
 
 def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     """The function over `wanted` pixels: its sums are stored for all of them, its result for those that there are."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-    from tvm.ir.expr import TensorLoad, TensorRegion
+    from tvm import tirx
 
     area = math.prod(axis.extent for axis in found.pixels)
     if len(found.pixels) > 1:
@@ -117,55 +115,14 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     if found.last == found.main:
         _write_apart(schedule, found)
     names = (found.main, facts.list_blocks(schedule)[-1])
-    loops = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[0]).loop_var for name in names]
     sums = schedule.get(schedule.get_sblock(found.main)).writes[0].source
     if [int(d) for d in sums.shape] != [area, found.channel]:
         raise ValueError("sums that are not over pixels and channels")
     wide = tirx.decl_buffer([wanted, found.channel], sums.dtype, sums.name)
-
-    def extend(loop: Any) -> Any:
-        if not any(loop.loop_var.same_as(each) for each in loops):
-            return loop
-        return tirx.For(loop.loop_var, loop.min, tirx.IntImm(loop.extent.ty.dtype, wanted), loop.kind, loop.body)
-
-    def rewrite(block: Any) -> Any:
-        if not block.iter_vars:
-            buffers = [wide if buffer.same_as(sums) else buffer for buffer in block.alloc_buffers]
-            return s_tir.SBlock([], [], [], block.name_hint, block.body, None, buffers)
-        if block.name_hint not in names:
-            return block
-        pixel, *others = block.iter_vars
-        dtype = pixel.var.ty.dtype
-        last = tirx.min(pixel.var, tirx.IntImm(dtype, area - 1))
-
-        def clamp(index: Any) -> Any:
-            return tvm_ffi.structural_map(index, [(tirx.Var, lambda v: last if v.same_as(pixel.var) else v)])
-
-        def store(node: Any) -> Any:
-            if node.buffer.same_as(wide):
-                return node
-            return tirx.BufferStore(node.buffer, node.value, [*map(clamp, node.indices)])
-
-        def load(node: Any) -> Any:
-            return node if node.source.same_as(wide) else tirx.BufferLoad(node.source, [*map(clamp, node.indices)])
-
-        def region(node: Any) -> Any:
-            if node.source.same_as(wide):
-                return node
-            return tirx.BufferRegion(node.source, [Range.from_min_extent(clamp(r.min), r.extent) for r in node.region])
-
-        def change(node: Any) -> Any:
-            node = bindings.replace_buffer(node, sums, wide)
-            return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
-
-        more = tirx.IterVar(Range(0, tirx.IntImm(dtype, wanted)), pixel.var, pixel.iter_type)
-        return s_tir.SBlock(
-            [more, *others], [*map(change, block.reads)], [*map(change, block.writes)], block.name_hint,
-            change(block.body), None if block.init is None else change(block.init), annotations=block.annotations,
-        )  # fmt: skip
-
+    body = repeat(
+        schedule, names, 0, wanted, lambda step: tirx.min(step, tirx.IntImm(step.ty.dtype, area - 1)), {sums: wide}
+    )
     function = schedule.mod["main"]
-    body = tvm_ffi.structural_map(function.body, [(tirx.For, extend), (s_tir.SBlock, rewrite)])
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
 
 
