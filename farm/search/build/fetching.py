@@ -23,6 +23,8 @@ _LEAST_BYTES = 64 << 10
 _LINE_BYTES = 64
 # A tile's share of up to so many lines is asked for before its sums begin; a longer one by and by, as they go on.
 _MOST_AT_ONCE = 6
+# Of what a step asks for, in elements, the bits that are a fraction.
+_FRACTION_BITS = 14
 # Arguments of LLVM's intrinsic: to be read, into the second cache, data.
 _READ, _SECOND_CACHE, _DATA = 0, 2, 1
 # Tried on x86 alone; the cores of boards have prefetchers that nobody here has timed.
@@ -147,7 +149,7 @@ class _Fetcher:
             return loop.body
         lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
         done = stream.tile * loop.extent + loop.loop_var
-        start = next_block - loop.loop_var * stream.step + tirx.floordiv(done * stream.step, stream.tiles)
+        start = tirx.Cast("int64", next_block - loop.loop_var * stream.step) + _share(done, stream)
         body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
         return tirx.SeqStmt([*body, *_ask(stream, start, lines)])
 
@@ -197,6 +199,17 @@ class _Fetcher:
 
     def _is_tile(self, buffer: Any) -> bool:
         return any(buffer.same_as(own) and size <= self._tile_bytes for own, size in self._own)
+
+
+def _share(steps: Any, stream: _Stream) -> Any:
+    """How many elements of the next block are asked for after so many steps of all tiles, or hardly fewer.
+
+    A division of each step's own took nine instructions beside 27 multiply-adds, two thirds of them on their ports.
+    """
+    from tvm import tirx
+
+    scale = tirx.IntImm("int64", (stream.step << _FRACTION_BITS) // stream.tiles)
+    return (tirx.Cast("int64", steps) * scale) >> tirx.IntImm("int64", _FRACTION_BITS)
 
 
 def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) -> Any:
