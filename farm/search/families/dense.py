@@ -93,10 +93,11 @@ class Dense:
 
     @staticmethod
     def _list_pads(facts: Contraction, core: Core) -> tuple[int, ...]:
-        skewed = () if core.lane_fma or _count_in_set(facts, core.vector_registers) < _WAYS else (PAD_SKEWED,)
-        if not facts.pad:
-            return (PAD_ALL, *skewed) if len(facts.sums) == 1 else (PAD_ALL,)
-        return (PAD_ALL, PAD_ROWS, *skewed, *((PAD_NONE,) if facts.moved and not core.lane_fma else ()))
+        if not facts.pad or core.lane_fma:
+            return (PAD_ALL, PAD_ROWS) if facts.pad else (PAD_ALL,)
+        collide = _count_in_set(facts, core.vector_registers) >= _WAYS
+        more = ((PAD_SKEWED, collide), (PAD_NONE, facts.moved))
+        return (PAD_ALL, PAD_ROWS, *(pad for pad, suits in more if suits))
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
         """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
@@ -123,15 +124,14 @@ class Dense:
         shared, weights, others = self._split(facts, plan, core, blocks, area)
         balance = math.ceil(shared / core.threads) * core.threads / shared
         pad = 0.0
-        copied = plan["pad"] == PAD_SKEWED if facts.pad is None else plan["pad"] != PAD_NONE
+        copied = facts.pad is not None and plan["pad"] != PAD_NONE
         if copied:
             # Rows that two neighbouring parts need are padded for both.
             rows, stride = plan["rows"], facts.stride[-2] if len(facts.stride) > 1 else 1
             reach = facts.reach[-2] if len(facts.reach) > 1 else 1
             again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
             # What all threads wrote first is read again from the second cache, a part's own rows from the first.
-            size = facts.data_bytes if facts.pad else area * facts.depth * facts.element_bytes
-            pad = (2 if plan["pad"] == PAD_ROWS else 3) * size * again / core.l2_bytes_per_cycle
+            pad = (2 if plan["pad"] == PAD_ROWS else 3) * facts.data_bytes * again / core.l2_bytes_per_cycle
         fetched = weights / core.far_bytes_per_cycle
         if self._fetches(facts, plan, core, blocks, area):
             fetched = max(0.0, fetched - compute * balance) + core.l2_wait * fetched
@@ -216,9 +216,7 @@ class Dense:
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
         """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
-        for name in facts.between:
-            schedule.compute_inline(schedule.get_sblock(name))
-        facts = self.copy_data(schedule, facts, plan)
+        facts = self.begin(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
             reduction_parts.apply(schedule, facts, plan, self._split_tile)
             return
@@ -227,15 +225,14 @@ class Dense:
         self.fill(schedule, facts, plan, parallel, at, tile)
 
     @staticmethod
-    def copy_data(schedule: Any, facts: Contraction, plan: Plan) -> Contraction:
-        """Leave a pad out that only moves data, or copy and skew what nothing pads; returns what is left to do."""
+    def begin(schedule: Any, facts: Contraction, plan: Plan) -> Contraction:
+        """Inline what is between, leave a pad out that only moves data, or skew one; returns what is left to do."""
+        for name in facts.between:
+            schedule.compute_inline(schedule.get_sblock(name))
         if facts.pad and plan["pad"] == PAD_NONE:
             schedule.compute_inline(schedule.get_sblock(facts.pad))
             return dataclasses.replace(facts, pad=None)
         if plan["pad"] == PAD_SKEWED:
-            if facts.pad is None:
-                copied = schedule.reindex(schedule.get_sblock(facts.main), ("read", facts.data_at))
-                facts = dataclasses.replace(facts, pad=str(schedule.get(copied).name_hint))
             line = _LINE_BYTES // facts.element_bytes
             schedule.storage_align(schedule.get_sblock(facts.pad), 0, -2, facts.line, line)
         return facts

@@ -50,12 +50,9 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
 
 def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:
     """Let all threads write padded data before anything else, see `copy_pad`."""
-    *outer, channel = schedule.get_loops(pad)
-    if len(outer) < 2:
-        schedule.parallel(outer[0])
-        vectorise(schedule, channel, lanes)
-        return
-    schedule.parallel(schedule.fuse(*outer[:-1]))
+    loops = schedule.get_loops(pad)
+    if len(loops) > 2:
+        schedule.parallel(schedule.fuse(*loops[:-2]))
     copy_pad(schedule, pad, lanes, apart=apart)
 
 

@@ -113,10 +113,7 @@ class Pooled:
 
     def apply(self, schedule: Any, facts: PooledContraction, plan: Plan) -> None:
         contraction = facts.contraction
-        main = schedule.get_sblock(contraction.main)
-        for name in contraction.between:
-            schedule.compute_inline(schedule.get_sblock(name))
-        contraction = self._tiles.copy_data(schedule, contraction, plan)
+        contraction = self._tiles.begin(schedule, contraction, plan)
         last = self._tiles.write_apart(schedule, contraction)
         pool = schedule.get_sblock(facts.pool)
         one, row, column, channel, down, across = schedule.get_loops(pool)
