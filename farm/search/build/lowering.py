@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search.build import borders, extremes, fetching, sums
+from farm.search.build import borders, extremes, fetching, sums, unrolling
 from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
@@ -49,6 +49,8 @@ def _make() -> tuple[Any, Any, Any]:
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
                     for change in (extremes.use_instructions, sums.begin_with_bias, borders.set_apart):
                         function = change(function)
+                else:
+                    function = unrolling.unroll_sums(function, STACK_BYTES)
                 module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target, STACK_BYTES)))
         return module
 
