@@ -17,6 +17,7 @@ from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.pooled import Pooled
 from farm.search.families.reduce import Reduce
+from farm.search.families.separable import Separable
 from farm.search.families.winograd import Winograd
 from farm.search.gpus import TargetGpu
 
@@ -24,6 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     Dots(),
     Dense(),
     Pooled(),
+    Separable(),
     Winograd(),
     Depthwise(),
     Grouped(),

@@ -141,24 +141,54 @@ class Depthwise:
         return Prediction(seconds, {"compute": compute, "pad": pad, "far": far, "balance": balance})
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
-        lanes, vectors = plan["lanes"], plan["vectors"]
-        main = schedule.get_sblock(facts.main)
-        for name in ((facts.pad,) if plan["pad"] == PAD_NONE else ()) + facts.between:
+        last = self.begin(schedule, facts, plan)
+        outer, column, tile = self.tile(schedule, facts, schedule.get_loops(last), plan)
+        *outer, block = outer
+        together = []
+        if plan.get("lines", 1) > 1:
+            line, inner_line = schedule.split(outer.pop(), [None, plan["lines"]])
+            outer, together = [*outer, line], [inner_line]
+        schedule.reorder(*outer, block, *together, column, *tile)
+        parallel = schedule.fuse(*outer, block)
+        first = self.fill(schedule, facts, plan, column, tile)
+        schedule.parallel(parallel)
+        schedule.decompose_reduction(schedule.get_sblock(facts.main), first)
+        if facts.pad and plan["pad"] != PAD_NONE:
+            _schedule_pad(schedule, facts.pad, plan, parallel)
+
+    @staticmethod
+    def begin(schedule: Any, facts: Contraction, plan: Plan) -> Any:
+        """Inline what is computed where it is read; returns the block that writes the result."""
+        for name in ((facts.pad,) if facts.pad and plan["pad"] == PAD_NONE else ()) + facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
-        *outer, channel = schedule.get_loops(last)
-        block, vector, lane = schedule.split(channel, [None, vectors, lanes])
+        if facts.last == facts.main:
+            return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
+        return schedule.get_sblock(facts.last)
+
+    @staticmethod
+    def tile(
+        schedule: Any, facts: Contraction, own: Any, plan: Plan
+    ) -> tuple[list[Any], Any, list[Any]]:
+        """Split the loops of the block that writes the result.
+
+        Returns the outer ones, the last of which goes through blocks of channels, that of a row's tiles, and the tile's.
+        """
+        *outer, channel = own
+        block, vector, lane = schedule.split(channel, [None, plan["vectors"], plan["lanes"]])
         column, pixel = schedule.split(outer.pop(), [None, plan["pixels"]])
         tile = [pixel]
         if len(facts.pixels) > 1 and outer:
             line, row = schedule.split(outer.pop(), [None, plan["rows"]])
             outer, tile = [*outer, line], [row, pixel]
-        together = []
-        if plan.get("lines", 1) > 1:
-            line, inner_line = schedule.split(outer.pop(), [None, plan["lines"]])
-            outer, together = [*outer, line], [inner_line]
-        schedule.reorder(*outer, block, *together, column, *tile, vector, lane)
-        parallel = schedule.fuse(*outer, block)
+        return [*outer, block], column, [*tile, vector, lane]
+
+    @staticmethod
+    def fill(schedule: Any, facts: Contraction, plan: Plan, column: Any, tile: list[Any]) -> Any:
+        """Compute the convolution at a row's loop of tiles, of which `tile` are the loops inside.
+
+        Returns the loop before which its sums are to be set to zero.
+        """
+        main = schedule.get_sblock(facts.main)
         schedule.compute_at(main, column, preserve_unit_loops=True)
         if facts.last != facts.main:
             schedule.set_scope(main, 0, "global")
@@ -166,16 +196,13 @@ class Depthwise:
         own = schedule.get_loops(main)[-rank:]
         sums = [own[axis.at] for axis in facts.sums]
         spatial = [own[axis.at] for axis in facts.pixels]
-        inner, own_lane = schedule.split(own[facts.batch[-1].at], [None, lanes])
+        inner, own_lane = schedule.split(own[facts.batch[-1].at], [None, plan["lanes"]])
         schedule.reorder(*sums, *spatial, inner, own_lane)
-        for loop in (own_lane, lane):
+        for loop in (own_lane, tile[-1]):
             schedule.vectorize(loop)
-        for loop in (*sums[plan["unroll"] == UNROLL_COLUMNS :], *spatial, inner, *tile, vector):
+        for loop in (*sums[plan["unroll"] == UNROLL_COLUMNS :], *spatial, inner, *tile[:-1]):
             schedule.unroll(loop)
-        schedule.parallel(parallel)
-        schedule.decompose_reduction(main, sums[0])
-        if facts.pad and plan["pad"] != PAD_NONE:
-            _schedule_pad(schedule, facts.pad, plan, parallel)
+        return sums[0]
 
 
 def _read_in_place(facts: Contraction, core: Core, high: int, step: int, wide: int, channels: int) -> float:

@@ -153,7 +153,8 @@ def replace_buffer(
 def chain(first: Any, second: Any) -> Any:
     """One function of TIR that does what `first` does, and to its result what `second` does to its first argument.
 
-    Its arguments are those of both but for what lies between, its attributes the second's.
+    Its arguments are those of both but for what lies between, its attributes the second's. Blocks have names of their
+    own.
     """
     tvm_env.load()
     import tvm_ffi
@@ -162,7 +163,7 @@ def chain(first: Any, second: Any) -> Any:
     renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
     first = renew(first)
     data, between = second.params[0], first.params[-1]
-    body = replace_buffer(second.body, data, between, lambda indices: indices)
+    body = replace_buffer(_rename_blocks(second.body, first.body), data, between)
     roots = [first.body.block, body.block]
     root = s_tir.SBlock(
         [], [], [], "root", tirx.SeqStmt([root.body for root in roots]),
@@ -175,6 +176,29 @@ def chain(first: Any, second: Any) -> Any:
         second.attrs,
     )
     return renew(merged)
+
+
+def _rename_blocks(body: Any, other: Any) -> Any:
+    """A statement whose blocks are named otherwise than those of another one."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    taken: set[str] = set()
+
+    def note(block: Any) -> Any:
+        taken.add(str(block.name_hint))
+        return block
+
+    def rename(block: Any) -> Any:
+        if not block.iter_vars or str(block.name_hint) not in taken:
+            return block
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, f"{block.name_hint}_after", block.body, block.init,
+            block.alloc_buffers, block.match_buffers, block.annotations,
+        )  # fmt: skip
+
+    tvm_ffi.structural_map(other, [(s_tir.SBlock, note)])
+    return tvm_ffi.structural_map(body, [(s_tir.SBlock, rename)])
 
 
 def schedule(function: Any) -> Any:

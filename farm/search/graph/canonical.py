@@ -7,6 +7,7 @@ traces. Schedules themselves are `farm.search.families`' business.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from farm.search import tvm_env
@@ -32,8 +33,17 @@ def canonicalise_all() -> Any:
 
 def canonicalise(function: Any) -> Any:
     """The same function without pads that pad nothing, and with the pixels of a 1x1 convolution in one loop."""
+    return _change(function, _inline_empty_pads, _join_pixels)
+
+
+def inline_empty_pads(function: Any) -> Any:
+    """The same function without pads that pad nothing."""
+    return _change(function, _inline_empty_pads)
+
+
+def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
     tvm = tvm_env.load_compiler()
-    for change in (_inline_empty_pads, _join_pixels):
+    for change in changes:
         schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
         try:
             changed = change(schedule)

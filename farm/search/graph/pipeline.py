@@ -27,9 +27,9 @@ from farm.search.graph import (
     half_precision,
     in_place_concat,
     pixel_padding,
-    pool_fusion,
     quantised,
     recurrent,
+    strip_fusion,
     transposes,
     uncompiled,
     vector_math,
@@ -193,7 +193,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
-        passes += [canonical.canonicalise_all(), pool_fusion.join(target), pixel_padding.pad_all(target)]
+        passes += [strip_fusion.join(target), canonical.canonicalise_all(), pixel_padding.pad_all(target)]
     if pipeline.weights in (half_precision.BF16, half_precision.BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:

@@ -13,12 +13,18 @@ from farm.search import tvm_env
 
 
 def repeat(
-    schedule: Any, names: Collection[str], axis: int, extent: int, place: Callable[[Any], Any], wider: Mapping[Any, Any]
+    schedule: Any,
+    names: Collection[str],
+    axis: int,
+    extent: int,
+    place: Callable[[Any], Any],
+    wider: Mapping[Any, Any],
+    zero: tuple[Any, Callable[[Any], Any]] | None = None,
 ) -> Any:
     """The body of a function in which loop `axis` of some blocks has `extent` steps.
 
     They do to every buffer what the step `place(step)` did; to those of `wider` what their own step does, in the buffer
-    that stands there for the old one.
+    that stands there for the old one. `zero`: one of these, and for which steps zeros are stored there.
     """
     tvm_env.load()
     import tvm_ffi
@@ -52,7 +58,10 @@ def repeat(
         def store(node: Any) -> Any:
             new = find_wider(node.buffer)
             if new is not None:
-                return tirx.BufferStore(new, node.value, [*node.indices])
+                value = node.value
+                if zero is not None and node.buffer.same_as(zero[0]):
+                    value = tirx.if_then_else(zero[1](step.var), tirx.FloatImm(str(node.buffer.dtype), 0.0), value)
+                return tirx.BufferStore(new, value, [*node.indices])
             return tirx.BufferStore(node.buffer, node.value, [*map(move, node.indices)])
 
         def load(node: Any) -> Any:

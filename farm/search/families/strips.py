@@ -1,0 +1,162 @@
+"""Convolutions whose result is read row by row by one other step: the rows that a strip of it needs, and then the strip.
+
+What is between the two stays in the second cache. Tiles of the convolution are `dense`'s; rows that two strips need are
+computed for both. What the other step is, `pooled` and `separable` know; `farm.search.graph.strip_fusion` makes such
+functions, where this is predicted to gain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from farm.search.cores import Core
+from farm.search.families import expressions
+from farm.search.families import facts as reading
+from farm.search.families import loops as steps
+from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, PAD_ROWS, Dense
+from farm.search.families.facts import Axis, Contraction
+from farm.search.families.family import Plan, Prediction
+
+# Most strips' heights that are tried; strips of few rows compute much twice.
+_MOST_STRIPS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How a step reads its data row by row: `rows` of its result, each from `reach` rows, `stride` after each other.
+
+    `result_bytes` is the size of its result. `step` is whatever else is to be known of it.
+    """
+
+    rows: int
+    reach: int
+    stride: int
+    result_bytes: int
+    step: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Strips:
+    """`contraction` is the first part of a function, `window` the rest, `most_rows` for how many of its rows there is
+    data. `at_edge` says whether rows of the convolution are the nearest that there are.
+    """
+
+    contraction: Contraction
+    window: Window
+    most_rows: int
+    at_edge: bool
+
+    def count_strips(self, strip: int) -> int:
+        """Strips of so many rows, the last one perhaps shorter."""
+        return -(-self.window.rows // strip)
+
+    def count_rows(self, strip: int) -> int:
+        """Rows of the convolution that so many rows of the result read."""
+        return (strip - 1) * self.window.stride + self.window.reach
+
+
+class StripFamily:
+    """What functions of a convolution and another step have in common; each kind of step is a class of its own."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self._tiles = Dense()
+
+    def read(self, schedule: Any) -> Strips | None:
+        names = reading.list_blocks(schedule)
+        if len(set(names)) < len(names):
+            return None
+        sums = [at for at, name in enumerate(names) if any(map(reading.is_sum, _read_block(schedule, name).iter_vars))]
+        if len(sums) != 2:
+            return None
+        first = self.find_first(schedule, names, sums[1])
+        found = self._tiles.read_blocks(schedule, names[:first])
+        if found is None or len(found.pixels) != 3 or found.pixels[0].extent != 1:
+            return None
+        between = _read_block(schedule, found.last).writes[0].source
+        window = self.read_window(schedule, names[first:], between)
+        if window is None or len(between.shape) != 4:
+            return None
+        data = _read_block(schedule, found.main).reads[found.data_at].region
+        return Strips(
+            # A row that is kept inside of the data does not move at first.
+            contraction=dataclasses.replace(found, stride=tuple(max(1, each) for each in found.stride)),
+            window=window,
+            most_rows=(int(between.shape[1]) - window.reach) // window.stride + 1,
+            at_edge=any(expressions.holds(each.min, *_bounds()) for each in data),
+        )
+
+    def find_first(self, schedule: Any, names: list[str], main: int) -> int:
+        """Which block is the step's first, `main` being the one that sums up."""
+        return main
+
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> Window | None:
+        """The step of these blocks, which reads the buffer `data`; None where it is another one."""
+        raise NotImplementedError
+
+    def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """The step's own knobs."""
+        return {}
+
+    def predict_own(self, facts: Strips, plan: Plan, core: Core) -> float | None:
+        """Cycles of the step on one core, its data in the second cache; None where the plan makes no sense."""
+        raise NotImplementedError
+
+    def options(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """Those of `dense`, with rows of a strip's; `strip`, rows of the result that are one share.
+
+        With blocks of channels outside each of them is a share of its own.
+        """
+        rows = facts.window.rows
+        strips = [s for s in range(1, rows + 1) if s * facts.count_strips(s) <= facts.most_rows][-_MOST_STRIPS:]
+        lines = {row for s in strips for row in steps.divisors(facts.count_rows(s), 4)}
+        own = {name: known for name, known in self._tiles.options(facts.contraction, core).items() if name != "parts"}
+        # TVM cannot tell how many rows of data those at the edge read.
+        pads = tuple(pad for pad in own["pad"] if pad != PAD_ROWS or not facts.at_edge)
+        return {**own, "rows": tuple(sorted(lines)), "pad": pads, "strip": tuple(strips), **self.list_own(facts, core)}
+
+    def predict(self, facts: Strips, plan: Plan, core: Core) -> Prediction | None:
+        """Cycles of all strips' tiles, of the step, and of what goes to the second cache between them and comes back."""
+        contraction, rows = facts.contraction, facts.count_rows(plan["strip"])
+        block = plan["lanes"] * plan["vectors"]
+        if rows % plan["rows"] or contraction.channel % block:
+            return None
+        own = self.predict_own(facts, plan, core)
+        strips, (one, line, column) = facts.count_strips(plan["strip"]), contraction.pixels
+        pixels = (one, Axis(line.at, strips * rows), column)
+        whole = dataclasses.replace(contraction, pixels=pixels, result_bytes=0)
+        pad = PAD_ALL if plan["pad"] == PAD_ROWS else plan["pad"]
+        tiles = None if own is None else self._tiles.predict(whole, {**plan, "pad": pad}, core)
+        if own is None or tiles is None:
+            return None
+        width = block if plan["order"] == CHANNELS_OUTSIDE else contraction.channel
+        shares = strips * (contraction.channel // width)
+        threads = min(core.threads, shares)
+        balance = math.ceil(shares / threads) * threads / shares
+        between = rows * column.extent * width * contraction.element_bytes
+        near = between <= core.l2_bytes
+        moved = 2 * between * shares / (core.l2_bytes_per_cycle if near else core.far_bytes_per_cycle)
+        own += moved + facts.window.result_bytes / core.far_bytes_per_cycle
+        seconds = (tiles.seconds + own / threads / core.freq_hz) * balance
+        return Prediction(seconds, {**tiles.terms, "step": own, "balance": balance})
+
+    def compute_rows(self, schedule: Any, facts: Contraction, plan: Plan, last: Any, share: Any) -> None:
+        """Compute the convolution's rows at the loop of shares, which becomes parallel; `last` is what writes them."""
+        schedule.compute_at(last, share, preserve_unit_loops=True)
+        schedule.set_scope(last, 0, "global")
+        _, at, tile = self._tiles.tile(schedule, schedule.get_loops(last)[1:], plan, by_rows=False)
+        self._tiles.fill(schedule, facts, plan, share, at, tile)
+
+
+def _read_block(schedule: Any, name: str) -> Any:
+    return schedule.get(schedule.get_sblock(name))
+
+
+def _bounds() -> tuple[type, ...]:
+    from tvm import tirx
+
+    return tirx.Min, tirx.Max

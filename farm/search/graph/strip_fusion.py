@@ -1,0 +1,295 @@
+"""Pools of maxima and depthwise convolutions made a part of the convolution whose result only they read.
+
+Part of a graph pipeline. TVM never fuses the two, and a result of some megabytes goes to memory and comes back. Only
+where the target's cores are predicted to gain by `farm.search.families.strips`. The rows that a window reads beyond an
+edge are made by the convolution, which has so many more: copies of the nearest for a maximum, which that row counts in
+anyway, and zeros for a sum. So nothing has to be compared from row to row, and every strip reads as many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.errors import UsageError
+from farm.search import tvm_env
+from farm.search.cores import Core, core_of
+from farm.search.families import expressions, facts, rule
+from farm.search.families.pooled import Pooled
+from farm.search.families.separable import Separable
+from farm.search.families.strips import StripFamily, Strips
+from farm.search.graph import bindings, canonical, in_place_concat
+from farm.search.graph.repeated_steps import repeat
+
+# Most rows of a result on top, for a number that is divided evenly.
+_MOST_MORE = 3
+
+
+def join(target: Any) -> Any:
+    """A module pass for a target (TVM's); does nothing for one whose cores are not known."""
+
+    def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        try:
+            core = core_of(dict(target.export()))
+        except UsageError:
+            return {}
+        return _join(builder, function, core)
+
+    return bindings.rewriting_pass(run, "JoinStrips")
+
+
+def _join(builder: Any, function: Any, core: Core) -> Mapping[Any, Sequence[Any]]:
+    from tvm import relax
+
+    module = builder.get()
+    uses = bindings.count_uses(function)
+    made = {binding.var: binding for binding in bindings.list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        step = bindings.called_function(module, binding.value)
+        arguments = list(binding.value.args[1].fields) if step is not None else []
+        if not arguments or not isinstance(arguments[0], relax.Var) or uses[arguments[0]] != 1:
+            continue
+        source = made.get(arguments[0])
+        convolution = bindings.called_function(module, source.value) if source is not None else None
+        if source is None or convolution is None or source.var in others:
+            continue
+        joined = join_functions(convolution, step, core)
+        if joined is None:
+            continue
+        words = [call.args[0].name_hint.removeprefix("fused_") for call in (source.value, binding.value)]
+        call = relax.call_tir(
+            builder.add_func(joined, "_".join(["fused", *words])),
+            relax.Tuple([*source.value.args[1].fields, *arguments[1:]]),
+            binding.var.ty,
+        )
+        others[source.var] = []
+        others[binding.var] = [relax.VarBinding(binding.var, call)]
+    return others
+
+
+def join_functions(convolution: Any, step: Any, core: Core) -> Any | None:
+    """One function of both; None where they are none such, or are predicted to be sooner done apart."""
+    own = None if in_place_concat.is_join(convolution) else _read_step(step)
+    if own is None:
+        return None
+    convolution = canonical.inline_empty_pads(convolution)
+    joined = _chain(convolution, own, own.rows)
+    found = None if joined is None else own.family.read(bindings.schedule(joined))
+    if joined is None or found is None:
+        return None
+    every = range(own.rows, own.rows + 1 + _MOST_MORE)
+    seconds, rows = min((_predict(own.family, found, rows, core), rows) for rows in every)
+    functions = [canonical.canonicalise(each) for each in (convolution, step)]
+    apart = [rule.read_outlook(bindings.schedule(each).mod, core) for each in functions]
+    if None in apart or seconds >= sum(each.plans()[0][0].seconds for each in apart if each is not None):
+        return None
+    return joined if rows == own.rows else _chain(convolution, own, rows)
+
+
+def _predict(family: StripFamily, found: Strips, rows: int, core: Core) -> float:
+    """Seconds of the best plan with the rows that so many rows of the result would read."""
+    more = dataclasses.replace(found, most_rows=rows)
+    plans = rule.Outlook(family, more, core, family.options(more, core)).plans()
+    return plans[0][0].seconds if plans else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """What reads a convolution's result: its function, the family of both together, its `pad` where it has one, and the
+    block that sums up or takes maxima, which reads data at `indices`.
+
+    Of the rows that it reads for its `rows`, `first` is the first, `stride` the distance, and `reach` their number.
+    """
+
+    function: Any
+    family: StripFamily
+    pad: Any | None
+    main: Any
+    indices: tuple[Any, ...]
+    rows: int
+    first: int
+    stride: int
+    reach: int
+
+
+def _read_step(function: Any) -> _Step | None:
+    from tvm import tirx
+
+    if not isinstance(function.body.block.body, tirx.SeqStmt | tirx.For):
+        return None
+    schedule = bindings.schedule(function)
+    blocks = [schedule.get(schedule.get_sblock(name)) for name in facts.list_blocks(schedule)]
+    mains = [at for at, block in enumerate(blocks) if any(map(facts.is_sum, block.iter_vars))]
+    if len(mains) != 1 or mains[0] > 1:
+        return None
+    main, pad = blocks[mains[0]], blocks[0] if mains[0] else None
+    kinds = [facts.is_sum(v) for v in main.iter_vars]
+    value = getattr(main.body, "value", None)
+    family: StripFamily
+    if isinstance(value, tirx.Max) and len(blocks) == mains[0] + 1:
+        family = Pooled()
+    elif isinstance(value, tirx.Add) and kinds[:6] == [False] * 4 + [True] * 2:
+        family = Separable()
+    else:
+        return None
+    data = function.params[0] if pad is None else pad.writes[0].source
+    loads = [each for each in expressions.read_value(value)[0] if each.source.same_as(data)]
+    if len(loads) != 1 or len(loads[0].indices) != 4 or len(kinds) < 6:
+        return None
+    indices = list(loads[0].indices)
+    if pad is not None:
+        reads = expressions.read_value(pad.body.value)[0]
+        if len(reads) != 1 or not reads[0].source.same_as(function.params[0]):
+            return None
+        places = {v.var: index for v, index in zip(pad.iter_vars, indices, strict=True)}
+        indices = [expressions.replace(index, places) for index in reads[0].indices]
+    if not expressions.mentions(indices[3], main.iter_vars[3].var):
+        return None
+    row, down = main.iter_vars[1], main.iter_vars[4]
+    return _Step(
+        function=function,
+        family=family,
+        pad=pad,
+        main=main,
+        indices=tuple(indices),
+        rows=int(row.dom.extent),
+        first=expressions.evaluate(indices[1], None),
+        stride=expressions.slope(indices[1], row.var),
+        reach=1 + expressions.slope(indices[1], down.var) * (int(down.dom.extent) - 1),
+    )
+
+
+def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
+    """Both, with the rows that so many rows of the step would read; None where TVM refuses."""
+    tvm = tvm_env.load()
+    pooled = isinstance(step.family, Pooled)
+    read = (rows - 1) * step.stride + step.reach
+    if step.pad is not None and not pooled:
+        read = max(read, int(step.pad.iter_vars[1].dom.extent))
+    try:
+        longer = _lengthen(convolution, step.first, read, zero=not pooled)
+    except tvm.s_tir.ScheduleError:
+        return None
+    if longer is None:
+        return None
+    joined = bindings.chain(longer, (_drop_pad if pooled else _pad_columns)(step, longer.params[-1]))
+    # Which of its arguments may lie in another order, those of the step behind those of the convolution.
+    free = [int(at) for at in (longer.attrs or {}).get("layout_free_buffers") or ()]
+    before = len(longer.params) - 2
+    free += [int(at) + before for at in (step.function.attrs or {}).get("layout_free_buffers") or () if int(at)]
+    for key, value in (longer.attrs or {}).items():
+        joined = joined.with_attr(key, value)
+    return joined.with_attr("layout_free_buffers", free).with_attr("op_pattern", bindings.OPAQUE)
+
+
+def _lengthen(convolution: Any, first: int, rows: int, *, zero: bool) -> Any | None:
+    """A convolution with so many rows, of which the one at -`first` is its own first; None where it is none.
+
+    Those beyond its own are `zero`, or the nearest one's.
+    """
+    from tvm import tirx
+
+    schedule = bindings.schedule(convolution)
+    found = facts.read_contraction(schedule)
+    if found is None or [axis.at for axis in found.pixels] != [0, 1, 2] or found.group or found.batch:
+        return None
+    own = found.pixels[1].extent
+    if first == 0 and rows <= own:
+        return convolution
+    for name in found.between:
+        schedule.compute_inline(schedule.get_sblock(name))
+    if found.last == found.main:
+        schedule.cache_write(schedule.get_sblock(found.main), 0, "global")
+    convolution = schedule.mod["main"]
+    names = (found.main, facts.list_blocks(schedule)[-1])
+    wider = {}
+    for name in names:
+        old = schedule.get(schedule.get_sblock(name)).writes[0].source
+        shape = [int(d) for d in old.shape]
+        if len(shape) != 4 or shape[1] != own:
+            return None
+        wider[old] = tirx.decl_buffer([shape[0], rows, *shape[2:]], old.dtype, old.name)
+
+    def move(row: Any) -> Any:
+        return row + tirx.IntImm(row.ty.dtype, first) if first else row
+
+    def place(row: Any) -> Any:
+        return _keep(move(row), own, first, first + rows - 1)
+
+    def outside(row: Any) -> Any:
+        moved = move(row)
+        return tirx.any(moved < tirx.IntImm(row.ty.dtype, 0), moved >= tirx.IntImm(row.ty.dtype, own))
+
+    *others, result = convolution.params
+    body = repeat(schedule, names, 1, rows, place, wider, (result, outside) if zero else None)
+    new = next(new for old, new in wider.items() if old.same_as(result))
+    return tirx.PrimFunc([*others, new], body, convolution.ret_type, convolution.attrs)
+
+
+def _drop_pad(step: _Step, data: Any) -> Any:
+    """A pool with its windows inside of `data`, which begins where the first of them does.
+
+    What a window read beyond an edge is the nearest element, which it reads anyway.
+    """
+    from tvm import s_tir, tirx
+
+    function = step.function
+    one, row, column, channel = step.indices
+    row = row - tirx.IntImm(row.ty.dtype, step.first) if step.first else row
+    extents = {v.var: int(v.dom.extent) for v in step.main.iter_vars}
+    first = expressions.evaluate(column, None)
+    last = first + sum((extent - 1) * expressions.slope(column, v) for v, extent in extents.items())
+    indices = [one, row, _keep(column, int(data.shape[2]), first, last), channel]
+    root = function.body.block
+    nest = root.body.seq[-1] if isinstance(root.body, tirx.SeqStmt) else root.body
+    read = function.params[0] if step.pad is None else step.pad.writes[0].source
+    body = bindings.replace_buffer(nest, read, data, lambda _: indices)
+    body = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    return tirx.PrimFunc([data, *function.params[1:]], body, function.ret_type, function.attrs)
+
+
+def _pad_columns(step: _Step, data: Any) -> Any:
+    """A depthwise convolution whose pad compares columns alone: `data` has the rows that there are not."""
+    import tvm_ffi
+    from tvm import s_tir, tirx
+
+    function = step.function
+    if step.pad is None:
+        body = bindings.replace_buffer(function.body, function.params[0], data)
+        return tirx.PrimFunc([data, *function.params[1:]], body, function.ret_type, function.attrs)
+    one, row, column, channel = (v.var for v in step.pad.iter_vars)
+    [load] = expressions.read_value(step.pad.body.value)[0]
+    at, width = load.indices[2], int(data.shape[2])
+    first = expressions.evaluate(at, None)
+    last = first + int(step.pad.iter_vars[2].dom.extent) - 1
+    indices = [one, row, _keep(at, width, first, last), channel]
+    value = tirx.BufferLoad(data, indices)
+    inside = tirx.all(at >= tirx.IntImm(at.ty.dtype, 0), at < tirx.IntImm(at.ty.dtype, width))
+    value = tirx.if_then_else(inside, value, tirx.FloatImm(str(data.dtype), 0.0))
+
+    def rewrite(block: Any) -> Any:
+        if block.name_hint != step.pad.name_hint or not block.iter_vars:
+            return block
+        read = tirx.BufferRegion(data, [tirx_range(index) for index in indices])
+        body = tirx.BufferStore(block.body.buffer, value, list(block.body.indices))
+        return s_tir.SBlock(block.iter_vars, [read], block.writes, block.name_hint, body)
+
+    def tirx_range(index: Any) -> Any:
+        from tvm.ir import Range
+
+        return Range.from_min_extent(index, tirx.IntImm(index.ty.dtype, 1))
+
+    body = tvm_ffi.structural_map(function.body, [(s_tir.SBlock, rewrite)])
+    return tirx.PrimFunc([data, *function.params[1:]], body, function.ret_type, function.attrs)
+
+
+def _keep(index: Any, size: int, first: int, last: int) -> Any:
+    """An index that goes from `first` to `last`, kept from 0 to `size`."""
+    from tvm import tirx
+
+    if last >= size:
+        index = tirx.min(index, tirx.IntImm(index.ty.dtype, size - 1))
+    return tirx.max(index, tirx.IntImm(index.ty.dtype, 0)) if first < 0 else index
