@@ -95,10 +95,14 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
         inputs, outputs = source[3 if is_last else 1], kernel["O"]
         if kernel["I"] == 1 and inputs > 1 and outputs % inputs == 0 and len(shapes[1]) == 4:
             fused = f"{before}depthwise_{fused.removeprefix(before)}"
+        size = f"{kernel['H']}x{kernel['W']}"
+        if computed.endswith("_max_pool2d") or computed.count("conv2d") > 1:
+            # Its result is another step's (`farm.search.graph.strip_fusion`), so that no stride is to be told.
+            return f"{fused} {size} {_dimensions(source)}>{_dimensions(result)}"
         if len(result) == 4:
             rows = 1 if kernel_layout == "HWIO" else 2
             stride = round(source[1 if is_last else 2] / result[rows])
-            size = f"{kernel['H']}x{kernel['W']}" + (f"/{stride}" if stride > 1 else "")
+            size += f"/{stride}" if stride > 1 else ""
             return f"{fused} {size} {_dimensions(source)}>{outputs}"
     if words[0] == "matmul" and source and len(result) == len(source) and result[:-1] == source[:-1]:
         return f"{fused} {_dimensions(source)}>{result[-1]}"

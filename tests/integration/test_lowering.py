@@ -109,6 +109,35 @@ def test_what_is_fetched_ahead_changes_no_result(size: tuple[int, int, int, int]
     check_same(module)
 
 
+def test_sums_take_four_steps_at_a_time_on_x86() -> None:
+    """Of a reduction of 64 there are 16 steps, with four times the multiply-adds; where there are 18, six of three."""
+    plan = {"lanes": 8, "vectors": 2, "pixels": 4, "rows": 1}
+    for depth, loops in ((64, 16), (18, 6)):
+        module = schedule(make_convolution((1, 8, 8, depth), 32, (1, 1)), AVX2, plan)
+        ours, theirs = (lower(module, AVX2, name) for name in (lowering.use_pipeline(), None))
+        assert re.search(rf"in range\({depth}\):", theirs)
+        assert re.search(rf"in range\({loops}\):", ours)
+        assert not re.search(rf"in range\({depth}\):", ours)
+        check_same(module)
+
+
+def test_many_sums_are_not_unrolled_further() -> None:
+    """Nor do they on Arm, where four steps' data are one vector already."""
+    module = make_convolution((1, 8, 8, 64), 32, (1, 1))
+    listing = lower(schedule(module, NANO, {"steps": 4}), NANO, lowering.use_pipeline())
+    assert re.search(r"in range\(16\):", listing)
+
+
+def test_what_a_step_asks_for_is_found_without_a_division() -> None:
+    """Nine tiles share a block: a division by nine takes as many instructions as three multiply-adds."""
+    plan = {"lanes": 8, "vectors": 1, "pixels": 9, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
+    module = schedule(make_convolution(LARGE, 64, (3, 3), padding=(1, 1, 1, 1)), AVX2, plan)
+    listing = lower(module, AVX2, lowering.use_pipeline())
+    (asked,) = {line.strip() for line in listing.split("\n") if "llvm.prefetch" in line}
+    assert ">>" in asked or "shift_right" in asked
+    assert "//" not in asked
+
+
 def test_products_of_winograd_fetch_the_next_matrix() -> None:
     """Tiles of a row share each of the weights' matrices."""
     function = winograd.make_function((1, 16, 16, 64), 64, (1, 1, 1, 1), 2, "float32")

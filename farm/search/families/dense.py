@@ -23,7 +23,7 @@ from farm.search.families.family import Plan, Prediction
 # blocks of channels, so that a block of weights stays in the cache for all pixels.
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
 # Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next. Skewed: all of
-# them first, with a line of the cache left free after each pixel. None: data that are only moved are read where they lie.
+# them first, with a line of the cache left free after each pixel. None: data that are only moved are read in place.
 PAD_ALL, PAD_ROWS, PAD_SKEWED, PAD_NONE = 0, 1, 2, 3
 MOST_VECTORS, MOST_ROWS = 8, 4
 # Share of a cache that one kind of data can count on beside the others.

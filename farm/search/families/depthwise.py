@@ -166,12 +166,10 @@ class Depthwise:
         return schedule.get_sblock(facts.last)
 
     @staticmethod
-    def tile(
-        schedule: Any, facts: Contraction, own: Any, plan: Plan
-    ) -> tuple[list[Any], Any, list[Any]]:
+    def tile(schedule: Any, facts: Contraction, own: Any, plan: Plan) -> tuple[list[Any], Any, list[Any]]:
         """Split the loops of the block that writes the result.
 
-        Returns the outer ones, the last of which goes through blocks of channels, that of a row's tiles, and the tile's.
+        Returns the outer ones, blocks of channels last, that of a row's tiles, and the tile's.
         """
         *outer, channel = own
         block, vector, lane = schedule.split(channel, [None, plan["vectors"], plan["lanes"]])

@@ -27,8 +27,9 @@ class Contraction:
     `pixels` are loops that only the data follow, `channels` those that only the weight follows, `batch` those that both
     do, `sums` the reduction. Where both follow the last loop (a convolution in groups), `group` is over how many of its
     steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
-    `pad` is the block that writes the padded data, None where there is none, and `moved` says that it pads nothing; `last` the block that writes the result,
-    `main` itself where nothing follows it; `between` all others after `main`, in order.
+    `pad` is the block that writes the padded data, None where there is none, and `moved` says that it pads nothing;
+    `last` the block that writes the result, `main` itself where nothing follows it; `between` all others after `main`,
+    in order.
     `stride` and `reach` are, by pixel loop, how far the data move with it and over how many elements the kernel goes:
     in each dimension, where a loop goes through several. `room` is over how many elements the data go there.
     `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as

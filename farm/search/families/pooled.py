@@ -42,7 +42,11 @@ class Pooled(StripFamily):
         variables = [v.var for v in block.iter_vars]
         loads, comparisons = expressions.read_value(store.value)
         loads = [load for load in loads if not load.source.same_as(store.buffer)]
-        if not isinstance(store.value, tirx.Max) or comparisons or [load.source.same_as(data) for load in loads] != [True]:
+        if (
+            not isinstance(store.value, tirx.Max)
+            or comparisons
+            or [load.source.same_as(data) for load in loads] != [True]
+        ):
             return None
         one, row, column, channel, down, _ = variables
         indices = list(loads[0].indices)

@@ -1,4 +1,4 @@
-"""Convolutions whose result is read row by row by one other step: the rows that a strip of it needs, and then the strip.
+"""Convolutions whose result one other step reads row by row: the rows that a strip of it needs, and then the strip.
 
 What is between the two stays in the second cache. Tiles of the convolution are `dense`'s; rows that two strips need are
 computed for both. What the other step is, `pooled` and `separable` know; `farm.search.graph.strip_fusion` makes such
@@ -79,7 +79,8 @@ class StripFamily:
             return None
         between = _read_block(schedule, found.last).writes[0].source
         window = self.read_window(schedule, names[first:], between)
-        if window is None or len(between.shape) != 4:
+        # TVM schedules no rows that leave some out between them.
+        if window is None or window.stride > window.reach or len(between.shape) != 4:
             return None
         data = _read_block(schedule, found.main).reads[found.data_at].region
         return Strips(
@@ -120,7 +121,7 @@ class StripFamily:
         return {**own, "rows": tuple(sorted(lines)), "pad": pads, "strip": tuple(strips), **self.list_own(facts, core)}
 
     def predict(self, facts: Strips, plan: Plan, core: Core) -> Prediction | None:
-        """Cycles of all strips' tiles, of the step, and of what goes to the second cache between them and comes back."""
+        """Cycles of all strips' tiles, of the step, and of what goes to the second cache between them and back."""
         contraction, rows = facts.contraction, facts.count_rows(plan["strip"])
         block = plan["lanes"] * plan["vectors"]
         if rows % plan["rows"] or contraction.channel % block:
@@ -140,9 +141,13 @@ class StripFamily:
         between = rows * column.extent * width * contraction.element_bytes
         near = between <= core.l2_bytes
         moved = 2 * between * shares / (core.l2_bytes_per_cycle if near else core.far_bytes_per_cycle)
-        own += moved + facts.window.result_bytes / core.far_bytes_per_cycle
+        own += moved + steps.moving_cycles(float(facts.window.result_bytes), core)
         seconds = (tiles.seconds + own / threads / core.freq_hz) * balance
         return Prediction(seconds, {**tiles.terms, "step": own, "balance": balance})
+
+    def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
+        """Split the step's rows into strips, and `compute_rows` of each."""
+        raise NotImplementedError
 
     def compute_rows(self, schedule: Any, facts: Contraction, plan: Plan, last: Any, share: Any) -> None:
         """Compute the convolution's rows at the loop of shares, which becomes parallel; `last` is what writes them."""

@@ -79,9 +79,7 @@ def repeat(
         def change(node: Any) -> Any:
             return tvm_ffi.structural_map(node, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
 
-        variables[axis] = tirx.IterVar(
-            Range(0, tirx.IntImm(step.var.ty.dtype, extent)), step.var, step.iter_type
-        )
+        variables[axis] = tirx.IterVar(Range(0, tirx.IntImm(step.var.ty.dtype, extent)), step.var, step.iter_type)
         return s_tir.SBlock(
             variables, [*map(change, block.reads)], [*map(change, block.writes)], block.name_hint, change(block.body),
             None if block.init is None else change(block.init), annotations=block.annotations,
