@@ -11,14 +11,14 @@ from farm.search.families import expressions
 from farm.search.families import facts as reading
 from farm.search.families.dense import CHANNELS_OUTSIDE
 from farm.search.families.family import Plan
-from farm.search.families.strips import StripFamily, Strips, Window
+from farm.search.families.strips import SlidingWindow, StripFamily, Strips
 
 # Cycles of one of the pool's own tiles beside its loads and maxima.
 _TILE_CYCLES = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Pool:
+class MaxPool:
     """A pool of maxima: its block, the columns of its result, and rows by columns of its window."""
 
     block: str
@@ -31,7 +31,7 @@ class Pooled(StripFamily):
 
     name = "pooled"
 
-    def read_window(self, schedule: Any, names: list[str], data: Any) -> Window | None:
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
         from tvm import tirx
 
         block = schedule.get(schedule.get_sblock(names[0]))
@@ -57,8 +57,8 @@ class Pooled(StripFamily):
         stride, extents = expressions.slope(indices[1], row), [int(v.dom.extent) for v in block.iter_vars]
         if stride < 1 or expressions.slope(indices[1], down) != 1:
             return None
-        pool = Pool(names[0], extents[2], (extents[4], extents[5]))
-        return Window(extents[1], extents[4], stride, reading.size_of(store.buffer), pool)
+        pool = MaxPool(names[0], extents[2], (extents[4], extents[5]))
+        return SlidingWindow(extents[1], extents[4], stride, reading.size_of(store.buffer), pool)
 
     def predict_own(self, facts: Strips, plan: Plan, core: Core) -> float | None:
         pool, contraction = facts.window.step, facts.contraction

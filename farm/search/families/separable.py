@@ -11,7 +11,7 @@ from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, Depthwise
 from farm.search.families.facts import read_contraction
 from farm.search.families.family import Plan
 from farm.search.families.loops import divisors
-from farm.search.families.strips import StripFamily, Strips, Window
+from farm.search.families.strips import SlidingWindow, StripFamily, Strips
 
 # Vectors and pixels of a row that are a tile of the depthwise convolution.
 _MOST_VECTORS, _MOST_PIXELS = 3, 14
@@ -35,14 +35,14 @@ class Separable(StripFamily):
             else main
         )
 
-    def read_window(self, schedule: Any, names: list[str], data: Any) -> Window | None:
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
         found = read_contraction(schedule, names)
         if found is None or found.group != 1 or found.channels or len(found.batch) != 1 or len(found.pixels) != 3:
             return None
         block = schedule.get(schedule.get_sblock(found.pad or found.main))
         if not any(region.source.same_as(data) for region in block.reads):
             return None
-        return Window(found.pixels[1].extent, found.reach[1], found.stride[1], found.result_bytes, found)
+        return SlidingWindow(found.pixels[1].extent, found.reach[1], found.stride[1], found.result_bytes, found)
 
     def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
         """`own_vectors` and `own_pixels` of a tile of the depthwise convolution."""

@@ -25,7 +25,7 @@ _MOST_STRIPS = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """How a step reads its data row by row: `rows` of its result, each from `reach` rows, `stride` after each other.
 
     `result_bytes` is the size of its result. `step` is whatever else is to be known of it.
@@ -45,7 +45,7 @@ class Strips:
     """
 
     contraction: Contraction
-    window: Window
+    window: SlidingWindow
     most_rows: int
     at_edge: bool
 
@@ -95,7 +95,7 @@ class StripFamily:
         """Which block is the step's first, `main` being the one that sums up."""
         return main
 
-    def read_window(self, schedule: Any, names: list[str], data: Any) -> Window | None:
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
         """The step of these blocks, which reads the buffer `data`; None where it is another one."""
         raise NotImplementedError
 
