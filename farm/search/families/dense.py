@@ -220,7 +220,7 @@ class Dense:
         if plan.get("parts", 1) > 1:
             reduction_parts.apply(schedule, facts, plan, self._split_tile)
             return
-        last = self.write_apart(schedule, facts)
+        last = steps.write_apart(schedule, facts)
         parallel, at, tile = self.tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))
         self.fill(schedule, facts, plan, parallel, at, tile)
 
@@ -236,13 +236,6 @@ class Dense:
             line = _LINE_BYTES // facts.element_bytes
             schedule.storage_align(schedule.get_sblock(facts.pad), 0, -2, facts.line, line)
         return facts
-
-    @staticmethod
-    def write_apart(schedule: Any, facts: Contraction) -> Any:
-        """The block that writes the result, another one than sums it up."""
-        if facts.last == facts.main:
-            return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
-        return schedule.get_sblock(facts.last)
 
     def fill(self, schedule: Any, facts: Contraction, plan: Plan, share: Any, at: Any, tile: list[Any]) -> None:
         """Compute the contraction at a loop of `write_apart`'s block, of which `tile` are the loops inside.

@@ -161,9 +161,7 @@ class Depthwise:
         """Inline what is computed where it is read; returns the block that writes the result."""
         for name in ((facts.pad,) if facts.pad and plan["pad"] == PAD_NONE else ()) + facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
-        if facts.last == facts.main:
-            return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
-        return schedule.get_sblock(facts.last)
+        return loops.write_apart(schedule, facts)
 
     @staticmethod
     def tile(schedule: Any, facts: Contraction, own: Any, plan: Plan) -> tuple[list[Any], Any, list[Any]]:

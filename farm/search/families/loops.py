@@ -9,6 +9,7 @@ from typing import Any
 
 from farm.search.cores import Core
 from farm.search.families import expressions
+from farm.search.families.facts import Contraction
 from farm.search.families.family import Prediction
 
 # Elements of an innermost loop under which it is not shared out among threads.
@@ -46,6 +47,13 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
         if length < extent:
             _, loop = schedule.split(loop, [None, length])
         schedule.vectorize(loop)
+
+
+def write_apart(schedule: Any, facts: Contraction) -> Any:
+    """The block that writes a contraction's result, another one than sums it up."""
+    if facts.last == facts.main:
+        return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
+    return schedule.get_sblock(facts.last)
 
 
 def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:

@@ -11,6 +11,7 @@ from farm.search.families import expressions
 from farm.search.families import facts as reading
 from farm.search.families.dense import CHANNELS_OUTSIDE
 from farm.search.families.family import Plan
+from farm.search.families.loops import write_apart
 from farm.search.families.strips import SlidingWindow, StripFamily, Strips
 
 # Cycles of one of the pool's own tiles beside its loads and maxima.
@@ -68,7 +69,7 @@ class Pooled(StripFamily):
 
     def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
         contraction = self._tiles.begin(schedule, facts.contraction, plan)
-        last = self._tiles.write_apart(schedule, contraction)
+        last = write_apart(schedule, contraction)
         pool = schedule.get_sblock(facts.window.step.block)
         one, row, column, channel, down, across = schedule.get_loops(pool)
         strip, row = schedule.split(row, [None, plan["strip"]])

@@ -42,7 +42,7 @@ def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> Non
     """
     main = schedule.get_sblock(facts.main)
     part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
-    last = schedule.cache_write(main, 0, "global") if facts.last == facts.main else schedule.get_sblock(facts.last)
+    last = loops.write_apart(schedule, facts)
     *pixels, channel = schedule.get_loops(last)
     block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
     schedule.reorder(block, *pixels, channel)

@@ -10,7 +10,7 @@ from farm.search.families.dense import CHANNELS_OUTSIDE
 from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, Depthwise
 from farm.search.families.facts import read_contraction
 from farm.search.families.family import Plan
-from farm.search.families.loops import divisors
+from farm.search.families.loops import divisors, write_apart
 from farm.search.families.strips import SlidingWindow, StripFamily, Strips
 
 # Vectors and pixels of a row that are a tile of the depthwise convolution.
@@ -29,11 +29,8 @@ class Separable(StripFamily):
     def find_first(self, schedule: Any, names: list[str], main: int) -> int:
         """The block before the one that sums up where that pads: it compares where it reads."""
         value = getattr(schedule.get(schedule.get_sblock(names[main - 1])).body, "value", None)
-        return (
-            main - 1
-            if value is not None and getattr(getattr(value, "op", None), "name", "").endswith("if_then_else")
-            else main
-        )
+        pads = str(getattr(getattr(value, "op", None), "name", "")).endswith(".if_then_else")
+        return main - 1 if pads else main
 
     def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
         found = read_contraction(schedule, names)
@@ -64,12 +61,9 @@ class Separable(StripFamily):
         return None if prediction is None else prediction.terms["compute"]
 
     def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
-        contraction, step, own = (
-            self._tiles.begin(schedule, facts.contraction, plan),
-            facts.window.step,
-            self._own_plan(plan),
-        )
-        last = self._tiles.write_apart(schedule, contraction)
+        contraction = self._tiles.begin(schedule, facts.contraction, plan)
+        step, own = facts.window.step, self._own_plan(plan)
+        last = write_apart(schedule, contraction)
         result = self._depthwise.begin(schedule, step, own)
         (one, line, block), column, tile = self._depthwise.tile(schedule, step, schedule.get_loops(result), own)
         strip, line = schedule.split(line, [None, plan["strip"]])

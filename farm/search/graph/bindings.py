@@ -150,6 +150,39 @@ def replace_buffer(
     return tvm_ffi.structural_map(body, [(tirx.BufferStore, store), (TensorLoad, load), (TensorRegion, region)])
 
 
+def join_pairs(builder: Any, function: Any, merge: Callable[[Any, Any], Any | None]) -> Mapping[Any, Sequence[Any]]:
+    """What `rewriting_pass` takes, for functions of TIR and those that alone read their results, as first argument.
+
+    `merge` makes one function of the two, whose arguments are those of both but for what lies between, or None.
+    """
+    from tvm import relax
+
+    module, uses = builder.get(), count_uses(function)
+    made = {binding.var: binding for binding in list_bindings(function)}
+    others: dict[Any, list[Any]] = {}
+    for binding in list_bindings(function):
+        second = called_function(module, binding.value)
+        arguments = list(binding.value.args[1].fields) if second is not None else []
+        if not arguments or not isinstance(arguments[0], relax.Var) or uses[arguments[0]] != 1:
+            continue
+        source = made.get(arguments[0])
+        first = called_function(module, source.value) if source is not None else None
+        if source is None or first is None or source.var in others:
+            continue
+        merged = merge(first, second)
+        if merged is None:
+            continue
+        words = [call.args[0].name_hint.removeprefix("fused_") for call in (source.value, binding.value)]
+        call = relax.call_tir(
+            builder.add_func(merged, "_".join(["fused", *words])),
+            relax.Tuple([*source.value.args[1].fields, *arguments[1:]]),
+            binding.var.ty,
+        )
+        others[source.var] = []
+        others[binding.var] = [relax.VarBinding(binding.var, call)]
+    return others
+
+
 def chain(first: Any, second: Any) -> Any:
     """One function of TIR that does what `first` does, and to its result what `second` does to its first argument.
 

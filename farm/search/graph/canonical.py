@@ -13,6 +13,7 @@ from typing import Any
 from farm.search import tvm_env
 from farm.search.families import facts
 from farm.search.families.facts import Contraction
+from farm.search.graph import bindings
 
 _log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ def inline_empty_pads(function: Any) -> Any:
 
 
 def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
-    tvm = tvm_env.load_compiler()
+    tvm_env.load_compiler()
     for change in changes:
-        schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+        schedule = bindings.schedule(function)
         try:
             changed = change(schedule)
         except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises where it cannot; nothing is lost

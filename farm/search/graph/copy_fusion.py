@@ -20,35 +20,13 @@ def gather() -> Any:
 
 
 def _gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm import relax
+    return bindings.join_pairs(builder, function, _gather_pair)
 
-    module = builder.get()
-    uses = bindings.count_uses(function)
-    made = {binding.var: binding for binding in bindings.list_bindings(function)}
-    others: dict[Any, list[Any]] = {}
-    for binding in bindings.list_bindings(function):
-        called = bindings.called_function(module, binding.value)
-        arguments = list(binding.value.args[1].fields) if called is not None else []
-        if called is None or not arguments:
-            continue
-        source = made.get(arguments[0]) if isinstance(arguments[0], relax.Var) and uses[arguments[0]] == 1 else None
-        copying = bindings.called_function(module, source.value) if source is not None else None
-        if source is None or copying is None or in_place_concat.is_join(copying):
-            continue
-        if not _only_copies(copying) or not _gains(called):
-            continue
-        merged = _merge(copying, called)
-        if merged is None:
-            continue
-        words = [call.args[0].name_hint.removeprefix("fused_") for call in (source.value, binding.value)]
-        call = relax.call_tir(
-            builder.add_func(merged, "_".join(["fused", *words])),
-            relax.Tuple([*source.value.args[1].fields, *arguments[1:]]),
-            binding.var.ty,
-        )
-        others[source.var] = []
-        others[binding.var] = [relax.VarBinding(binding.var, call)]
-    return others
+
+def _gather_pair(copying: Any, called: Any) -> Any | None:
+    if in_place_concat.is_join(copying) or not _only_copies(copying) or not _gains(called):
+        return None
+    return _merge(copying, called)
 
 
 def _only_copies(function: Any) -> bool:

@@ -20,7 +20,7 @@ from farm.search.families import facts
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.rule import Outlook
-from farm.search.graph import canonical
+from farm.search.graph import bindings, canonical
 from farm.search.graph.repeated_steps import repeat
 
 _log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ def pad_all(target: Any) -> Any:
 
 def pad(function: Any, core: Core) -> Any:
     """The same function with more pixels where the core gains by it."""
-    tvm = tvm_env.load_compiler()
-    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    tvm_env.load_compiler()
+    schedule = bindings.schedule(function)
     found = facts.read_contraction(schedule)
     if found is None or not canonical.is_in_order(found) or found.line < _LEAST_LINE:
         return function

@@ -1,7 +1,7 @@
 """Loops of a function made longer, so that tiles or shares divide them: steps on top read what others read.
 
 They do it to the same end, so that nothing has to be compared. Which loops, and how long, is `pixel_padding`'s and
-`pool_fusion`'s business.
+`strip_fusion`'s business.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from farm.search import tvm_env
+from farm.search.families import expressions
 
 
 def repeat(
@@ -50,10 +51,10 @@ def repeat(
             return block
         variables = list(block.iter_vars)
         step = variables[axis]
-        other = place(step.var)
+        names_of_step = {step.var: place(step.var)}
 
         def move(index: Any) -> Any:
-            return tvm_ffi.structural_map(index, [(tirx.Var, lambda v: other if v.same_as(step.var) else v)])
+            return expressions.replace(index, names_of_step)
 
         def store(node: Any) -> Any:
             new = find_wider(node.buffer)
