@@ -1,7 +1,7 @@
 """Thirty small models that nobody tuned for (`_small_models.py`): the farm's code against ONNX Runtime's, in turns.
 
-`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first.
-A ratio below 1 says that ours is the faster one. A model that does not compile or run is a row with its error; one that
+`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first,
+and what it would have been without takes its turn too: `over_untried` says what the trials gained. A ratio below 1 says that ours is the faster one. A model that does not compile or run is a row with its error; one that
 computes something else is no faster one, whatever its time. Default budget: about 10 minutes on two cores, most of it
 compiling; with 32 trials about 30.
 """
@@ -28,6 +28,10 @@ from farm.models.inputs import read_inputs, resolve_inputs
 from farm.models.source import ModelSource
 
 
+# Beyond what medians of the same code differ by in turns on a machine that does nothing else.
+_SLOWER = 1.03
+
+
 def main() -> None:
     parser = _machine.parser(__doc__)
     parser.add_argument("--trials", type=int, default=0, help="per model (default: 0, nothing is measured)")
@@ -47,20 +51,13 @@ def measure(options: Any) -> dict[str, Any]:
     names = options.models.split(",") if options.models else list(_small_models.MODELS)
     models = {name: _small_models.MODELS[name] for name in names}
     threads = [int(text) for text in options.threads.split(",")]
-    built: dict[str, _farm.Built | str] = {}
-    with _farm.builder(settings, require_board_type("local"), options.trials) as build:
-        for name, model in models.items():
-            try:
-                built[name] = done = build(as_model(model))
-                _machine.say(f"{name}: {done.summary}")
-            except FarmError as error:
-                built[name] = str(error)
-                _machine.say(f"{name}: {error}")
+    built = build_all(settings, models, options.trials)
+    untried = build_all(settings, models, 0) if options.trials else {}
     rows = []
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)
         for name, model in models.items():
-            rows.append(row(session, settings, model, built[name], threads, options.runs))
+            rows.append(row(session, settings, model, built[name], untried.get(name), threads, options.runs))
             _machine.say(f"{name}: {rows[-1].get('ratio', rows[-1].get('error'))}")
     return {
         "machine_quiet": quiet,
@@ -68,6 +65,20 @@ def measure(options: Any) -> dict[str, Any]:
         "summary": {str(count): summarise(rows, str(count)) for count in threads},
         "models": rows,
     }
+
+
+def build_all(settings: Any, models: Mapping[str, SmallModel], trials: int) -> dict[str, _farm.Built | str]:
+    """Each model's library, or why there is none."""
+    built: dict[str, _farm.Built | str] = {}
+    with _farm.builder(settings, require_board_type("local"), trials) as build:
+        for name, model in models.items():
+            try:
+                built[name] = done = build(as_model(model))
+                _machine.say(f"{name}: {done.summary}")
+            except FarmError as error:
+                built[name] = str(error)
+                _machine.say(f"{name}: {error}")
+    return built
 
 
 def as_model(model: SmallModel) -> _farm.Model:
@@ -81,10 +92,11 @@ def row(
     settings: Any,
     small: SmallModel,
     built: _farm.Built | str,
+    untried: _farm.Built | str | None,
     threads: Sequence[int],
     runs: int,
 ) -> dict[str, Any]:
-    """Both programs in turns at each number of threads, checked."""
+    """All programs in turns at each number of threads, checked."""
     model = as_model(small)
     result: dict[str, Any] = {"name": small.name, "input": list(small.shape)}
     if isinstance(built, str):
@@ -96,6 +108,8 @@ def row(
             "ours": _farm.Program(Engine.RELAX_VM, built.library, count),
             "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, count),
         }
+        if isinstance(untried, _farm.Built):
+            programs["untried"] = _farm.Program(Engine.RELAX_VM, untried.library, count)
         try:
             timed = _farm.time_in_turns(session, settings, model, programs, runs)
         except _farm.ProgramFailed as error:
@@ -106,6 +120,9 @@ def row(
             name: _machine.spread(timing.samples, 1e3) for name, timing in timed.items()
         }
         result["ratio"][str(count)] = _machine.round_to(medians["ours"] / medians["onnxruntime"], 3)
+        if "untried" in medians:
+            gained = result.setdefault("over_untried", {})
+            gained[str(count)] = _machine.round_to(medians["ours"] / medians["untried"], 3)
     return result | {"max_rel_error": max(errors), "outputs_match": max(errors) <= small.tolerance}
 
 
@@ -123,6 +140,11 @@ def summarise(rows: Sequence[Mapping[str, Any]], threads: str) -> dict[str, Any]
         worst = max(good, key=lambda name: good[name])
         summary |= {"median": _machine.round_to(statistics.median(good.values()), 3), "worst": good[worst]}
         summary["worst_is"] = worst
+    gained = {row["name"]: row["over_untried"][threads] for row in rows if row.get("over_untried")}
+    if gained:
+        slower = {name: ratio for name, ratio in gained.items() if ratio > _SLOWER}
+        median = _machine.round_to(statistics.median(gained.values()), 3)
+        summary["over_untried"] = {"median": median, "slower": slower}
     return summary
 
 

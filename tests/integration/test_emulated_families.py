@@ -165,6 +165,13 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., Any], Cal
         layer_norm,
     ),
     "softmax": ("norm", ((6, 40),), lambda op, x: op.nn.softmax(x), softmax),
+    "softmax_odd": ("norm", ((3, 67),), lambda op, x: op.nn.softmax(x), softmax),
+    "variance": (
+        "norm",
+        ((3, 77),),
+        lambda op, x: op.variance(x, [-1], keepdims=True),
+        lambda x: x.var(-1, keepdims=True),
+    ),
     "residual": (
         "elementwise",
         ((1, 7, 7, 40), (1, 7, 7, 40)),

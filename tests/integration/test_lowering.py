@@ -10,7 +10,7 @@ import pytest
 
 from farm.search import cores, tvm_env
 from farm.search.build import lowering
-from farm.search.families import rule
+from farm.search.families import facts, rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
 from farm.search.families.depthwise import PAD_NONE
 from farm.search.graph import winograd
@@ -206,6 +206,51 @@ def test_maxima_are_one_instruction_on_arm() -> None:
     module = tvm.IRModule({"main": te.create_prim_func([data, result], index_dtype_override="int64")})
     for target, wanted in ((NANO, True), (AVX2, False)):
         assert ("llvm.maximum" in lower(schedule(module, target, {}), target, lowering.use_pipeline())) is wanted
+
+
+def make_rows(elements: int) -> Any:
+    """Of three rows: the largest, the sum of powers and the least, reduced element by element."""
+    from tvm import te, topi
+
+    data = te.placeholder((3, elements), name="data")
+    results = [topi.max(data, 1), topi.sum(topi.fast_exp(data), 1), topi.min(data, 1)]
+    found = tvm.s_tir.Schedule(te.create_prim_func([data, *results], index_dtype_override="int64"))
+    for name in facts.list_blocks(found):
+        block = found.get_sblock(name)
+        if any(map(facts.is_sum, found.get(block).iter_vars)):
+            found.decompose_reduction(block, found.get_loops(block)[-1])
+    return found.mod
+
+
+@pytest.mark.parametrize("elements", [8, 9, 15, 31, 64, 65, 197, 1001])
+def test_rows_of_any_length_go_by_vectors(elements: int) -> None:
+    """No step of a loop is one element then, and what the last vector has in common with others counts once."""
+    module = make_rows(elements)
+    assert re.search(rf"for \w+ in range\({elements}\)", lower(module, AVX2))
+    assert not re.search(rf"for \w+ in range\({elements}\)", lower(module, AVX2, lowering.use_pipeline()))
+    rows = np.random.default_rng(0).standard_normal((3, elements)).astype("float32")
+    results = [np.zeros(3, "float32") for _ in range(3)]
+    tensors = [tvm.runtime.tensor(each) for each in (rows, *results)]
+    tvm.runtime.Executable(tvm.tirx.build(module, make_code_target(AVX2), lowering.use_pipeline()))["main"](*tensors)
+    largest, powers, least = (each.numpy() for each in tensors[1:])
+    np.testing.assert_array_equal(largest, rows.max(1))
+    np.testing.assert_array_equal(least, rows.min(1))
+    np.testing.assert_allclose(powers, np.exp(rows.astype("float64")).sum(1), rtol=1e-6)
+
+
+def test_short_rows_and_conditions_are_left() -> None:
+    """Seven elements fill no vector of eight; a pad's condition is decided element by element."""
+    from tvm import te, topi
+
+    short = make_rows(7)
+    assert "partial" not in lower(short, AVX2, lowering.use_pipeline())
+    data = te.placeholder((3, 60), name="data")
+    result = topi.sum(topi.nn.pad(data, [0, 2], [0, 2]), 1)
+    found = tvm.s_tir.Schedule(te.create_prim_func([data, result], index_dtype_override="int64"))
+    pad, total = facts.list_blocks(found)
+    found.compute_inline(found.get_sblock(pad))
+    found.decompose_reduction(found.get_sblock(total), found.get_loops(found.get_sblock(total))[-1])
+    assert "partial" not in lower(found.mod, AVX2, lowering.use_pipeline())
 
 
 def check_same(module: Any) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search.build import borders, extremes, fetching, sums, unrolling
+from farm.search.build import borders, extremes, fetching, rows, sums, unrolling
+from farm.search.cores import core_of
 from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
@@ -46,6 +47,7 @@ def _make() -> tuple[Any, Any, Any]:
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
             if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
+                function = rows.use_vectors(function, core_of(dict(target.export())).lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
                     for change in (extremes.use_instructions, sums.begin_with_bias, borders.set_apart):
                         function = change(function)

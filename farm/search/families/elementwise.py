@@ -25,12 +25,14 @@ _MOST_CUTS = 8
 class ElementwiseFacts:
     """A function that writes each result from a few elements of its arguments.
 
-    `inlined` are the blocks computed where they are read, `last` those that write results. `extents` are the loops of
-    the final one; its innermost `flat` loops are one contiguous run in all that is read and written. `across` is the
-    loop along which something is read contiguously though the innermost moves through it, None where there is none.
-    `cuts` are the steps of the innermost loop where another argument begins. Sizes in bytes.
+    `folded` is a block that only writes the result in another shape, which the one before does itself then. `inlined`
+    are the blocks computed where they are read, `last` those that write results. `extents` are the loops of the final
+    one; its innermost `flat` loops are one contiguous run in all that is read and written. `across` is the loop along
+    which something is read contiguously though the innermost moves through it, None where there is none. `cuts` are the
+    steps of the innermost loop where another argument begins. Sizes in bytes.
     """
 
+    folded: str | None
     inlined: tuple[str, ...]
     last: tuple[str, ...]
     extents: tuple[int, ...]
@@ -77,6 +79,8 @@ class Elementwise:
         return loops.predict_shares(plan["pieces"], compute, far, core)
 
     def apply(self, schedule: Any, facts: ElementwiseFacts, plan: Plan) -> None:
+        if facts.folded:
+            schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
         for name in facts.inlined:
             schedule.compute_inline(schedule.get_sblock(name))
         for name in facts.last[:-1]:
@@ -131,7 +135,16 @@ def read_stream(schedule: Any) -> ElementwiseFacts | None:
     names = reading.list_blocks(schedule)
     if not names or len(set(names)) < len(names) or not all(reading.is_plain(schedule, name) for name in names):
         return None
-    trial = schedule.copy()
+    found = _read_blocks(schedule.copy(), names, None)
+    if found.across is None and found.flat <= 1 < len(names):
+        # A transposition whose result has another shape is none to be seen where its elements are written.
+        trial = schedule.copy()
+        if loops.fold(trial, names[-1]) and (other := _read_blocks(trial, names[:-1], names[-1])).across is not None:
+            return other
+    return found
+
+
+def _read_blocks(trial: Any, names: list[str], folded: str | None) -> ElementwiseFacts:
     inlined = loops.inline(trial, names[:-1])
     final = trial.get(trial.get_sblock(names[-1]))
     axes = {v.var: Axis(at, int(v.dom.extent)) for at, v in enumerate(final.iter_vars)}
@@ -149,6 +162,7 @@ def read_stream(schedule: Any) -> ElementwiseFacts | None:
         flat = _count_flat(loads, conditions, variables, axes)
         cuts = _find_cuts(conditions, variables[-1], extents[-1]) if across is None else ()
     return ElementwiseFacts(
+        folded=folded,
         inlined=inlined,
         last=tuple(name for name in names if name not in inlined),
         extents=extents,

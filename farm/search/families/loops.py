@@ -171,6 +171,32 @@ def fold(schedule: Any, name: str) -> bool:
     return True
 
 
+def row_vectors(elements: int, lanes: int) -> int:
+    """How many vectors of a row are reduced beside each other where lowering makes vectors of it (`build.rows`)."""
+    return next(count for count in (4, 2, 1) if elements >= 4 * count * lanes or count == 1)
+
+
+def row_lengths(elements: int, lanes: int, most: int) -> tuple[int, ...]:
+    """Lengths of vectors for a row that is reduced: whole ones, up to `most` at a time, or shorter, or 1.
+
+    Of 1, lowering makes vectors (`build.rows`). LLVM takes those that are longer than one and not whole apart.
+    """
+    whole = [d for d in divisors(elements, most * lanes) if d % lanes == 0]
+    shorter = [d for d in divisors(elements, lanes - 1) if d > 1]
+    return (*shorter[-1:], *whole[-3:], 1)
+
+
+def row_cycles(elements: int, length: int, core: Core, element_bytes: int) -> float:
+    """Cycles that it takes to reduce a row by vectors of such a length, see `row_lengths`."""
+    lanes, latency = core.lanes(element_bytes), core.fma_latency
+    if length == 1:
+        count = row_vectors(elements, lanes)
+        steps, rest = divmod(elements, lanes * count)
+        beside = max(latency, count / core.loads_per_cycle(core.vector_bits))
+        return steps * beside + (math.ceil(rest / lanes) + math.log2(lanes * count)) * latency
+    return elements / length * max(latency, math.ceil(length / lanes)) + length * latency / 2
+
+
 def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
     """Give a block whose innermost `sums` loops sum up a partial sum for each lane; returns the block that makes them.
 

@@ -1,4 +1,4 @@
-"""Softmax, layer, group and root-mean-square norms: several reductions in a row over the same loops.
+"""Softmax, variances, layer, group and root-mean-square norms: several reductions in a row over the same loops.
 
 Everything for one row, or for a vector of neighbouring rows, is computed at one place while it lies in the first cache.
 """
@@ -24,8 +24,8 @@ class Norm:
     `folded` is a block that only writes the result in another shape, which the one before does itself then.
     `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
     many of its loops sum up, 0 where none does. `kept` are the loops of the last block that the reductions keep, of
-    `extents`. `rows` says whether what is summed up is contiguous, `run` how much of it comes to one result, 1 where
-    reductions differ. Sizes in bytes.
+    `extents`, all where nothing is spread, as of a variance. `rows` says whether what is summed up is contiguous, `run`
+    how much of it comes to one result, 1 where reductions differ. Sizes in bytes.
     """
 
     folded: str | None
@@ -53,7 +53,7 @@ class Norms:
         lanes = core.lanes(facts.element_bytes)
         outside = math.prod(facts.extents[at] for at in facts.kept)
         if facts.rows:
-            lengths = tuple(d for d in loops.divisors(facts.run, 4 * lanes) if d > 1)[-4:] or (1,)
+            lengths = loops.row_lengths(facts.run, lanes, 4)
         else:
             lengths = loops.vector_lengths(facts.extents[-1], lanes)
             outside //= lengths[0]
@@ -61,15 +61,15 @@ class Norms:
 
     def predict(self, facts: Norm, plan: Plan, core: Core) -> Prediction | None:
         lanes = plan["lanes"]
-        elements = math.prod(facts.extents)
-        rows = elements // facts.run
+        rows = math.prod(facts.extents[at] for at in facts.kept)
+        elements = rows * facts.run if facts.run > 1 else math.prod(facts.extents)
         far = loops.moving_cycles(facts.moved_bytes, core)
         latency = core.fma_latency
         if facts.rows:
-            compute = 0.0
-            for sums in facts.sums:
-                steps = facts.run / lanes * max(latency, math.ceil(lanes / core.lanes(facts.element_bytes)))
-                compute += rows * (steps + (lanes * latency / 2 if sums else 0))
+            full = core.lanes(facts.element_bytes)
+            reduced = loops.row_cycles(facts.run, lanes, core, facts.element_bytes)
+            spread = facts.run / (lanes if lanes > 1 else full) * max(latency, math.ceil(lanes / full))
+            compute = float(rows) * sum(reduced if sums else spread for sums in facts.sums)
         else:
             compute = elements / lanes * latency * len(facts.blocks)
         return loops.predict_shares(plan["pieces"], compute, far, core)
@@ -96,10 +96,12 @@ class Norms:
         at = schedule.fuse(*kept)
         if plan["pieces"]:
             schedule.parallel(at)
-        for name in reversed(facts.blocks):
+        for name, sums in reversed(list(zip(facts.blocks, facts.sums, strict=True))):
             schedule.compute_at(schedule.get_sblock(name), at, preserve_unit_loops=True)
             if name in partials:
                 loops.vectorise_partial(schedule, partials[name], at)
+            elif facts.rows and sums > 1:
+                schedule.fuse(*schedule.get_loops(schedule.get_sblock(name))[-sums:])
             elif lane is not None:
                 _vectorise_beside(schedule, name, lanes)
         if lane is not None:
@@ -148,16 +150,19 @@ def read_norm(schedule: Any) -> Norm | None:
     written = {write.source for name in left for write in trial.get(trial.get_sblock(name)).writes}
     wide = {at for at, extent in enumerate(extents) if extent > 1}
     kept: set[int] = set()
+    spread = False
     for load in expressions.read_value(final.body.value)[0]:
         followed = {at for at in wide if any(expressions.mentions(i, variables[at]) for i in load.indices)}
         if load.source in written and followed != wide:
-            kept |= followed
+            kept, spread = kept | followed, True
+    if not spread and len(summing) > 1:
+        kept = set(range(len(extents)))
     kept |= {at for at in range(max(kept, default=0)) if extents[at] == 1}
     if not kept and extents[0] == 1:
         kept = {0}
-    if not kept or wide <= kept:
+    if not kept or (wide <= kept and (spread or len(summing) == 1)):
         return None
-    rows = len(variables) - 1 not in kept
+    rows = len(variables) - 1 not in kept if spread else _sums_neighbours(trial.get(trial.get_sblock(summing[-1])))
     runs = {math.prod(int(v.dom.extent) for v in blocks[name].iter_vars if reading.is_sum(v)) for name in summing}
     return Norm(
         folded=folded,
@@ -172,6 +177,13 @@ def read_norm(schedule: Any) -> Norm | None:
         element_bytes=reading.bytes_of(final.body.buffer.dtype),
         moved_bytes=reading.size_of(final.body.buffer) * 2,
     )
+
+
+def _sums_neighbours(block: Any) -> bool:
+    """Whether what a block sums up lies side by side."""
+    sums = [v.var for v in block.iter_vars if reading.is_sum(v)]
+    ends = [load.indices[-1] for load in expressions.read_value(block.body.value)[0] if len(load.indices)]
+    return any(expressions.mentions(end, v) for end in ends for v in sums)
 
 
 def _calls(block: Any) -> bool:

@@ -2,8 +2,8 @@
 
 Either neighbouring results lie in one vector, or, where the summed elements are the contiguous ones, neighbouring
 summands do, whose partial sums are added up last. Results that move by several elements (pools of stride 2 with columns
-innermost) are left to the compiler, which shuffles what it has read in vectors. Products of two operands are other
-families' business, unless they leave them.
+innermost), or that fill no whole vectors, may be left to the compiler, which shuffles what it has read in vectors.
+Products of two operands are other families' business, unless they leave them.
 """
 
 from __future__ import annotations
@@ -62,16 +62,15 @@ class Reduce:
     def options(self, facts: Reduction, core: Core) -> Mapping[str, tuple[int, ...]]:
         lanes = core.lanes(facts.element_bytes)
         if facts.rows:
-            run = math.prod(facts.sums)
-            lengths = tuple(d for d in loops.divisors(run, 8 * lanes) if d > 1 or run == 1)[-6:] or (1,)
             return {
                 "pieces": loops.pieces(math.prod(facts.spatial), (), core.threads),
-                "lanes": lengths,
+                "lanes": loops.row_lengths(math.prod(facts.sums), lanes, 8),
                 "vectors": (1,),
                 "pixels": (1,),
             }
         width = facts.spatial[-2] if len(facts.spatial) > 1 else 1
-        apart = (0,) if facts.step > 1 and math.prod(facts.sums) <= _MOST_UNROLLED else ()
+        uneven = facts.step > 1 or facts.spatial[-1] % lanes > 0
+        apart = (0,) if uneven and math.prod(facts.sums) <= _MOST_UNROLLED else ()
         return {
             "pieces": (1, 0) if core.threads > 1 else (0,),
             "lanes": (*apart, *loops.vector_lengths(facts.spatial[-1], lanes)),
@@ -87,8 +86,7 @@ class Reduce:
         registers = math.ceil(lanes / full)
         latency = core.fma_latency
         if facts.rows:
-            steps = depth // lanes * max(latency, registers / core.loads_per_cycle(core.vector_bits))
-            compute = results * (steps + lanes * latency / 2 + 10)
+            compute = results * (loops.row_cycles(depth, lanes, core, facts.element_bytes) + 10)
             return loops.predict_shares(plan["pieces"], compute, far, core)
         if not lanes:
             shares = math.prod(facts.spatial[: _count_still(facts)]) if plan["pieces"] else 0
@@ -103,7 +101,7 @@ class Reduce:
         # Neighbouring pixels of an unrolled kernel share what they read.
         shared = 0.7 if pixels > 1 and depth <= _MOST_UNROLLED else 1.0
         loads = tile * facts.taps * shared / core.loads_per_cycle(core.vector_bits)
-        if facts.step > 1:  # each lane is loaded by itself
+        if facts.step > 1 or (lanes > full and lanes % full):  # each lane is loaded by itself
             loads = lanes * vectors * pixels * facts.taps * _CYCLES_A_LANE
         inner = depth * max(loads, tile / core.fma_per_cycle(core.vector_bits), latency / 2)
         tiles = results // (lanes * vectors * pixels)
@@ -188,7 +186,9 @@ def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
 def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
     """Vectors of summands: partial sums by lane, added up last."""
     main = schedule.get_sblock(facts.main)
-    partial = loops.split_sums(schedule, facts.main, len(facts.sums), plan["lanes"])
+    partial = None
+    if plan["lanes"] > 1:
+        partial = loops.split_sums(schedule, facts.main, len(facts.sums), plan["lanes"])
     at = None
     if facts.spatial:
         own = schedule.get_loops(schedule.get_sblock(facts.last))[: len(facts.spatial)]
@@ -198,7 +198,10 @@ def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
             schedule.set_scope(main, 0, "global")
         if plan["pieces"]:
             schedule.parallel(at)
-    loops.vectorise_partial(schedule, partial, at)
+    if partial is not None:
+        loops.vectorise_partial(schedule, partial, at)
+    elif len(facts.sums) > 1:
+        schedule.fuse(*schedule.get_loops(main)[-len(facts.sums) :])
 
 
 def _read(schedule: Any) -> Reduction | None:
