@@ -1,9 +1,10 @@
 """Thirty small models that nobody tuned for (`_small_models.py`): the farm's code against ONNX Runtime's, in turns.
 
 `--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first,
-and what it would have been without takes its turn too: `over_untried` says what the trials gained. A ratio below 1 says that ours is the faster one. A model that does not compile or run is a row with its error; one that
-computes something else is no faster one, whatever its time. Default budget: about 10 minutes on two cores, most of it
-compiling; with 32 trials about 30.
+and what it would have been without takes its turn too: `over_untried` says what the trials gained. A ratio below 1 says
+that ours is the faster one. A model that does not compile or run is a row with its error; one that computes something
+else is no faster one, whatever its time. Default budget: about 10 minutes on two cores, most of it compiling; with 32
+trials about 30.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from farm.errors import FarmError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs, resolve_inputs
 from farm.models.source import ModelSource
-
 
 # Beyond what medians of the same code differ by in turns on a machine that does nothing else.
 _SLOWER = 1.03
