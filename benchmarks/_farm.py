@@ -14,6 +14,7 @@ import _machine
 import numpy as np
 
 from device_agent.protocol import Engine, Limits, RunSpec, Status
+from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.campaign.engine.host import share_cores
@@ -35,7 +36,7 @@ from farm.search.target import host_target, make_target
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import SEARCH_TRIAL, FleetCampaign, Record
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, FleetCampaign, Record
 
 # Model runs are spread over this many rounds in which all programs take turns, so that drift treats them alike. With
 # four, seconds of other work on the machine (two threads a third slower) hit one program more than another.
@@ -121,19 +122,28 @@ class Tuner:
         self._settings, self._store, self._board_type = settings, store, board_type
 
     def tune(self, model: Model, trials: int) -> Run:
-        """Tune from nothing, then compile."""
+        """Tune from nothing, then compile as the product does: without the records that lost in the model itself."""
         began = time.monotonic()
         request = OneModelRequest(
             "benchmark", to_variant(model.source, model.inputs), self._board_type, trials, fresh=True
         )
         tuned = tuning(request, self._settings, self._store, Notes())
         seconds = time.monotonic() - began
-        records = self._store.fetch_records(workloads=[workload.hash for workload in tuned.workloads])
+        kind = self._board_type.name
+        records = self._store.fetch_records(
+            workloads=[workload.hash for workload in tuned.workloads], board_type=kind, operating_point=DEFAULT_POINT
+        )
+        decided = self._store.fetch_decisions(model_sha256=model.source.sha256, board_type=kind, simulated=False)
         tvm_env.load()  # so that the first compilation is not charged with it
         before = time.monotonic()
         pipeline = tuned.workloads[0].pipeline if tuned.workloads else self._board_type.pipeline
         compiled = compile_model(
-            model.source.load(), model.shapes, tuned.target, pipeline, records, self._board_type.link_triple
+            model.source.load(),
+            model.shapes,
+            tuned.target,
+            pipeline,
+            Records(records, decisions=decided),
+            self._board_type.link_triple,
         )
         return Run(
             pipeline=pipeline,

@@ -1,6 +1,7 @@
 """Whole models: the farm's code, ONNX Runtime and ncnn in turns, in float32, outputs checked.
 
-`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first.
+`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first,
+and what it would have been without takes its turn too (`untried`).
 Ratios are ours over the other's, medians; below 1 ours is the faster one. Those of the least times tell how the engines
 stand while all cores are equally fast: ours divides work evenly, so what slows one core slows all. ncnn is installed
 into an environment of its own the first time (`_ncnn.py`); where that fails its columns are null and `ncnn` says why.
@@ -31,7 +32,7 @@ from farm.search.target import host_target
 from farm.settings import Settings
 
 MODELS = "squeezenet1.1,resnet18,resnet50,mobilenet_v2"
-ENGINES = ("ours", "onnxruntime", "ncnn")
+ENGINES = ("ours", "onnxruntime", "ncnn", "untried")
 
 
 def main() -> None:
@@ -52,11 +53,8 @@ def measure(options: Any) -> dict[str, Any]:
     models = [_farm.read_model(name) for name in options.models.split(",")]
     threads = [int(text) for text in options.threads.split(",")]
     environment, reason = find_ncnn()
-    with _farm.builder(settings, require_board_type("local"), options.trials) as build:
-        built = {}
-        for model in models:
-            built[model.source.name] = build(model)
-            _machine.say(f"{model.source.name}: {built[model.source.name].summary}")
+    built = build_all(settings, models, options.trials)
+    untried = build_all(settings, models, 0) if options.trials else {}
     peaks = _peak.Peaks(host_target(_machine.cores()), threads)
     rows = []
     with _farm.quiet_board(settings) as session:
@@ -67,7 +65,10 @@ def measure(options: Any) -> dict[str, Any]:
             for count in threads:
                 peaks.measure(session, settings)
                 try:
-                    figures = compare_engines(session, settings, model, compiled, count, environment, options.runs)
+                    libraries = {"ours": compiled}
+                    if model.source.name in untried:
+                        libraries["untried"] = untried[model.source.name]
+                    figures = compare_engines(session, settings, model, libraries, count, environment, options.runs)
                 except _farm.ProgramFailed as error:
                     figures = {"latency_ms": {}, "ratio_to": None, "error": str(error)}
                 row["threads"][str(count)] = figures
@@ -83,6 +84,16 @@ def measure(options: Any) -> dict[str, Any]:
     }
 
 
+def build_all(settings: Settings, models: list[_farm.Model], trials: int) -> dict[str, _farm.Built]:
+    """Each model's library by name."""
+    built = {}
+    with _farm.builder(settings, require_board_type("local"), trials) as build:
+        for model in models:
+            built[model.source.name] = build(model)
+            _machine.say(f"{model.source.name}: {built[model.source.name].summary}")
+    return built
+
+
 def find_ncnn() -> tuple[_ncnn.Environment | None, str]:
     """The environment, or why there is none."""
     try:
@@ -96,14 +107,14 @@ def compare_engines(
     session: BoardSession,
     settings: Settings,
     model: _farm.Model,
-    built: _farm.Built,
+    libraries: Mapping[str, _farm.Built],
     threads: int,
     environment: _ncnn.Environment | None,
     runs: int,
 ) -> dict[str, Any]:
     """All engines in turns with so many threads; what cannot run ncnn says why."""
     programs: dict[str, _farm.Program | _farm.Elsewhere] = {
-        "ours": _farm.Program(Engine.RELAX_VM, built.library, threads),
+        **{name: _farm.Program(Engine.RELAX_VM, built.library, threads) for name, built in libraries.items()},
         "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, threads),
     }
     (image,) = make_inputs(model.inputs, settings.seed).values()

@@ -64,20 +64,12 @@ def join_functions(convolution: Any, step: Any, core: Core) -> Any | None:
     found = None if joined is None else own.family.read(bindings.schedule(joined))
     if joined is None or found is None:
         return None
-    every = range(own.rows, own.rows + 1 + _MOST_MORE)
-    seconds, rows = min((_predict(own.family, found, rows, core), rows) for rows in every)
+    seconds, rows = _predict(own, found, core)
     functions = [canonical.canonicalise(each) for each in (convolution, step)]
     apart = [rule.read_outlook(bindings.schedule(each).mod, core) for each in functions]
     if None in apart or seconds >= sum(each.plans()[0][0].seconds for each in apart if each is not None):
         return None
     return joined if rows == own.rows else _chain(convolution, own, rows)
-
-
-def _predict(family: StripFamily, found: Strips, rows: int, core: Core) -> float:
-    """Seconds of the best plan with the rows that so many rows of the result would read."""
-    more = dataclasses.replace(found, most_rows=rows)
-    plans = rule.Outlook(family, more, core, family.options(more, core)).plans()
-    return plans[0][0].seconds if plans else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +89,14 @@ class _Step:
     first: int
     stride: int
     reach: int
+
+
+def _predict(step: _Step, found: Strips, core: Core) -> tuple[float, int]:
+    """Seconds of the best plan, and how many rows of the result there have to be data for: some more than it has."""
+    more = dataclasses.replace(found, most_rows=step.rows + _MOST_MORE)
+    plans = rule.Outlook(step.family, more, core, step.family.options(more, core)).plans()
+    needed = ((seconds.seconds, plan["strip"] * found.count_strips(plan["strip"])) for seconds, plan in plans)
+    return min(((seconds, max(rows, step.rows)) for seconds, rows in needed), default=(math.inf, step.rows))
 
 
 def _read_step(function: Any) -> _Step | None:
