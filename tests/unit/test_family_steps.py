@@ -8,8 +8,22 @@ from farm.search.families import loops
 def test_whole_vectors_come_first() -> None:
     """A vector fills its lanes where it can; else the divisor that wastes the fewest of them is taken."""
     assert loops.vector_lengths(64, 16) == (16,)
-    assert loops.vector_lengths(40, 16)[0] == 40
+    assert loops.vector_lengths(30, 4) == (15, 10)
     assert loops.vector_lengths(131, 16) == (1,)
+
+
+def test_long_vectors_have_few_parts() -> None:
+    """120 are 15 vectors of 8 rather than 8 of 15, which are loaded in four parts; 38 have no such divisor."""
+    assert [loops.count_parts(length, 16) for length in (8, 15, 16, 24)] == [1, 4, 1, 2]
+    assert loops.vector_lengths(120, 16) == (8, 12)
+    assert loops.vector_lengths(38, 16)[0] == 38
+
+
+def test_rows_that_no_vector_divides_are_left_to_lowering() -> None:
+    """Its vectors are one choice in any case."""
+    assert loops.row_lengths(96, 16, 4) == (12, 16, 32, 48, 1)
+    assert loops.row_lengths(65, 16, 4) == (13, 1)
+    assert loops.row_lengths(197, 16, 4) == (1,)
 
 
 def test_a_run_is_cut_between_steps_of_a_loop() -> None:

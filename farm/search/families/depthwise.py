@@ -42,6 +42,8 @@ _MOST_FILLED = 0.6
 # Sums of a tile on x86, whose multiply-adds read one factor from memory: with 16 and more of 32 registers LLVM spills
 # (28x28x192 on an Intel server: 38.6 us by 4 x 2 pixels and two vectors, 28.4 by 7 and two).
 _MOST_SUMS = 15
+# What a further part of a load takes of multiply-adds' pipes (28x28x120, 5x5: 85 us by 12 lanes, 52 by 8, 109 by 15).
+_PUT_TOGETHER = 2.0
 # Columns of a padded row whose copies are written one after the other: a vector each, two instructions.
 _MOST_UNROLLED = 128
 
@@ -106,7 +108,9 @@ class Depthwise:
         products = tile * kernel
         bits = core.vector_bits
         waits = kernel * core.fma_latency * min(1.0, (products + loads) / core.window)
-        inner = max(products / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), waits)
+        # On x86 a load of a vector that is no power of two comes in parts, put together where multiply-adds are made.
+        parts = 0.0 if core.lane_fma else _PUT_TOGETHER * (loops.count_parts(lanes, full) - 1) * loads
+        inner = max((products + parts) / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), waits)
         issued = (products + loads) / core.issue_width
         inner = max(inner, issued) + (_ISSUED * issued if core.lane_fma else 0.0)
         tiles = math.prod(a.extent for a in facts.pixels) // (rows * pixels) * (channels // (lanes * vectors))
