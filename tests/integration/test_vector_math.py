@@ -76,3 +76,18 @@ def test_no_function_leaves_its_range() -> None:
     np.testing.assert_allclose(results["tanh"][0], [-1, -1, 0, 1], atol=1e-6)
     np.testing.assert_allclose(results["softmax"].sum(-1), [1, 1], atol=1e-6)
     assert results["softmax"][1, 0] < 1e-30
+
+
+def test_rows_are_multiplied_where_one_number_divides_them() -> None:
+    """As near as a division but for a rounding; what divides neighbours by different numbers stays one."""
+    from tvm.relax import op
+
+    operators = {
+        "rows": lambda x: op.divide(x, op.max(x, [-1], keepdims=True)),
+        "columns": lambda x: op.divide(x, op.max(x, [0], keepdims=True)),
+    }
+    values = SQUARES + np.float32(20)
+    exact = values.astype("float64")
+    results = _compute(operators, values)
+    np.testing.assert_allclose(results["rows"], exact / exact.max(-1, keepdims=True), rtol=2e-7)
+    np.testing.assert_allclose(results["columns"], exact / exact.max(0, keepdims=True), rtol=7e-8)
