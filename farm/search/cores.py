@@ -75,11 +75,20 @@ def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
 
     Raises UsageError for an architecture without any core type.
     """
-    machine = str(target.get("mtriple", "")).partition("-")[0]
-    kind = find_core_type(str(target.get("mcpu", "")), machine)
-    if kind is None:
-        raise UsageError(f"no core type for targets of {machine or 'an unnamed architecture'}")
-    return _make_core(kind, threads or int(target.get("num-cores", 1)))
+    core = find_core(target, threads)
+    if core is None:
+        raise UsageError(f"no core type for targets of {_name_machine(target) or 'an unnamed architecture'}")
+    return core
+
+
+def find_core(target: Mapping[str, Any], threads: int | None = None) -> Core | None:
+    """As `core_of`; None for an architecture without any core type."""
+    kind = find_core_type(str(target.get("mcpu", "")), _name_machine(target))
+    return None if kind is None else _make_core(kind, threads or int(target.get("num-cores", 1)))
+
+
+def _name_machine(target: Mapping[str, Any]) -> str:
+    return str(target.get("mtriple", "")).partition("-")[0]
 
 
 def _make_core(kind: CoreType, threads: int) -> Core:

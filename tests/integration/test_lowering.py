@@ -253,6 +253,13 @@ def test_short_rows_and_conditions_are_left() -> None:
     assert "partial" not in lower(found.mod, AVX2, lowering.use_pipeline())
 
 
+def test_code_for_a_core_that_nobody_described_is_left() -> None:
+    """How long its vectors are is not known."""
+    target = {"kind": "llvm", "mtriple": "i686-linux-gnu", "num-cores": 1}
+    assert "partial" in lower(make_rows(64), AVX2, lowering.use_pipeline())
+    assert "partial" not in lower(make_rows(64), target, lowering.use_pipeline())
+
+
 def check_same(module: Any) -> None:
     """Our code and TVM's own compute the same, to the bit."""
     arguments, results = make_arguments(module), []

@@ -103,7 +103,7 @@ class _Splitter:
         """A parallel loop, whose steps are what they are, with its body twice: where all that is `assumed` holds, too."""
         from tvm import tirx
 
-        parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        parts = expressions.list_statements(loop.body)
         kept = list(itertools.takewhile(lambda each: not isinstance(each, tirx.For | tirx.BufferStore), parts))
         rest = _join(parts[len(kept) :])
         values: dict[Any, Any] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farm.search.cores import core_of
-from farm.search.families.expressions import evaluate, read_value, walk
+from farm.search.families.expressions import evaluate, list_statements, read_value, walk
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
 
@@ -150,15 +150,15 @@ class _Fetcher:
         lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
         done = stream.tile * loop.extent + loop.loop_var
         start = tirx.Cast("int64", next_block - loop.loop_var * stream.step) + _share(done, stream)
-        body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        body = list_statements(loop.body)
         return tirx.SeqStmt([*body, *_ask(stream, start, lines)])
 
     def _find_stream(self, loop: Any) -> _Stream | None:
         """The weights that an innermost loop reads in the order in which they lie, if it only adds to a tile's sums."""
         from tvm import tirx
 
-        names = [*self._names, *((s.var, s.value) for s in _list(loop.body) if isinstance(s, tirx.Bind))]
-        stores = [s for s in _list(loop.body) if isinstance(s, tirx.BufferStore)]
+        names = [*self._names, *((s.var, s.value) for s in list_statements(loop.body) if isinstance(s, tirx.Bind))]
+        stores = [s for s in list_statements(loop.body) if isinstance(s, tirx.BufferStore)]
         # In memory sums would be stored at each step: LLVM cannot tell that what is asked for is not there.
         if int(loop.kind) != 0 or not stores or not all(self._is_tile(store.buffer) for store in stores):
             return None
@@ -235,12 +235,6 @@ def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
         address = tirx.address_of(tirx.BufferLoad(stream.buffer, [at]))
         how = (tirx.IntImm("int32", each) for each in (_READ, _SECOND_CACHE, _DATA))
         yield tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, *how))
-
-
-def _list(body: Any) -> list[Any]:
-    from tvm import tirx
-
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def _has_loops(statement: Any) -> bool:

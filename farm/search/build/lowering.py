@@ -1,8 +1,9 @@
 """How scheduled functions become code: TVM's own passes, and some of ours for processors.
 
-Sums of a tile stay in registers up to what a core has of them, and weights that the next tiles read are fetched while
-the present ones compute (`farm.search.build.fetching`). On Arm, where instructions are few at a time, there are fewer of
-them (`borders`, `sums`, `extremes`). Functions of a GPU's own are left as TVM lowers them.
+Sums of a tile stay in registers up to what a core has of them, rows go by whole vectors (`rows`), and weights that the
+next tiles read are fetched while the present ones compute (`fetching`). On Arm, where instructions are few at a time,
+there are fewer of them (`borders`, `sums`, `extremes`); on x86 loops take several steps at once (`unrolling`). Functions
+of a GPU's own are left as TVM lowers them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from farm.search.build import borders, extremes, fetching, rows, sums, unrolling
-from farm.search.cores import core_of
+from farm.search.cores import find_core
 from farm.search.families.facts import size_of
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
@@ -47,7 +48,9 @@ def _make() -> tuple[Any, Any, Any]:
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
             if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
-                function = rows.use_vectors(function, core_of(dict(target.export())).lanes(4))
+                core = find_core(dict(target.export()))
+                if core is not None:
+                    function = rows.use_vectors(function, core.lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
                     for change in (extremes.use_instructions, sums.begin_with_bias, borders.set_apart):
                         function = change(function)

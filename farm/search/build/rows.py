@@ -69,7 +69,7 @@ def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
     import tvm_ffi
     from tvm import tirx
 
-    *names, store = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    *names, store = expressions.list_statements(loop.body)
     if int(loop.kind) != 0 or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
         return None
     if str(store.value.ty.dtype) != _TYPE or not all(isinstance(each, tirx.Bind) for each in names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search.families.expressions import replace
+from farm.search.families.expressions import list_statements, replace
 from farm.search.families.facts import size_of
 
 # Steps taken at a time, those preferred first, and how many multiply-adds they are at most.
@@ -44,7 +44,7 @@ def unroll_sums(function: Any, tile_bytes: int) -> Any:
     tvm_ffi.structural_map(function.body, [(tirx.DeclBuffer, share)])
 
     def unroll(loop: Any) -> Any:
-        body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        body = list_statements(loop.body)
         stores = [each for each in body if isinstance(each, tirx.BufferStore)]
         steps = next((s for s in _STEPS if int(loop.extent) % s == 0 and s * len(stores) <= _MOST), 1)
         plain = all(isinstance(each, tirx.BufferStore | tirx.Bind) for each in body)

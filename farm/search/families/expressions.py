@@ -98,6 +98,13 @@ def walk(statement: Any) -> Iterator[Any]:
             yield from walk(each)
 
 
+def list_statements(body: Any) -> list[Any]:
+    """The statements of a sequence in order, or a body that is one."""
+    from tvm import tirx
+
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
 def replace(expression: Any, names: Mapping[Any, Any]) -> Any:
     """An expression with variables replaced."""
     import tvm_ffi

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from farm.errors import UsageError
-from farm.search.cores import Core, core_of
+from farm.search.cores import Core, find_core
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, step_cycles
 from farm.search.families.loops import divisors
 from farm.search.graph import bindings
@@ -38,9 +37,8 @@ def widen(target: Any) -> Any:
     """A module pass for a target (TVM's); does nothing for one whose cores are not known."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        try:
-            core = core_of(dict(target.export()))
-        except UsageError:
+        core = find_core(dict(target.export()))
+        if core is None:
             return {}
         return _Widening(builder, core).plan(function)
 

@@ -13,9 +13,8 @@ import logging
 import math
 from typing import Any
 
-from farm.errors import UsageError
 from farm.search import tvm_env
-from farm.search.cores import Core, core_of
+from farm.search.cores import Core, find_core
 from farm.search.families import facts
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Axis, Contraction
@@ -41,9 +40,8 @@ def pad_all(target: Any) -> Any:
     from tvm import tirx
 
     def run(module: Any, _: Any) -> Any:
-        try:
-            core = core_of(dict(target.export()))
-        except UsageError:
+        core = find_core(dict(target.export()))
+        if core is None:
             return module
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc):

@@ -15,9 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.errors import UsageError
 from farm.search import tvm_env
-from farm.search.cores import Core, core_of
+from farm.search.cores import Core, find_core
 from farm.search.families import expressions, facts, rule
 from farm.search.families.pooled import Pooled
 from farm.search.families.separable import Separable
@@ -33,11 +32,8 @@ def join(target: Any) -> Any:
     """A module pass for a target (TVM's); does nothing for Arm, or one whose cores are not known."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-        try:
-            core = core_of(dict(target.export()))
-        except UsageError:
-            return {}
-        if core.lane_fma:
+        core = find_core(dict(target.export()))
+        if core is None or core.lane_fma:
             return {}
         return bindings.join_pairs(builder, function, lambda first, second: _join_large(first, second, core))
 
