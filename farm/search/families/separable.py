@@ -7,14 +7,14 @@ from typing import Any
 
 from farm.search.cores import Core
 from farm.search.families.dense import CHANNELS_OUTSIDE
-from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, Depthwise
+from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, VECTORS, Depthwise
 from farm.search.families.facts import read_contraction
 from farm.search.families.family import Plan
 from farm.search.families.loops import divisors, write_apart
 from farm.search.families.strips import SlidingWindow, StripFamily, Strips
 
-# Vectors and pixels of a row that are a tile of the depthwise convolution.
-_MOST_VECTORS, _MOST_PIXELS = 3, 14
+# Most pixels of a row that are a tile of the depthwise convolution.
+_MOST_PIXELS = 14
 
 
 class Separable(StripFamily):
@@ -45,7 +45,7 @@ class Separable(StripFamily):
         """`own_vectors` and `own_pixels` of a tile of the depthwise convolution."""
         columns = facts.window.step.pixels[-1].extent
         return {
-            "own_vectors": tuple(range(1, _MOST_VECTORS + 1)),
+            "own_vectors": VECTORS,
             "own_pixels": tuple(divisors(columns, _MOST_PIXELS)),
         }
 
