@@ -89,6 +89,7 @@ def test_what_a_file_may_not_order(rack: Home) -> None:
     """A model that is not the one that was planned is refused before all else."""
     from farm.models import zoo
 
+    wait_until(lambda: not rack.processes(), "the first campaign's engine and its services to end")
     (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
     (rack.path / "own.yaml").write_text(CAMPAIGN.replace("mlp", "own.onnx").replace("small", "own"))
     assert rack.run("campaign", "plan", "own.yaml").code == 0
