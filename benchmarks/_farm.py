@@ -23,6 +23,7 @@ from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned
 from farm.campaign.tune import tune as tuning
 from farm.crew.local import LocalFarm
+from farm.errors import FarmError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs, read_inputs, resolve_inputs
@@ -204,6 +205,20 @@ def builder(settings: Settings, board_type: BoardType, trials: int) -> Iterator[
         return Built(compiled.library, summary | {"seconds": round(time.monotonic() - before, 1)})
 
     yield untuned
+
+
+def build_all(settings: Settings, models: Mapping[str, Model], trials: int) -> dict[str, Built | str]:
+    """Each model compiled for this machine, or why it is not, by the names that were given."""
+    built: dict[str, Built | str] = {}
+    with builder(settings, require_board_type("local"), trials) as build:
+        for name, model in models.items():
+            try:
+                built[name] = done = build(model)
+                _machine.say(f"{name}: {done.summary}")
+            except FarmError as error:
+                built[name] = str(error)
+                _machine.say(f"{name}: {error}")
+    return built
 
 
 def schedule(workload: Workload) -> Any:

@@ -23,8 +23,6 @@ from _small_models import SmallModel
 import farm.settings
 from device_agent.protocol import Engine
 from farm.artifacts.verify import compare
-from farm.errors import FarmError
-from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs, resolve_inputs
 from farm.models.source import ModelSource
 
@@ -51,8 +49,9 @@ def measure(options: Any) -> dict[str, Any]:
     names = options.models.split(",") if options.models else list(_small_models.MODELS)
     models = {name: _small_models.MODELS[name] for name in names}
     threads = [int(text) for text in options.threads.split(",")]
-    built = build_all(settings, models, options.trials)
-    untried = build_all(settings, models, 0) if options.trials else {}
+    compilable = {name: as_model(model) for name, model in models.items()}
+    built = _farm.build_all(settings, compilable, options.trials)
+    untried = _farm.build_all(settings, compilable, 0) if options.trials else {}
     rows = []
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)
@@ -65,20 +64,6 @@ def measure(options: Any) -> dict[str, Any]:
         "summary": {str(count): summarise(rows, str(count)) for count in threads},
         "models": rows,
     }
-
-
-def build_all(settings: Any, models: Mapping[str, SmallModel], trials: int) -> dict[str, _farm.Built | str]:
-    """Each model's library, or why there is none."""
-    built: dict[str, _farm.Built | str] = {}
-    with _farm.builder(settings, require_board_type("local"), trials) as build:
-        for name, model in models.items():
-            try:
-                built[name] = done = build(as_model(model))
-                _machine.say(f"{name}: {done.summary}")
-            except FarmError as error:
-                built[name] = str(error)
-                _machine.say(f"{name}: {error}")
-    return built
 
 
 def as_model(model: SmallModel) -> _farm.Model:

@@ -23,7 +23,6 @@ import farm.settings
 from device_agent.protocol import Engine
 from farm.artifacts.verify import compare
 from farm.errors import UnavailableError
-from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
 from farm.measure.statistics import SampleSummary, summarise
 from farm.models import zoo
@@ -50,29 +49,30 @@ def main() -> None:
 
 def measure(options: Any) -> dict[str, Any]:
     settings = farm.settings.load()
-    models = [_farm.read_model(name) for name in options.models.split(",")]
+    models = {model.source.name: model for model in map(_farm.read_model, options.models.split(","))}
     threads = [int(text) for text in options.threads.split(",")]
     environment, reason = find_ncnn()
-    built = build_all(settings, models, options.trials)
-    untried = build_all(settings, models, 0) if options.trials else {}
+    built = _farm.build_all(settings, models, options.trials)
+    untried = _farm.build_all(settings, models, 0) if options.trials else {}
     peaks = _peak.Peaks(host_target(_machine.cores()), threads)
     rows = []
     with _farm.quiet_board(settings) as session:
         quiet = _machine.wait_until_quiet(options.quick)
-        for model in models:
-            compiled = built[model.source.name]
-            row: dict[str, Any] = {"name": model.source.name, "compiled": dict(compiled.summary), "threads": {}}
+        for name, model in models.items():
+            compiled = built[name]
+            if isinstance(compiled, str):
+                rows.append({"name": name, "error": compiled, "threads": {}})
+                continue
+            row: dict[str, Any] = {"name": name, "compiled": dict(compiled.summary), "threads": {}}
+            libraries = {"ours": compiled, "untried": untried.get(name)}
             for count in threads:
                 peaks.measure(session, settings)
                 try:
-                    libraries = {"ours": compiled}
-                    if model.source.name in untried:
-                        libraries["untried"] = untried[model.source.name]
                     figures = compare_engines(session, settings, model, libraries, count, environment, options.runs)
                 except _farm.ProgramFailed as error:
                     figures = {"latency_ms": {}, "ratio_to": None, "error": str(error)}
                 row["threads"][str(count)] = figures
-                _machine.say(f"{model.source.name}, {count} threads: {figures.get('error') or figures['ratio_to']}")
+                _machine.say(f"{name}, {count} threads: {figures.get('error') or figures['ratio_to']}")
             rows.append(row)
     return {
         "machine_quiet": quiet,
@@ -82,16 +82,6 @@ def measure(options: Any) -> dict[str, Any]:
         "peak": peaks.summary,
         "models": [with_shares(row, peaks) for row in rows],
     }
-
-
-def build_all(settings: Settings, models: list[_farm.Model], trials: int) -> dict[str, _farm.Built]:
-    """Each model's library by name."""
-    built = {}
-    with _farm.builder(settings, require_board_type("local"), trials) as build:
-        for model in models:
-            built[model.source.name] = build(model)
-            _machine.say(f"{model.source.name}: {built[model.source.name].summary}")
-    return built
 
 
 def find_ncnn() -> tuple[_ncnn.Environment | None, str]:
@@ -107,14 +97,18 @@ def compare_engines(
     session: BoardSession,
     settings: Settings,
     model: _farm.Model,
-    libraries: Mapping[str, _farm.Built],
+    libraries: Mapping[str, _farm.Built | str | None],
     threads: int,
     environment: _ncnn.Environment | None,
     runs: int,
 ) -> dict[str, Any]:
     """All engines in turns with so many threads; what cannot run ncnn says why."""
     programs: dict[str, _farm.Program | _farm.Elsewhere] = {
-        **{name: _farm.Program(Engine.RELAX_VM, built.library, threads) for name, built in libraries.items()},
+        **{
+            name: _farm.Program(Engine.RELAX_VM, built.library, threads)
+            for name, built in libraries.items()
+            if isinstance(built, _farm.Built)
+        },
         "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, threads),
     }
     (image,) = make_inputs(model.inputs, settings.seed).values()

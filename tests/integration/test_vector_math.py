@@ -91,3 +91,21 @@ def test_rows_are_multiplied_where_one_number_divides_them() -> None:
     results = _compute(operators, values)
     np.testing.assert_allclose(results["rows"], exact / exact.max(-1, keepdims=True), rtol=2e-7)
     np.testing.assert_allclose(results["columns"], exact / exact.max(0, keepdims=True), rtol=7e-8)
+
+
+def test_constants_are_multiplied_by_where_that_is_possible() -> None:
+    """Numbers and rows of them; those over which 1 is no number of float32 stay a division."""
+    from tvm import relax
+    from tvm.relax import op
+
+    row = np.linspace(1, 7, SQUARES.shape[-1], dtype="float32")
+    small = row * np.float32(1e-40)
+    operators = {
+        "number": lambda x: op.divide(x, relax.const(np.float32(3))),
+        "row": lambda x: op.divide(x, relax.const(row)),
+        "out of range": lambda x: op.divide(op.multiply(x, relax.const(small)), relax.const(small)),
+    }
+    results = _compute(operators, SQUARES)
+    np.testing.assert_allclose(results["number"], SQUARES.astype("float64") / 3, rtol=2e-7)
+    np.testing.assert_allclose(results["row"], SQUARES.astype("float64") / row, rtol=2e-7)
+    assert np.isfinite(results["out of range"]).all()

@@ -1,21 +1,27 @@
 """Exponentials and their like as arithmetic, which vectors have, instead of calls of the C library for each element.
 
 In float32 relative errors stay below 1e-6, the library's below 1e-7, and beyond the range infinity is the largest
-number; other types keep the library's functions. Numbers of a row that are all divided by one are multiplied by what 1
-comes to over it: a division of sixteen takes as long as sixteen of them, on a Cortex-A57 longer.
+number; other types keep the library's functions. Numbers of a row that are all divided by one, or all numbers by
+constants, are multiplied by what 1 comes to over it: a division of sixteen takes as long as sixteen multiplications, on
+a Cortex-A57 longer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from farm.search import tvm_env
+from farm.search.graph import bindings
 
 
 def legalise() -> Any:
     """A pass that turns a graph's operators into functions of TIR, as TVM's own does but for the functions above."""
     tvm_env.load_compiler()
-    from tvm import relax, topi
+    from tvm import ir, relax, topi
+
+    divide_each, multiply_each = (ir.Op.get(f"relax.{name}").get_attr("FLegalize") for name in ("divide", "multiply"))
 
     def unary(fast: Any, plain: Any, name: str) -> Any:
         def compute(x: Any) -> Any:
@@ -36,10 +42,15 @@ def legalise() -> Any:
         return builder.call_te(compute, call.args[0], primfunc_name_hint="softmax")
 
     def divide(builder: Any, call: Any) -> Any:
-        def compute(a: Any, b: Any) -> Any:
-            return topi.multiply(a, topi.divide(1.0, b)) if _is_one_for_all(a, b) else topi.divide(a, b)
+        def compute(numbers: Any, divisors: Any) -> Any:
+            return topi.multiply(numbers, topi.divide(1.0, divisors))
 
-        return builder.call_te(compute, *call.args, primfunc_name_hint="divide")
+        factors = _invert(call.args[1])
+        if factors is not None:
+            return multiply_each(builder, builder.normalize(relax.op.multiply(call.args[0], factors)))
+        if _is_one_for_all(*call.args):
+            return builder.call_te(compute, *call.args, primfunc_name_hint="divide")
+        return divide_each(builder, call)
 
     def gelu(x: Any) -> Any:
         return topi.multiply(topi.multiply(x, 0.5), topi.add(1.0, topi.fast_erf(topi.multiply(x, 0.5**0.5))))
@@ -63,6 +74,19 @@ def legalise() -> Any:
     )
 
 
+def _invert(divisors: Any) -> Any | None:
+    """A constant of what 1 comes to over each number of another; None for what is none, or beyond float32's range."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    if not isinstance(divisors, GenericConst) or divisors.ty.dtype != "float32":
+        return None
+    with np.errstate(divide="ignore", over="ignore"):
+        factors = np.float32(1) / divisors.value.numpy()
+    return relax.const(factors, "float32") if np.isfinite(factors).all() else None
+
+
 def _is_one_for_all(numbers: Any, divisors: Any) -> bool:
     """Whether neighbouring numbers are divided by the same one."""
-    return numbers.dtype == "float32" and len(numbers.shape) > 0 and all(int(d) == 1 for d in divisors.shape[-1:])
+    shape, other = (bindings.static_shape(each.ty) for each in (numbers, divisors))
+    return bool(shape) and other is not None and other[-1:] in ((), (1,)) and numbers.ty.dtype == "float32"
