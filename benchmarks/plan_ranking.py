@@ -24,6 +24,8 @@ import search_efficiency
 
 MODELS = "squeezenet1.1,mobilenet_v2"
 _SHOWN = 3
+# In which a workload's plans take turns: hosts that others use, too, are slower for seconds at a time.
+_ROUNDS = 12
 # Weights in turns: so many bytes of copies.
 _COLD_BYTES = 64 << 20
 # First choices by other figures of the core that are timed.
@@ -55,7 +57,7 @@ def measure(options: Any) -> dict[str, Any]:
     from farm.search.target import host_target
 
     tvm_env.load()
-    timer = search_efficiency.Timer(options.quick, _COLD_BYTES)
+    timer = search_efficiency.Timer(options.quick, _COLD_BYTES, _ROUNDS)
     tried = list_figures(options.figures)
     found = {
         workload.hash: workload
@@ -111,24 +113,25 @@ def rank(
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
     if outlook is None:
         return None
-    space, timed = ScheduleSpace(workload), []
+    space = ScheduleSpace(workload)
     plans = list(zip(outlook.plans(), space.ranked, strict=False))
     others = [_with_figures(outlook, figures) for figures in tried]
     wanted = [plan for other in others for _, plan in other.plans()[:_FIRST]]
+    chosen, candidates = [], []
     for at, ((prediction, plan), genome) in enumerate(plans):
         if at >= options.plans and plan not in wanted:
             continue
         (evaluated,) = space.evaluate([(genome, 0)])
-        if evaluated is None:
-            continue
-        candidate = space.describe(evaluated)
-        seconds = timer.time(workload, candidate.hash, candidate.module_json, candidate.arguments)
-        if seconds is not None:
-            timed.append((seconds, prediction.seconds, plan))
+        if evaluated is not None:
+            candidate = space.describe(evaluated)
+            chosen.append((prediction.seconds, plan))
+            candidates.append((candidate.hash, candidate.module_json, candidate.arguments))
+    seconds = timer.time_in_turns(workload, candidates)
+    timed = [(taken, *each) for taken, each in zip(seconds, chosen, strict=True) if taken is not None]
     if not timed:
         return None
     fastest = sorted(timed, key=lambda each: each[0])
-    chosen = [min(timed, key=lambda each: _predict(other, each[2]))[0] for other in others]
+    by_others = [min(timed, key=lambda each: _predict(other, each[2]))[0] for other in others]
     return {
         "name": workload.name,
         "plans": len(timed),
@@ -139,7 +142,7 @@ def rank(
             {"us": _machine.round_to(s * 1e6), "predicted_us": _machine.round_to(p * 1e6), "plan": dict(plan)}
             for s, p, plan in fastest[:_SHOWN]
         ],
-        "others_over_best": [seconds / fastest[0][0] for seconds in chosen],
+        "others_over_best": [taken / fastest[0][0] for taken in by_others],
     }
 
 

@@ -10,11 +10,13 @@ Default budget: 3 workloads x 3 seeds x 64 trials, about half an hour on two cor
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import pathlib
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import _machine
@@ -108,6 +110,26 @@ def make_workloads(config: dict[str, Any]) -> list[Any]:
     return found
 
 
+@dataclasses.dataclass
+class _Program:
+    """A function and its arguments in turns; `calls` is how many last long enough to be timed."""
+
+    function: Any
+    turns: Iterator[list[Any]]
+    calls: int = 1
+
+    def sample(self) -> float:
+        """Processor seconds of a call."""
+        while True:
+            began = time.process_time()
+            for _ in range(self.calls):
+                self.function(*next(self.turns))
+            taken = time.process_time() - began
+            if taken >= LEAST_S:
+                return taken / self.calls
+            self.calls = max(2 * self.calls, int(1.2 * self.calls * LEAST_S / max(taken, 1e-6)))
+
+
 class Timer:
     """Builds and times candidates; each once.
 
@@ -115,25 +137,41 @@ class Timer:
     in a model weights come from beyond the second cache.
     """
 
-    def __init__(self, quick: bool, cold_bytes: int = 0) -> None:
+    def __init__(self, quick: bool, cold_bytes: int = 0, samples: int = SAMPLES) -> None:
         self._cold_bytes = cold_bytes
         self._latency_s: dict[tuple[str, str], float | None] = {}
-        self._samples = 2 if quick else SAMPLES
+        self._samples = 2 if quick else samples
         self.count = 0
         # Processor seconds that building and timing took.
         self.seconds = 0.0
 
     def time(self, workload: Any, candidate: str, module_json: str, arguments: Any) -> float | None:
         """Processor seconds of one call; None where it does not build or run."""
-        key = workload.hash, candidate
-        if key not in self._latency_s:
-            self.count += 1
-            began = time.process_time()
-            self._latency_s[key] = self._run(workload, module_json, arguments)
-            self.seconds += time.process_time() - began
-        return self._latency_s[key]
+        [seconds] = self.time_in_turns(workload, [(candidate, module_json, arguments)])
+        return seconds
 
-    def _run(self, workload: Any, module_json: str, arguments: Any) -> float | None:
+    def time_in_turns(self, workload: Any, candidates: Sequence[tuple[str, str, Any]]) -> list[float | None]:
+        """The same of several, of which each is described as above: the least of what each takes, in turns.
+
+        What else a machine does for seconds at a time is then the same for all.
+        """
+        began = time.process_time()
+        loaded: dict[tuple[str, str], _Program | None] = {}
+        for candidate, module_json, arguments in candidates:
+            key = workload.hash, candidate
+            if key not in self._latency_s and key not in loaded:
+                self.count += 1
+                loaded[key] = self._load(workload, module_json, arguments)
+        taken: dict[tuple[str, str], list[float]] = {key: [] for key in loaded}
+        for _ in range(self._samples):
+            for key, program in loaded.items():
+                if program is not None:
+                    taken[key].append(program.sample())
+        self._latency_s |= {key: min(samples, default=None) for key, samples in taken.items()}
+        self.seconds += time.process_time() - began
+        return [self._latency_s[workload.hash, candidate] for candidate, _, _ in candidates]
+
+    def _load(self, workload: Any, module_json: str, arguments: Any) -> _Program | None:
         import numpy as np
         import tvm
 
@@ -148,21 +186,9 @@ class Timer:
             path = pathlib.Path(folder) / "candidate.so"
             path.write_bytes(library)
             function = tvm.runtime.load_module(str(path))["main"]
-            tensors = [tvm.runtime.tensor(random.standard_normal(shape).astype(dtype)) for shape, dtype in arguments]
-            turns = itertools.cycle(self._list_copies(tensors))
-            function(*tensors)
-            best, calls = float("inf"), 1
-            for _ in range(self._samples):
-                while True:
-                    began = time.process_time()
-                    for _ in range(calls):
-                        function(*next(turns))
-                    taken = time.process_time() - began
-                    if taken >= LEAST_S:
-                        break
-                    calls = max(2 * calls, int(1.2 * calls * LEAST_S / max(taken, 1e-6)))
-                best = min(best, taken / calls)
-        return best
+        tensors = [tvm.runtime.tensor(random.standard_normal(shape).astype(dtype)) for shape, dtype in arguments]
+        function(*tensors)
+        return _Program(function, itertools.cycle(self._list_copies(tensors)))
 
     def _list_copies(self, tensors: list[Any]) -> list[list[Any]]:
         import tvm

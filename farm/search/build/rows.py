@@ -86,7 +86,7 @@ def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
         if len(others) != 1:
             return None
         (value,) = others
-    loads, calls = _list_parts(value)
+    loads, calls = expressions.read_value(value)[0], expressions.list_calls(value)
     if kind is None and (moves != {1} or not calls):
         return None
     whole = _find_whole(store.buffer, shared)
@@ -101,22 +101,6 @@ def _find_whole(buffer: Any, shared: Mapping[Any, Any]) -> Any:
     """The buffer in whose memory one lies, or itself."""
     whole = next(iter(getattr(shared.get(buffer), "args", None) or ()), None)
     return _find_whole(whole, shared) if hasattr(whole, "shape") else buffer
-
-
-def _list_parts(value: Any) -> tuple[list[Any], set[str]]:
-    """All that an expression loads, and the names of the functions that it calls."""
-    from tvm.ir.expr import Call, TensorLoad
-
-    loads, calls, left = [], set(), [value]
-    while left:
-        part = left.pop()
-        if isinstance(part, TensorLoad):
-            loads.append(part)
-            continue
-        if isinstance(part, Call):
-            calls.add(part.op.name)
-        left += expressions.parts(part)
-    return loads, calls
 
 
 def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:

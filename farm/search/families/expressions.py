@@ -30,16 +30,24 @@ def read_value(value: Any) -> tuple[list[Any], list[Any]]:
     from tvm import tirx
     from tvm.ir.expr import TensorLoad
 
-    loads, comparisons = [], []
+    inside = list(_list_inside(value))
+    loads = [each for each in inside if isinstance(each, TensorLoad)]
+    return loads, [each for each in inside if isinstance(each, (tirx.LT, tirx.LE, tirx.GT, tirx.GE))]
+
+
+def list_calls(value: Any) -> set[str]:
+    """The names of the functions that an expression calls, indices included; TVM spells choices as such."""
+    from tvm.ir.expr import Call
+
+    return {each.op.name for each in _list_inside(value) if isinstance(each, Call)}
+
+
+def _list_inside(value: Any) -> Iterator[Any]:
     left = [value]
     while left:
         part = left.pop()
-        if isinstance(part, TensorLoad):
-            loads.append(part)
-        if isinstance(part, (tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
-            comparisons.append(part)
+        yield part
         left += parts(part)
-    return loads, comparisons
 
 
 def slope(index: Any, variable: Any) -> int:

@@ -16,6 +16,9 @@ from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
 from farm.search.graph import winograd
 
+# Calls that only choose between two values.
+_CHOICES = {"tirx.if_then_else", "tirx.likely"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
@@ -188,14 +191,5 @@ def _sums_neighbours(block: Any) -> bool:
 
 def _calls(block: Any) -> bool:
     """Whether a block computes more than arithmetic: exponentials, roots and such."""
-    from tvm.ir.expr import Call
-
-    left = [getattr(block.body, "value", None)]
-    while left:
-        part = left.pop()
-        if part is None:
-            continue
-        if isinstance(part, Call) and part.op.name not in ("tirx.if_then_else", "tirx.likely"):
-            return True
-        left += expressions.parts(part)
-    return False
+    value = getattr(block.body, "value", None)
+    return value is not None and bool(expressions.list_calls(value) - _CHOICES)
