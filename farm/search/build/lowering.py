@@ -47,7 +47,9 @@ def _make() -> tuple[Any, Any, Any]:
         module = passes(module)
         for variable, function in module.functions_items():
             target = (function.attrs or {}).get("target")
-            if isinstance(function, tirx.PrimFunc) and target is not None and target.kind.name == "llvm":
+            if not isinstance(function, tirx.PrimFunc) or target is None or target.kind.name != "llvm":
+                continue
+            if _has_known_sizes(function):
                 core = find_core(dict(target.export()))
                 if core is not None:
                     function = rows.use_vectors(function, core.lanes(4))
@@ -56,10 +58,31 @@ def _make() -> tuple[Any, Any, Any]:
                         function = change(function)
                 else:
                     function = unrolling.unroll_sums(function, STACK_BYTES)
-                module.update_func(variable, keep_on_stack(fetching.fetch_ahead(function, target, STACK_BYTES)))
+                function = fetching.fetch_ahead(function, target, STACK_BYTES)
+            module.update_func(variable, keep_on_stack(function))
         return module
 
     return tvm.transform.module_pass(run, opt_level=0, name="FarmPipeline"), of_host, of_device
+
+
+def _has_known_sizes(function: Any) -> bool:
+    """Whether all loops and all data have a number of steps and elements; kernels that ask a core have others."""
+    import tvm_ffi
+    from tvm import tirx
+
+    sizes: list[Any] = []
+
+    def note_loop(loop: Any) -> Any:
+        sizes.append(loop.extent)
+        return loop
+
+    def note_buffer(node: Any) -> Any:
+        sizes.extend(node.buffer.shape)
+        return node
+
+    visits = [(tirx.For, note_loop), (tirx.AllocBuffer, note_buffer), (tirx.DeclBuffer, note_buffer)]
+    tvm_ffi.structural_map(function.body, visits)
+    return all(isinstance(size, tirx.IntImm) for size in sizes)
 
 
 def keep_on_stack(function: Any) -> Any:
