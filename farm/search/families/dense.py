@@ -167,9 +167,7 @@ class Dense:
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
         """Bytes of weights that come from the second cache or beyond for every tile, beside its multiply-adds."""
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
-        # Where blocks of channels are inside, all of them come by before one is read again.
-        inside = plan["order"] == ROWS_OUTSIDE and len(facts.pixels) == 1
-        return weights if (facts.weight_bytes if inside else weights) > core.l1_bytes * _SHARE else 0
+        return weights if weights > core.l1_bytes * _SHARE else 0
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Bytes that a tile waits for because the first cache does not hold what is used again."""
