@@ -176,7 +176,7 @@ class Dense:
         spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
         data = math.prod((size - 1) * stride + reach for size, stride, reach in spans)
         data *= facts.sums[-1].extent * facts.element_bytes
-        waited = core.l2_wait * self._streamed(facts, plan, core)
+        waited = steps.wait_share(core, plan, facts.element_bytes) * self._streamed(facts, plan, core)
         # Where blocks of channels are inside, the same data serve all of them, else each tile comes with new data.
         blocks_inside = plan["order"] == ROWS_OUTSIDE and len(facts.pixels) == 1
         if weights + data > core.l1_bytes:

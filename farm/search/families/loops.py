@@ -10,12 +10,15 @@ from typing import Any
 from farm.search.cores import Core
 from farm.search.families import expressions
 from farm.search.families.facts import Contraction
-from farm.search.families.family import Prediction
+from farm.search.families.family import Plan, Prediction
 
 # Elements of an innermost loop under which it is not shared out among threads.
 _LEAST_RUN = 256
 # The least lanes of a vector whose parts are worth counting.
 _LEAST_PARTED = 8
+# Where a tile's sums only just hide a multiply-add's latency, so much more of a stream is waited for: no step makes up
+# for a late one (7x7x2048>512 on Zen 3: 1,797 us in tiles of 2 by four vectors, 1,482 of 5 by two). No board has told.
+_NOT_CAUGHT_UP = 0.1
 # Shares of a parallel loop that each thread should find.
 _SHARES = 4
 
@@ -135,6 +138,13 @@ def pieces(outside: int, extents: Sequence[int], threads: int) -> tuple[int, ...
     finer = [d for d in cuts if run // d >= _LEAST_RUN and outside * d <= threads * _SHARES * 2]
     count = outside * max(finer, default=1)
     return (count, 0) if count > 1 else (0,)
+
+
+def wait_share(core: Core, plan: Plan, element_bytes: int) -> float:
+    """Share of a stream from the second cache that a tile's multiply-adds wait for."""
+    sums = plan["pixels"] * plan["rows"] * plan["vectors"]
+    hidden = core.fma_latency * core.fma_per_cycle(plan["lanes"] * element_bytes * 8)
+    return core.l2_wait + (_NOT_CAUGHT_UP if sums <= hidden and not core.lane_fma else 0.0)
 
 
 def moving_cycles(moved_bytes: float, core: Core) -> float:

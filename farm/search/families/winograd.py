@@ -22,7 +22,7 @@ from farm.search.families.dense import (
     step_cycles,
 )
 from farm.search.families.family import Plan, Prediction
-from farm.search.families.loops import divisors
+from farm.search.families.loops import divisors, wait_share
 from farm.search.graph import winograd
 
 _MOST_VECTORS = 6
@@ -152,7 +152,8 @@ class Winograd:
         step = step_cycles(core, bits, tile, vectors, joint)
         if core.line_wait and tile * vectors < 2 * core.fma_latency:
             step *= _FEW_SUMS
-        inner = max(facts.depth * step, near) + core.l2_wait * near + 2 * tile * vectors / core.loads_per_cycle(bits)
+        inner = max(facts.depth * step, near) + wait_share(core, plan, facts.element_bytes) * near
+        inner += 2 * tile * vectors / core.loads_per_cycle(bits)
         inner += core.l2_wait * _BEGUN if shared == 1 and core.fetched_bytes else 0.0
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
