@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farm.search.cores import core_of
 from farm.search.families import loops
 
 
@@ -37,3 +38,13 @@ def test_short_runs_and_single_cores_are_not_shared_out() -> None:
     assert loops.pieces(1, (100,), 4) == (0,)
     assert loops.pieces(50, (100,), 4) == (50, 0)
     assert loops.pieces(50, (100,), 1) == (0,)
+
+
+def test_tiles_with_just_enough_sums_wait_for_more_of_a_stream() -> None:
+    """Eight vectors of sums hide four cycles of two multiply-adds each, ten have one to spare; Arm is left."""
+    zen = core_of({"mtriple": "x86_64-linux-gnu", "mcpu": "znver3"})
+    nano = core_of({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57"})
+    exact = {"lanes": 8, "vectors": 4, "pixels": 2, "rows": 1}
+    spare = exact | {"vectors": 2, "pixels": 5}
+    assert loops.wait_share(zen, exact, 4) > loops.wait_share(zen, spare, 4) == zen.l2_wait
+    assert loops.wait_share(nano, {"lanes": 4, "vectors": 1, "pixels": 4, "rows": 1}, 4) == nano.l2_wait
