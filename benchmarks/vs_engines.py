@@ -64,7 +64,8 @@ def measure(options: Any) -> dict[str, Any]:
                 rows.append({"name": name, "error": compiled, "threads": {}})
                 continue
             row: dict[str, Any] = {"name": name, "compiled": dict(compiled.summary), "threads": {}}
-            libraries = {"ours": compiled, "untried": untried.get(name)}
+            tried = {"ours": compiled, "untried": untried.get(name)}
+            libraries = {engine: each for engine, each in tried.items() if isinstance(each, _farm.Built)}
             for count in threads:
                 peaks.measure(session, settings)
                 try:
@@ -97,18 +98,14 @@ def compare_engines(
     session: BoardSession,
     settings: Settings,
     model: _farm.Model,
-    libraries: Mapping[str, _farm.Built | str | None],
+    libraries: Mapping[str, _farm.Built],
     threads: int,
     environment: _ncnn.Environment | None,
     runs: int,
 ) -> dict[str, Any]:
     """All engines in turns with so many threads; what cannot run ncnn says why."""
     programs: dict[str, _farm.Program | _farm.Elsewhere] = {
-        **{
-            name: _farm.Program(Engine.RELAX_VM, built.library, threads)
-            for name, built in libraries.items()
-            if isinstance(built, _farm.Built)
-        },
+        **{name: _farm.Program(Engine.RELAX_VM, built.library, threads) for name, built in libraries.items()},
         "onnxruntime": _farm.Program(Engine.ONNXRUNTIME, model.source.onnx_bytes, threads),
     }
     (image,) = make_inputs(model.inputs, settings.seed).values()
