@@ -244,6 +244,17 @@ def test_attempts_are_bounded() -> None:
     assert len(hands.of(v.Count)) == 100
 
 
+def test_a_sample_is_taken_again_on_another_board() -> None:
+    """A board whose samples stay bad costs no candidate its place while others are there, and loses it none."""
+    hands = fleet("hot", "b", max_attempts=2, max_losses=1, max_faults_in_a_row=1000)
+    while hands.measures:
+        now = hands.running()[0]
+        hands.measure(now.assignment, FaultSide.SAMPLE if now.board == "hot" else None)
+        hands.supply()
+    assert not [*hands.of(v.Discard), *hands.of(v.Ban)]
+    assert len(hands.of(v.Count)) == 100
+
+
 def test_a_campaign_in_which_nothing_works_is_paused() -> None:
     """After so many faults in a row of which no candidate is guilty, the campaign waits for an operator."""
     hands = fleet("a", max_faults_in_a_row=5)

@@ -58,8 +58,8 @@ def _has_work(draft: Draft, pool: Pool) -> bool:
 def _fill(draft: Draft, key: PoolKey, kind: str, point: str, stays: bool) -> None:
     """Give work to the boards of a group for as long as there is some for one of them."""
     while names := getattr(draft.pools[key], kind).get(point, ()):
-        # A job avoids fewer boards than `max_losses`, so what none of so many may have, none of the group may.
-        for name in names[: draft.settings.max_losses]:
+        # A job avoids fewer boards than `max_attempts`, so what none of so many may have, none of the group may.
+        for name in names[: draft.settings.max_attempts]:
             pick = _find_pick(draft, key, name, point)
             if pick is not None and (pick.stays or not stays):
                 draft.assign(pick.job, name, pick.used)

@@ -336,7 +336,7 @@ def _(event: v.HostReserved, draft: Draft) -> None:
 
 
 def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None) -> None:
-    """A job failed through no fault of its candidate that is proven: once more, elsewhere if the board is to blame.
+    """A job failed through no fault of its candidate that is proven: once more, elsewhere if the board may be to blame.
 
     `board` None: its build failed.
     """
@@ -344,15 +344,17 @@ def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None
     job = draft.jobs[job_number]
     job = change(job, attempts=job.attempts + 1)
     if side is FaultSide.BOARD and board is not None:
-        avoid = job.avoid if board in job.avoid else (*job.avoid, board)
-        job = change(job, losses=job.losses + 1, avoid=avoid)
+        job = change(job, lost_on=(*job.lost_on, board))
+    if side in (FaultSide.BOARD, FaultSide.SAMPLE) and board is not None and board not in job.avoid:
+        # A hot board spoils all its samples: three there would cost a good candidate its place.
+        job = change(job, avoid=(*job.avoid, board))
     draft.jobs[job_number] = job
     campaign = draft.campaign_of(draft.tasks[job.task])
     name = campaign.spec.name
     faulty = campaign.faulty if board is None else campaign.faulty | {board}
     draft.set_campaign(name, faults_in_a_row=campaign.faults_in_a_row + 1, faulty=faulty)
-    if job.losses >= settings.max_losses:
-        draft.ban(job_number, f"{job.losses} boards were lost under it: {', '.join(job.avoid)}")
+    if len(job.lost_on) >= settings.max_losses:
+        draft.ban(job_number, f"{len(job.lost_on)} boards were lost under it: {', '.join(sorted(set(job.lost_on)))}")
     elif job.attempts >= settings.max_attempts:
         draft.discard(job_number, f"{job.attempts} attempts failed, the last by the {side}'s fault")
     elif board is None:

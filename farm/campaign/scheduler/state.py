@@ -183,7 +183,10 @@ class RequestEntry:
 
 @dataclasses.dataclass(frozen=True)
 class JobEntry:
-    """A candidate from proposal to conclusion. `avoid` are the boards that failed under it; `stage` is where it is."""
+    """A candidate from proposal to conclusion; `stage` is where it is.
+
+    `lost_on` are the boards that were lost under it, once for each time, `avoid` all that did not bring it to an end.
+    """
 
     number: int
     task: int
@@ -191,7 +194,7 @@ class JobEntry:
     stage: str
     since_s: float
     attempts: int = 0
-    losses: int = 0
+    lost_on: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
     assignments: tuple[int, ...] = ()
 
