@@ -16,7 +16,7 @@ from typing import Any
 from farm.errors import InternalError
 from farm.search import names, tvm_env
 from farm.search.families import facts
-from farm.search.graph import dots
+from farm.search.graph import dot_instructions
 from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]
@@ -45,7 +45,7 @@ def restore(text: str, entry: Any, target: Any) -> Any:
         record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
         if any(kind == "Tensorize" for kind, *_ in instructions):
-            dots.register_all()
+            dot_instructions.register_all()
         record.trace.apply_to_schedule(schedule, remove_postproc=True)
         finish(schedule, context)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit

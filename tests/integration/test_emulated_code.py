@@ -151,14 +151,14 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
     from farm.search import cores, tvm_env
     from farm.search.build import builder
     from farm.search.families.rule import read_outlook
-    from farm.search.graph import dots
+    from farm.search.graph import dot_instructions
     from tests.integration.test_emulated_families import list_products_of_bytes
 
     tvm = tvm_env.load()
     nano = require_board_type("jetson-nano").target
     assert nano is not None
     target, draw = nano.to_tvm(), random.Random(0)
-    dots.register_all()
+    dot_instructions.register_all()
     for case, function, arguments, wanted in list_products_of_bytes(target):
         module = tvm.IRModule({"main": function})
         outlook = read_outlook(module, cores.core_of(target))

@@ -10,13 +10,14 @@ from farm.search.cores import Core
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan
-from farm.search.graph import dots
+from farm.search.graph import dot_instructions, dots
+from farm.search.graph.dot_instructions import STEP
 
-# Where a product takes several instructions: how many times as long as the second cache needs for a line it is waited
-# for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
+# On Arm, where a product takes several instructions: how many times as long as the second cache needs for a line it is
+# waited for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
 _WAITED = 3.0
-# Registers of what is on its way: data of a pixel in two, products in 16 bits.
-_PASSING = 7
+# Registers of what is on its way: data of a pixel in two, products in 16 bits. On x86 these, their sizes, and ones.
+_PASSING, _PASSING_X86 = 7, 4
 
 
 class Dots(Dense):
@@ -36,8 +37,8 @@ class Dots(Dense):
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """As `dense`, with the lanes that the instruction is there for."""
         found = dict(super().options(facts, core))
-        # A register of one lane is no vector.
-        return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes >= dots.STEP)}
+        there = dot_instructions.list_lanes("aarch64" if core.lane_fma else "x86_64", facts.at_once)
+        return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes in there)}
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
         """Set the sums to zero first; an instruction takes the place of the lanes."""
@@ -46,30 +47,34 @@ class Dots(Dense):
         kinds = {str(region.source.dtype) for region in schedule.get(main).reads}
         data = "uint8" if "uint8" in kinds else "int8"
         at_once = int(schedule.get(main).annotations[dots.MARK])
-        schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent), at_once))
+        schedule.tensorize(lane, dot_instructions.register(data, int(schedule.get(lane).extent), at_once))
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
-        """Where a product of bytes takes three instructions: weights are two vectors, and so are a pixel's data."""
-        if facts.at_once == dots.STEP:
+        """Where a product of bytes takes several instructions: on Arm weights are two vectors, and so are data."""
+        if facts.at_once == STEP:
             return super()._count_held(facts, plan, core)
-        return plan["vectors"] + _PASSING
+        return plan["vectors"] + _PASSING if core.lane_fma else _PASSING_X86
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Where a product of bytes takes several instructions, a tile waits for all of its weights unless they stay."""
+        """Where a product of bytes takes several instructions, on Arm a tile waits for all of its weights."""
         waited = super()._reloads(facts, plan, core)
-        if facts.at_once == dots.STEP:
+        if facts.at_once == STEP or not core.lane_fma:
             return waited
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
         return waited + (_WAITED * weights if waited else 0.0)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Of Arm's two vector pipes one multiplies and one adds up; weights and data are made ready by either."""
-        if facts.at_once == dots.STEP:
+        """Of twice as many pipes as multiply-adds have; either kind makes weights and data ready.
+
+        On Arm half of them multiply and half add up, on x86 (Zen 3) half multiply and all do the rest.
+        """
+        if facts.at_once == STEP:
             return super()._step_cycles(facts, plan, core)
         pixels, vectors = plan["pixels"] * plan["rows"], plan["vectors"]
         tile = pixels * vectors
         rate = core.fma_per_cycle(core.vector_bits)
-        issued = (3 * tile + 4 * pixels + 3 * vectors) / core.issue_width
-        return max(
-            2 * tile / rate, (3 * tile + 2 * pixels + 2 * vectors) / 2 / rate, issued, 2 * pixels / core.load_pipes
-        )
+        made, ready, loads = 3 * tile, 2 * (pixels + vectors), 2 * pixels
+        if not core.lane_fma:
+            made, ready, loads = 4 * tile, pixels, pixels + vectors
+        issued = (made + ready + 2 * pixels + vectors) / core.issue_width
+        return max(2 * tile / rate, (made + ready) / 2 / rate, issued, loads / core.load_pipes)

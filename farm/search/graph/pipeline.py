@@ -22,6 +22,7 @@ from farm.search.graph import (
     copy_fusion,
     decomposition,
     deconvolutions,
+    dot_instructions,
     dots,
     half_arithmetic,
     half_precision,
@@ -159,7 +160,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     from tvm.relax import transform
 
     # Before constants are folded, which would make float32 of weights in 8 bits.
-    passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
+    passes = [quantised.lower(dot_instructions.data_type(target))] if pipeline.canonical else []
     passes += [
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
