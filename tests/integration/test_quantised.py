@@ -17,16 +17,18 @@ from farm.models import quantise
 from farm.models.source import resolve_model
 from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule
-from farm.search.graph import dot_instructions, pipeline
+from farm.search.graph import dot_instructions, dots, pipeline
 from farm.search.graph.prepared import Prepared, prepare_model
 
 tvm = tvm_env.load()
+from tvm.target import codegen  # noqa: E402
 
 RNG = np.random.default_rng(5)
 HOST = target.host_target(1)
 # Without and with the instruction; neither depends on the machine that runs this.
 PLAIN = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64", "num-cores": 1}
 ABLE = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
+PAIRS = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2}
 HALF = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "alderlake", "num-cores": 2}
 ORIN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a78", "mattr": ["+neon"], "num-cores": 4}
 NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
@@ -168,11 +170,13 @@ def has_instruction(config: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
-@pytest.mark.parametrize("config", [PLAIN, HOST], ids=["plain", "host"])
+@pytest.mark.parametrize("config", [PLAIN, PAIRS, HOST], ids=["plain", "pairs", "host"])
 def test_a_graph_computes_what_onnx_runtime_computes(
     build: Callable[[], onnx.ModelProto], config: Mapping[str, Any]
 ) -> None:
     """To a step of the output's bytes in a few places, where a sum is nearly a half; nearly everywhere exactly."""
+    if config == PAIRS and not codegen.target_has_features("avx2", target.make_target(HOST)):
+        config = PLAIN
     model = build()
     value = RNG.standard_normal(shape_of(model)).astype("float32")
     executable, _ = scheduled(model, config)
@@ -192,8 +196,8 @@ def shape_of(model: onnx.ModelProto) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("config", "instruction"),
-    [(ABLE, "vpdpbusd"), (HALF, "vpdpbusd"), (ORIN, "sdot")],
-    ids=["512 bits", "256 bits", "arm"],
+    [(ABLE, "vpdpbusd"), (HALF, "vpdpbusd"), (PAIRS, "vpmaddubsw"), (ORIN, "sdot")],
+    ids=["512 bits", "256 bits", "256 bits in pairs", "arm"],
 )
 @pytest.mark.parametrize("build", [padded_convolution, residual, signed, dense], ids=lambda build: build.__name__)
 def test_products_of_bytes_are_the_instructions(
@@ -202,6 +206,8 @@ def test_products_of_bytes_are_the_instructions(
     """For a target that has it every product is in the family, whichever bytes the model's are."""
     executable, families = scheduled(build(), config)
     products = sum(node.op_type in ("Conv", "Gemm", "MatMul") for node in build().graph.node)
+    if (build, config) == (dense, PAIRS):
+        products -= 1  # its twelve channels fill no vectors of eight
     assert families.count("dots") == products
     assert instruction in executable.mod.imports[0].inspect_source("asm")
 
@@ -210,6 +216,27 @@ def test_a_target_without_products_of_bytes_has_plain_integers() -> None:
     """Plain x86-64's functions sum up in 32 bits, and are of the dense family."""
     assert not has_instruction(PLAIN)
     assert find_families(PLAIN) == {"dense"}
+
+
+def test_pairs_are_exact_at_the_ends() -> None:
+    """-128 and 127 times -127 and 127, all of one sign: two products just have room in 16 bits."""
+    data = RNG.choice(np.array([-128, 127], "int8"), (6, 64))
+    weights = RNG.choice(np.array([-127, 127], "int8"), (64, 16))
+    data[0], data[1] = -128, 127
+    weights[:, 0], weights[:, 1] = 127, -127
+    function = dots.make_product(data.shape, "int8", weights.shape[1], 2).with_attr("global_symbol", "main")
+    module = tvm.IRModule({"main": function})
+    able = codegen.target_has_features("avx2", target.make_target(HOST))
+    outlook = rule.read_outlook(module, cores.core_of(PAIRS))
+    assert outlook is not None
+    assert outlook.family.name == "dots"
+    for _, plan in outlook.plans()[:3] if able else ():
+        schedule = tvm.s_tir.Schedule(module)
+        outlook.apply(schedule, plan)
+        result = tvm.runtime.tensor(np.zeros((6, 16), "int32"))
+        built = tvm.compile(schedule.mod, target.make_target(PAIRS))
+        built["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(dots.pack(weights)), result)
+        np.testing.assert_array_equal(result.numpy(), data.astype("int32") @ weights.astype("int32"))
 
 
 def test_a_nano_multiplies_eight_bytes_at_a_time() -> None:
@@ -245,9 +272,7 @@ def test_a_quantised_zoo_model_is_near_the_float_one() -> None:
     specs = model_inputs.read_inputs(source.load())
     examples = quantise.read_calibration("random", specs, 4)
     done = quantise.quantise(source, examples)
-    executable, families = scheduled(
-        onnx.load_model_from_string(done.onnx_bytes), ABLE if has_instruction(HOST) else PLAIN
-    )
+    executable, families = scheduled(onnx.load_model_from_string(done.onnx_bytes), HOST)
     (name,) = examples[0]
     wanted = onnxruntime.InferenceSession(source.onnx_bytes).run(None, dict(examples[0]))[0]
     found = run(executable, examples[0][name])

@@ -11,12 +11,13 @@ from farm.search.families.dense import Dense
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan
 from farm.search.graph import dot_instructions, dots
-from farm.search.graph.dot_instructions import STEP
 
 # On Arm, where a product takes several instructions: how many times as long as the second cache needs for a line it is
 # waited for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
 _WAITED = 3.0
-# Registers of what is on its way: data of a pixel in two, products in 16 bits. On x86 these, their sizes, and ones.
+# On x86, where products, sums and signs crowd each other: eight of each take Zen 3 11.5 cycles, not eight.
+_CROWDED = 1.4
+# Registers of what is on its way: data of a pixel in two, products in 16 bits; on x86 data, their sizes, ones as well.
 _PASSING, _PASSING_X86 = 7, 4
 
 
@@ -51,30 +52,30 @@ class Dots(Dense):
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
         """Where a product of bytes takes several instructions: on Arm weights are two vectors, and so are data."""
-        if facts.at_once == STEP:
+        if facts.at_once == dot_instructions.STEP:
             return super()._count_held(facts, plan, core)
         return plan["vectors"] + _PASSING if core.lane_fma else _PASSING_X86
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Where a product of bytes takes several instructions, on Arm a tile waits for all of its weights."""
         waited = super()._reloads(facts, plan, core)
-        if facts.at_once == STEP or not core.lane_fma:
+        if facts.at_once == dot_instructions.STEP or not core.lane_fma:
             return waited
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
         return waited + (_WAITED * weights if waited else 0.0)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Of twice as many pipes as multiply-adds have; either kind makes weights and data ready.
+        """Of twice as many pipes as multiply-adds have.
 
-        On Arm half of them multiply and half add up, on x86 (Zen 3) half multiply and all do the rest.
+        On Arm half of them multiply and half add up, and either makes weights and data ready. On x86 half multiply.
         """
-        if facts.at_once == STEP:
+        if facts.at_once == dot_instructions.STEP:
             return super()._step_cycles(facts, plan, core)
         pixels, vectors = plan["pixels"] * plan["rows"], plan["vectors"]
         tile = pixels * vectors
-        rate = core.fma_per_cycle(core.vector_bits)
-        made, ready, loads = 3 * tile, 2 * (pixels + vectors), 2 * pixels
+        rate = core.fma_per_cycle(plan["lanes"] * facts.element_bytes * 8)
         if not core.lane_fma:
-            made, ready, loads = 4 * tile, pixels, pixels + vectors
-        issued = (made + ready + 2 * pixels + vectors) / core.issue_width
-        return max(2 * tile / rate, (made + ready) / 2 / rate, issued, loads / core.load_pipes)
+            made, issued = 4 * tile + pixels, (4 * tile + 2 * pixels + vectors) / core.issue_width
+            return max(_CROWDED * made / 2 / rate, issued, (pixels + vectors) / core.load_pipes)
+        made, issued = 3 * tile + 2 * pixels + 2 * vectors, (3 * tile + 4 * pixels + 3 * vectors) / core.issue_width
+        return max(2 * tile / rate, made / 2 / rate, issued, 2 * pixels / core.load_pipes)

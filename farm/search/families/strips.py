@@ -19,6 +19,7 @@ from farm.search.families import loops as steps
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, PAD_ROWS, Dense
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.family import Plan, Prediction
+from farm.search.graph import dots
 
 # Most strips' heights that are tried; strips of few rows compute much twice.
 _MOST_STRIPS = 12
@@ -76,6 +77,8 @@ class StripFamily:
         first = self.find_first(schedule, names, sums[1])
         found = self._tiles.read_blocks(schedule, names[:first])
         if found is None or len(found.pixels) != 3 or found.pixels[0].extent != 1:
+            return None
+        if dots.MARK in _read_block(schedule, found.main).annotations:  # whose instruction only `dots` knows
             return None
         between = _read_block(schedule, found.last).writes[0].source
         window = self.read_window(schedule, names[first:], between)
