@@ -37,13 +37,15 @@ _MEANING = """
                     vi, vk = T.axis.remap("SR", [i, k])
                     C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
 """
+# Four products' data in every lane.
+_PIXEL = """T.reinterpret(
+    T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
+)"""
 _CODE = """
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("{instruction}"),
             C.vload([0], dtype="int32x{lanes}"),
-            T.reinterpret(
-                T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
-            ),
+            {pixel},
             B.vload([0, 0], dtype="int8x{size}"),
             dtype="int32x{lanes}",
         )
@@ -92,23 +94,14 @@ _CODE_OF_SIGNED_PAIRS = """
                 T.llvm_lookup_intrinsic_id("{instruction}"),
                 T.call_llvm_pure_intrin(
                     T.llvm_lookup_intrinsic_id("llvm.x86.avx2.psign.b"),
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}),
-                        dtype="int8x{size}",
-                    ),
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}),
-                        dtype="int8x{size}",
-                    ),
+                    {pixel},
+                    {pixel},
                     dtype="int8x{size}",
                 ),
                 T.call_llvm_pure_intrin(
                     T.llvm_lookup_intrinsic_id("llvm.x86.avx2.psign.b"),
                     B.vload([0, 0], dtype="int8x{size}"),
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}),
-                        dtype="int8x{size}",
-                    ),
+                    {pixel},
                     dtype="int8x{size}",
                 ),
                 dtype="int16x{pairs}",
@@ -184,7 +177,7 @@ def register(data: str, lanes: int, at_once: int = STEP) -> str:
     every = itertools.chain(*INSTRUCTIONS.values())
     found = next(each for each in every if (each.data, each.at_once) == (data, at_once) and lanes in each.lanes)
     words = {"data": data, "lanes": lanes, "size": STEP * lanes, "pairs": 2 * lanes}
-    words["instruction"] = found.name.format(bits=32 * lanes)
+    words |= {"instruction": found.name.format(bits=32 * lanes), "pixel": _PIXEL.format(**words)}
     meaning, code = (
         tvm.script.from_source(_SCRIPT.format(name=name, body=body.strip().format(**words), **words))
         for name, body in (("meaning", _MEANING), ("code", found.code))
