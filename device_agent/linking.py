@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
+
+from device_agent.protocol.interpreters import python_command
 
 # Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
 _TIMEOUT_S = 120.0
@@ -56,7 +57,7 @@ def find_linker() -> list[str]:
         if found := shutil.which(name):
             return [found]
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        return python_command("-m", "ziglang", "cc")
     raise NoLinkerError(
         "this board has no g++, gcc or ziglang to link uploaded objects with; upload a linked .so, or install ziglang"
     )

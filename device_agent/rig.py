@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from device_agent import processes, workspace
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, HelperUnavailableError
 from device_agent.protocol.hardware import Cluster
+from device_agent.protocol.interpreters import python_command
 from device_agent.sysfs import VIRTUAL_PREFIX
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Rig:
         log = self.folder / f"{command[1]}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ
+                python_command(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ
             )
         self._stack.callback(_stop, process)
         processes.spare(process.pid)

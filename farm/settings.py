@@ -173,6 +173,7 @@ def parse_store(text: str) -> StoreLocation:
 
 
 _LAST_PORT = 65535
+_FOLDERS = ("FARM_HOME", "FARM_SHARED", "FARM_BOARD_TYPES", "FARM_CORE_TYPES")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
@@ -182,12 +183,23 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     for field in dataclasses.fields(Settings):
         text = environment.get(field.metadata["env"])
         if text is not None:
+            if text and field.metadata["env"] in _FOLDERS:
+                text = _make_absolute(text)
             values[field.name] = _parse(field, text)
     settings = Settings(**values)
     for env, port in (("FARM_TRACKER_PORT", settings.tracker_port), ("FARM_METRICS_PORT", settings.metrics_port)):
         if port > _LAST_PORT:
             raise UsageError(f"{env}={port} is no port: they end at 65535")
     return settings
+
+
+def find_folders() -> dict[str, str]:
+    """Return the variables that name a folder, with absolute paths: for children that work in another folder."""
+    return {name: _make_absolute(os.environ[name]) for name in _FOLDERS if os.environ.get(name)}
+
+
+def _make_absolute(folder: str) -> str:
+    return str(Path(folder).expanduser().absolute())
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> Any:

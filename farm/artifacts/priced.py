@@ -13,13 +13,13 @@ import functools
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import CountedSegment, Engine, Limits, OperatingPoint, PinStatus, RunSpec, Status
+from device_agent.protocol.interpreters import python_command
 from farm import emulation
 from farm.artifacts.compile import compile_model
 from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError
@@ -252,7 +252,7 @@ def _count(
             jobs += [about | {"threads": threads} for threads in program.threads]
         order = folder / "order.json"
         order.write_text(json.dumps({"board_type": kind.name, "natives": str(natives), "jobs": jobs}))
-        command = [sys.executable, "-m", "device_agent.emulated.pricing", str(order)]
+        command = python_command("-m", "device_agent.emulated.pricing", str(order))
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:

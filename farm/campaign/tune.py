@@ -10,13 +10,13 @@ import dataclasses
 import math
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome
+from device_agent.protocol.interpreters import python_command
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.engine import CampaignEngine, engine_up
@@ -243,7 +243,7 @@ class _Run:
         folder = home / "cache" / "warm"
         folder.mkdir(parents=True, exist_ok=True)
         triple = self._request.board_type.link_triple or ""
-        command = [sys.executable, "-c", _WARM_LINKER, str(folder), triple]
+        command = python_command("-c", _WARM_LINKER, str(folder), triple)
         warming = children.start(command, home / "logs" / "linker.log", os.environ)
         try:
             yield

@@ -11,12 +11,12 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import DeadlineError, TransientError, UnavailableError
 from farm.processes import children
 
@@ -59,7 +59,7 @@ class Tracker:
         """
         port = _free_port(first_port, tries)
         process = children.start(
-            [sys.executable, "-c", _PROGRAM, "127.0.0.1", str(port)],
+            python_command("-c", _PROGRAM, "127.0.0.1", str(port)),
             log,
             # The tracker needs none of TVM's compiler, and starts in half the time without it.
             {**os.environ, "TVM_USE_RUNTIME_LIB": "1"},

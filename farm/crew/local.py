@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 
+from device_agent.protocol.interpreters import python_command
 from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind
 from farm.errors import DeadlineError, LeaseOverError, UnavailableError
@@ -95,7 +95,7 @@ class LocalFarm:
 
         self._ready_file.unlink(missing_ok=True)
         log = self._folder / "agent.log"
-        command = [sys.executable, "-m", "device_agent", "serve", "--board-type", "local"]
+        command = python_command("-m", "device_agent", "serve", "--board-type", "local")
         command += ["--tracker", f"{self.tracker.host}:{self.tracker.port}", "--port", str(FIRST_AGENT_PORT)]
         # The agent's range begins below the tracker's default port and reaches past it, so a second farm finds room.
         command += [

@@ -10,11 +10,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import TransientError
+from farm.settings import find_folders
 
 STOP_TIMEOUT_S = 5.0
 LOG_BYTES = 4 << 20
@@ -73,12 +74,12 @@ def start_for_home(
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / output).open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", *module],
+            python_command("-m", *module),
             stdin=stdin,
             stdout=file,
             stderr=file,
-            env=os.environ | {"FARM_HOME": str(home)},
-            # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
+            env=os.environ | find_folders() | {"FARM_HOME": str(home)},
+            # It outlives the command: the folder of that may be removed or unmounted.
             cwd="/",
             start_new_session=True,
         )

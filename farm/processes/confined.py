@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from device_agent.protocol.interpreters import python_command
 from farm import errors
 from farm.errors import FarmError, InternalError, UsageError
 from farm.processes import children, confinement
@@ -57,7 +58,7 @@ def call(
         home = str(folder / _HOME)
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         environment |= {"HOME": home, "TMPDIR": home, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", __name__, text, *orders]
+        command = python_command("-m", __name__, text, *orders)
         process = children.start(command, folder / _LOG, environment)
         try:
             code = process.wait(limits.timeout_s)

@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +21,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import DeadlineError, InternalError
 from farm.processes import children
+from farm.settings import find_folders
 
 # A board's child may be within a call on the board, which the cut ends at once, or write to a store that is busy.
 STOP_TIMEOUT_S = 10.0
@@ -70,12 +71,11 @@ class Child:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 output = stack.enter_context(log.open("ab"))
             process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, module, str(theirs.fileno()), str(os.getpid())],
+                python_command("-c", _CODE, module, str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
-                # Python looks for modules where it starts: nothing of the user's may stand in the way of ours.
+                env={**(os.environ if environment is None else environment), **find_folders()},
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
                 # Out of the reach of a terminal's Ctrl-C from its first moment on: who started us decides.

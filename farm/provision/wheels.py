@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import DeadlineError, PermanentError, TransientError, UnavailableError
 from farm.provision.pins import PinnedPackage, to_requirements
 
@@ -45,7 +46,7 @@ def fetch_wheels(pins: Collection[PinnedPackage], python: str, arch: str, folder
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / "requirements.txt"
     wanted.write_text(to_requirements(pins))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command = python_command("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
     command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"]
     command += ["--python-version", python, "--dest", str(folder), "--requirement", str(wanted)]
     for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):

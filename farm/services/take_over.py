@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_agent.protocol.interpreters import python_command
 from farm.errors import FarmError
 from farm.processes import children
 from farm.processes.machine import find_engines_gone
@@ -73,6 +73,6 @@ class TakeOver:
         for name in names:
             self._tries[name].note_end()
             _log.info("campaign %s was left by an engine that is gone; taking it over", name, extra={"campaign": name})
-        command = [sys.executable, "-m", "farm.campaign.engine.take_over", *names]
+        command = python_command("-m", "farm.campaign.engine.take_over", *names)
         self._process = children.start(command, self._log_file, os.environ)
         self._until = time.monotonic() + _LIMIT_S

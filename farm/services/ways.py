@@ -10,12 +10,12 @@ import contextlib
 import dataclasses
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from device_agent.protocol.interpreters import python_command
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.board_link import BoardLink, LinkState
 from farm.connectivity.host_keys import KnownHosts
@@ -173,7 +173,7 @@ class VirtualWay:
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
         self._command = [
-            *(sys.executable, "-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(seed)),
+            *python_command("-m", "device_agent", "serve", "--virtual", board_type, "--seed", str(seed)),
             *("--name", name, "--tracker", f"{tracker[0]}:{tracker[1]}", "--exit-with-parent"),
             *("--port", str(_FIRST_PORT), "--port-end", str(_LAST_PORT), "--ready-file", str(self._ready_file)),
             *(word for fault in faults for word in ("--fault", fault)),

@@ -36,6 +36,9 @@ LINGER_S = 2.0
 # A look at all processes takes 10 ms of a core: what runs beside it needs them.
 _LOOK_S = 0.05
 _MARK = "FARM_TEST_MARK"
+# Modules that lie in the folder of every command, as beside a downloaded model, and note who imports them.
+_HOSTILE = ("json", "random", "platform", "farm", "device_agent", "numpy", "tvm", "ray")
+_IMPORTED = "imported"
 # Commands that make the home, and build in it.
 _BUILDERS = ("campaign", "quickstart", "sweep", "tune", "up")
 
@@ -105,6 +108,8 @@ class Home:
         self.temporary = self.path / "t"
         self.temporary.mkdir()
         self.mark = uuid.uuid4().hex
+        for name in _HOSTILE:
+            (self.path / f"{name}.py").write_text(f"open({str(self.path / _IMPORTED)!r}, 'a').write(__name__ + ' ')")
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FARM_")} | {
             "FARM_HOME": str(self.path / "home"),
             "FARM_VIRTUAL_CODE": os.environ["FARM_VIRTUAL_CODE"],
@@ -194,6 +199,16 @@ class Home:
                 return False
         return True
 
+    def remove_hostile_modules(self) -> None:
+        """Make the folder fit for a script in it, which looks for modules beside itself."""
+        for name in _HOSTILE:
+            (self.path / f"{name}.py").unlink()
+
+    def expect_no_imports(self) -> None:
+        """Fail if any process of the commands has imported a module from the folder that they were started in."""
+        imported = self.path / _IMPORTED
+        assert not imported.exists(), f"imported from the current folder: {imported.read_text()}"
+
     def close(self) -> None:
         """End what is left and remove the files."""
         for process in self.processes():
@@ -214,6 +229,7 @@ def new_home() -> Iterator[Home]:
     home = Home()
     try:
         yield home
+        home.expect_no_imports()
     finally:
         home.close()
 

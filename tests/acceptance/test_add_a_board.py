@@ -91,6 +91,7 @@ def run(home: Home, steps: list[Step]) -> list[str]:
 def test_the_page_does_what_it_says(home: Home) -> None:
     """A made-up board is added by one file, listed, shown, pinned, refused a clock, and a kernel measured on it."""
     files, steps = read_page()
+    home.remove_hostile_modules()
     assert list(files) == ["board-types/acme-edge-1.yaml", "measure.py"]
     for name, text in files.items():
         path = home.path / name

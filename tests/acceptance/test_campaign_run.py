@@ -102,13 +102,15 @@ def test_what_a_file_may_not_order(rack: Home) -> None:
 
 def test_a_plain_script_may_plan(rack: Home) -> None:
     """A program without a guard for being imported plans a campaign: it is not run once more behind its back."""
-    (rack.path / "script.py").write_text(
+    script = rack.path / "scripts" / "script.py"
+    script.parent.mkdir()
+    script.write_text(
         "import farm\n"
         "campaign = farm.Campaign(name='py', models='mlp', boards='jetson-nano', budget=9, search={'ops': 'dense'})\n"
         "print(campaign.plan()['estimate']['trials'], [each.name for each in farm.campaigns()])\n"
     )
     done = subprocess.run(
-        [sys.executable, "script.py"],
+        [sys.executable, str(script)],
         cwd=rack.path,
         env=rack.environment,
         capture_output=True,

@@ -65,7 +65,9 @@ def home() -> Iterator[Home]:
 def start(home: Home, script: str, *arguments: str) -> Running:
     """Start a script as a user does, in a process group of its own."""
     name = f"script-{time.monotonic_ns()}"
-    path, out, err = (home.path / f"{name}.{kind}" for kind in ("py", "out", "err"))
+    folder = home.path / "scripts"
+    folder.mkdir(exist_ok=True)
+    path, out, err = (folder / f"{name}.{kind}" for kind in ("py", "out", "err"))
     path.write_text(script)
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(

@@ -29,7 +29,7 @@ def test_every_setting_has_a_variable_of_its_own_and_a_meaning() -> None:
 def test_every_variable_sets_its_setting(field: dataclasses.Field[object]) -> None:
     """The value of each variable arrives with the type of its default."""
     known = field.metadata["known"]
-    text = known[-1] if known else {str: "none", int: "7", float: "0.25"}[type(field.default)]
+    text = known[-1] if known else {str: "/none", int: "7", float: "0.25"}[type(field.default)]
     loaded = settings.load({field.metadata["env"]: text})
     value = getattr(loaded, field.name)
     assert type(value) is type(field.default)
@@ -66,11 +66,19 @@ def test_zero_is_allowed_where_the_default_is_zero() -> None:
 
 
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """FARM_HOME may be relative or begin with ~; without it the platform's data folder is used."""
+    """FARM_HOME may be relative, for processes in other folders too; without it the platform's data folder is used."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     assert settings.load({"FARM_HOME": "~/farm"}).home_path == tmp_path / "farm"
-    assert settings.load({"FARM_HOME": "here"}).home_path == pathlib.Path("here").absolute()
+    here = pathlib.Path.cwd()
+    assert settings.load({"FARM_HOME": "here"}).home_path == here / "here"
+    loaded = settings.load({"FARM_HOME": "here", "FARM_SHARED": "shared"})
+    monkeypatch.setenv("FARM_CORE_TYPES", "cores")
+    folders = settings.find_folders()
+    monkeypatch.chdir("/")  # as processes of the farm do
+    assert loaded.home_path == settings.load({"FARM_HOME": str(here / "here")}).home_path
+    assert loaded.builds_path == here / "shared" / "builds"
+    assert folders["FARM_CORE_TYPES"] == str(here / "cores")
     assert settings.load({}).home_path == tmp_path / ".local/share/tvm-farm"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert settings.load({}).home_path == tmp_path / "data/tvm-farm"

@@ -25,6 +25,7 @@ import ray
 from farm.campaign.engine import ray_private
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.search.build import builder
+from farm.settings import find_folders
 
 _PREFIX = "farm-ray-"
 # Ray opens the folder that it is given, and what it makes in it, to every user (mode 0777): around it is one of ours.
@@ -45,7 +46,13 @@ def ray_running(cores: int) -> Iterator[None]:
     prepare_environment()
     with _folder() as folder:
         try:
-            with own_signal_handlers(), ray_private.on_loopback(), ray_private.without_servants(), _with_token():
+            with (
+                own_signal_handlers(),
+                outside_folder(),
+                ray_private.on_loopback(),
+                ray_private.without_servants(),
+                _with_token(),
+            ):
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
                 ray.init(
                     address="local",
@@ -71,6 +78,8 @@ def prepare_environment() -> None:
     # Its usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Its processes work in another folder (`outside_folder`).
+    os.environ.update(find_folders())
     # What `ray job submit` was given is for the command that it runs: the engine which that starts serves others, too.
     os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -122,6 +131,18 @@ def own_signal_handlers() -> Iterator[None]:
             signal.signal(each, handler)
         if heard:
             signal.raise_signal(heard[0])
+
+
+@contextlib.contextmanager
+def outside_folder() -> Iterator[None]:
+    """Work in `/` for the block, in which Ray starts: it puts the current folder on its workers' module path."""
+    folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import logging
 import re
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -21,7 +20,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from farm.campaign.engine.ray_calls import own_signal_handlers, prepare_environment, ray_running
+from device_agent.protocol.interpreters import python_command
+from farm.campaign.engine.ray_calls import outside_folder, own_signal_handlers, prepare_environment, ray_running
 from farm.campaign.engine.ray_watch import ray_watched
 from farm.campaign.engine.state import leave_last_words
 from farm.errors import UnavailableError, UsageError
@@ -77,7 +77,7 @@ def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
 def _join(address: str) -> None:
     """Become a client of the cluster. Raises UnavailableError."""
     try:
-        with own_signal_handlers():
+        with own_signal_handlers(), outside_folder():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RaySystemError, ray.exceptions.AuthenticationError, OSError, RuntimeError) as error:
         raise _unusable(address, str(error)) from error
@@ -142,7 +142,7 @@ def _require_cluster(address: str) -> None:
         raise _unusable(address, f"nothing answers there: {error}") from error
     # TVM and the rest of the farm stay out of it: a second at most.
     script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    command = [sys.executable, "-c", script, address]
+    command = python_command("-c", script, address)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -1,0 +1,28 @@
+"""How the coordinator and an agent start Python: without the current folder on the child's module path.
+
+`python -m` and `python -c` look for modules in the current folder first: a `json.py` beside a model would run.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# `-P` by hand, for Python 3.10: runpy and all else are imported once the folder is off the path.
+_WITHOUT_FOLDER = """
+import sys
+if sys.path[:1] == [""]: del sys.path[0]
+_option, _what = sys.argv[1:3]
+sys.argv[:3] = ["-c" if _option == "-c" else _what]
+if _option == "-c": exec(compile(_what, "<string>", "exec"))
+else: import runpy; runpy.run_module(_what, run_name="__main__", alter_sys=True)
+"""
+
+
+def python_command(*arguments: str, has_safe_path: bool = sys.version_info >= (3, 11)) -> list[str]:
+    """Return the command that runs this Python with `-m MODULE ...` or `-c CODE ...`.
+
+    The child does not look for modules in its current folder.
+    """
+    if has_safe_path:
+        return [sys.executable, "-P", *arguments]
+    return [sys.executable, "-c", _WITHOUT_FOLDER, *arguments]
