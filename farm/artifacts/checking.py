@@ -13,6 +13,7 @@ import numpy as np
 
 from device_agent.protocol import Engine, RunSpec
 from farm.artifacts import runtime
+from farm.artifacts.brought import Brought
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime.inputs import check_inputs
@@ -20,11 +21,18 @@ from farm.artifacts.timing import ordered
 from farm.artifacts.verify import compare, find_worst
 from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.foreign import show_controls
-from farm.models.inputs import InputSpec, make_inputs
+from farm.models.inputs import InputSpec, is_float, make_edges, make_inputs
 from farm.models.source import ModelSource
 
-# Besides those that the user gives.
-SEEDS = (0, 1)
+# Shows a variance computed as E[x^2] - E[x]^2 and sums that stagnate, and stays far from float32's limits in a network.
+_OFFSET = 100.0
+# What 16 bits can hold through a deep network, and resolve.
+_OFFSET_16_BITS = 10.0
+_LEAST_16_BITS = 200.0
+# Below the epsilon of most normalisations.
+_SMALL = 1e-3
+_NOT_FINITE = (np.nan, np.inf, -np.inf)
+_ASKING = frozenset({"IsNaN", "IsInf"})
 # How much less exact a convolution by Winograd's algorithm is than a direct one: the table in
 # `farm.search.graph.winograd`. In 8 bits a sum near a half is rounded either way, a step of one part in 255, and layers
 # pass it on: whole models were seen to be up to 2 % of their outputs' peak from ONNX Runtime's
@@ -36,11 +44,44 @@ _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "
 Arrays = Mapping[str, Any]
 
 
-def make_cases(manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
-    """Names and inputs to verify with: seeded ones, and those given. Raises UsageError where the model takes others."""
-    specs = [InputSpec(each.name, each.shape, each.dtype) for each in manifest.inputs]
-    cases: list[tuple[str, Arrays]] = [(f"seed {seed}", make_inputs(specs, seed)) for seed in SEEDS]
-    return cases + [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
+def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
+    """Names and inputs to verify with: those given, else seeded ones of several scales and at the edges.
+
+    A model that asks for NaN or infinities gets some. Raises UsageError where the model takes other inputs.
+    """
+    if given:
+        return [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
+    specs = brought.inputs
+    cases: list[tuple[str, Arrays]] = [("seed 0", make_inputs(specs, 0))]
+    if any(is_float(spec) for spec in specs):
+        is_short = any(np.dtype(spec.dtype).itemsize <= 2 for spec in specs) or _find_factor(manifest) >= _LEAST_16_BITS
+        offset = _OFFSET_16_BITS if is_short else _OFFSET
+        cases.append((f"seed 1, times {_SMALL:g}", _scale(specs, 1, _SMALL, 0.0)))
+        cases.append((f"seed 2, plus {offset:g}", _scale(specs, 2, 1.0, offset)))
+    elif specs:
+        cases.append(("seed 1", make_inputs(specs, 1)))
+    if specs:
+        cases.append(("edge values", make_edges(specs)))
+    if any(node.op_type in _ASKING for node in brought.source.load().graph.node):
+        cases.append(("NaN and infinities", _break_some(specs)))
+    return cases
+
+
+def _scale(specs: Sequence[InputSpec], seed: int, factor: float, offset: float) -> Arrays:
+    arrays: dict[str, Any] = make_inputs(specs, seed)
+    for spec in filter(is_float, specs):
+        arrays[spec.name] = (arrays[spec.name].astype("float64") * factor + offset).astype(spec.dtype)
+    return arrays
+
+
+def _break_some(specs: Sequence[InputSpec]) -> Arrays:
+    """Seeded values, every seventh of the floats not finite."""
+    arrays: dict[str, Any] = make_inputs(specs, 3)
+    for spec in filter(is_float, specs):
+        flat = arrays[spec.name].reshape(-1)
+        flat[::7] = np.resize(np.array(_NOT_FINITE), flat[::7].shape).astype(spec.dtype)
+        arrays[spec.name] = flat.reshape(spec.static_shape)
+    return arrays
 
 
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
@@ -55,6 +96,10 @@ def find_tolerance_factor(algorithms: Iterable[str]) -> float:
     """How much more than a direct computation's rounding is let pass, by the least exact algorithm among a model's."""
     found = (factor for each in algorithms for name, factor in _FACTORS.items() if each.endswith(name))
     return max(found, default=1.0)
+
+
+def _find_factor(manifest: Manifest) -> float:
+    return find_tolerance_factor(each.algorithm for each in manifest.workloads)
 
 
 def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> list[list[Any]]:
@@ -78,7 +123,7 @@ def verify_artifact(
     """Run every case on the board, compare, and keep the verdict in the artifact, whatever it is."""
     manifest, library = artifact.manifest, artifact.read_library()
     board.require_fit(manifest)
-    factor = find_tolerance_factor(each.algorithm for each in manifest.workloads)
+    factor = _find_factor(manifest)
     compared = []
     for (name, arrays), reference in zip(cases, run_reference(source, cases), strict=True):
         spec = RunSpec(Engine.RELAX_VM, device=manifest.device, limits=board.limits(manifest.threads))

@@ -58,7 +58,7 @@ def make_artifacts(
         brought = _bring(wanted)
         order = make.CompileOrder(brought, kind, wanted.point, wanted.simulated)
         artifact = make.make_artifact(order, out / wanted.name, settings, store)
-        cases = checking.make_cases(artifact.manifest, ())
+        cases = checking.make_cases(brought, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
         with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say) as board:
             verdict = checking.verify_artifact(artifact, board, brought.source, cases)

@@ -55,7 +55,8 @@ def compare(
 ) -> OutputComparison:
     """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
 
-    Integers must be equal, those of 8 bits to a step.
+    Integers must be of the same type and equal, those of 8 bits to a step. NaN matches NaN alone, an infinity one of
+    the same sign.
     """
     if len(outputs) != len(reference):
         return _mismatch(f"{len(outputs)} outputs, {len(reference)} expected")
@@ -68,16 +69,34 @@ def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, 
         return _mismatch(f"{name} has shape {output.shape}, not {wanted.shape}")
     if wanted.size == 0:
         return OutputComparison(True, 0.0, 0.0)
+    if wanted.dtype.kind in "biu":
+        return _compare_integers(output, wanted, name)
     a, b = output.astype(np.float64), wanted.astype(np.float64)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-        return _mismatch(f"{name} is not finite where the reference is")
-    off = np.where(np.isfinite(b), a - b, 0.0)
-    error, rms = float(np.nanmax(np.abs(off))), float(np.sqrt(np.nanmean(off**2)))
-    peak = _find_scale(b[np.isfinite(b)])
-    relative, rms = (error / peak, rms / peak) if peak > 0 else (error, rms)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.isfinite(a), finite):
+        return _mismatch(f"{name} is not finite where the reference is, or the reverse")
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return _mismatch(f"{name} has another value where the reference is NaN or infinite")
+    off = np.where(finite, a, 0.0) - np.where(finite, b, 0.0)
+    peak = _find_scale(b[finite])
+    tolerance = factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
+    return _judge(name, off, peak, tolerance)
+
+
+def _compare_integers(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str) -> OutputComparison:
+    if output.dtype != wanted.dtype:
+        return _mismatch(f"{name} is {output.dtype}, not {wanted.dtype}")
+    # Modulo 2^64, so that no difference is rounded or overflows.
+    high, low = np.maximum(output, wanted).astype(np.uint64), np.minimum(output, wanted).astype(np.uint64)
+    peak = float(np.max(np.abs(wanted.astype(np.float64))))
     # Rounded from float32, whose last digit may be on either side of a half.
     step = 1 / max(peak, 1.0) if wanted.dtype in _BYTES else 0.0
-    tolerance = step or factor * _TOLERANCE.get(str(wanted.dtype), 0.0)
+    return _judge(name, (high - low).astype(np.float64), peak, step)
+
+
+def _judge(name: str, off: npt.NDArray[np.float64], peak: float, tolerance: float) -> OutputComparison:
+    error, rms = float(np.max(np.abs(off))), float(np.sqrt(np.mean(off**2)))
+    relative, rms = (error / peak, rms / peak) if peak > 0 else (error, rms)
     matches = relative <= tolerance
     reason = "" if matches else f"{name} differs by {relative:.1e} of its peak"
     return OutputComparison(matches, error, relative, reason, rms)

@@ -100,7 +100,7 @@ def show(
         "bytes": len(source.onnx_bytes),
         **dataclasses.asdict(summary),
         "inputs": [{"name": i.name, "shape": list(i.static_shape), "dtype": i.dtype} for i in inputs],
-        "outputs": [dataclasses.asdict(each) for each in summary.outputs],
+        "outputs": [{"name": o.name, "shape": o.shape, "dtype": o.dtype} for o in summary.outputs],
         "pipeline": pipeline,
         "flop": total if failure is None else None,
         "workloads": [

@@ -119,7 +119,7 @@ def verify(
     ] = LOCAL,
     inputs: Annotated[
         list[Path] | None,
-        typer.Option("--input", metavar="X.npz", help="Inputs to check besides the seeded ones; repeatable."),
+        typer.Option("--input", metavar="X.npz", help="Inputs to check in place of seeded ones; repeatable."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="Path of the model, if it has moved.")
@@ -134,19 +134,19 @@ def verify(
     artifact = open_artifact(folder)
     artifact.require_whole()
     wait_s = read_duration_s("--wait", wait)
-    source = bring_again(artifact.manifest, model).source
+    brought = bring_again(artifact.manifest, model)
     try:
         given = [(str(path), read_arrays(path)) for path in inputs or ()]
     except InputError as error:
         raise UsageError(str(error)) from error
-    cases = checking.make_cases(artifact.manifest, given)
+    cases = checking.make_cases(brought, artifact.manifest, given)
     settings = farm_settings.load()
     on_board.prepare_gpu(artifact.manifest, settings)
     with (
         options.open_store(settings) as store,
         on_board.hold_board(settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note) as held,
     ):
-        verified = checking.verify_artifact(artifact, held, source, cases)
+        verified = checking.verify_artifact(artifact, held, brought.source, cases)
     wrong = None
     if not verified.matches:
         wrong = PermanentError(

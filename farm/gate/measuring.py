@@ -51,7 +51,7 @@ def decide(order: GateOrder, board: HeldForModels, settings: Settings, say: Call
     Outputs that are wrong fail it without timing. Raises PermanentError where an artifact does not run.
     """
     manifest = order.candidate.manifest
-    cases = checking.make_cases(manifest, [])
+    cases = checking.make_cases(order.brought, manifest, [])
     say(f"{manifest.name} on {board.name}: comparing outputs with ONNX Runtime's")
     verified = checking.verify_artifact(order.candidate, board, order.brought.source, cases)
     document: dict[str, Any] = {
@@ -101,7 +101,7 @@ Judged = list[tuple[Condition, MetricEstimate | None, GateVerdict]]
 
 def _time(order: GateOrder, board: HeldForModels, settings: Settings) -> tuple[Timed, Judged, int]:
     artifacts = {CANDIDATE: order.candidate} | ({BASELINE: order.baseline} if order.baseline else {})
-    variants = [_to_variant(name, artifact, settings.seed) for name, artifact in artifacts.items()]
+    variants = [_to_variant(name, artifact, order.brought, settings.seed) for name, artifact in artifacts.items()]
     limits = board.limits(order.candidate.manifest.threads)
     energy = plan_window(board.description, _WINDOW_S).to_energy()
     first = _RULE.looks[0]
@@ -120,8 +120,9 @@ def _time(order: GateOrder, board: HeldForModels, settings: Settings) -> tuple[T
     return turns.timed, judged, done
 
 
-def _to_variant(name: str, artifact: Artifact, seed: int) -> Variant:
-    specs = [InputSpec(each.name, each.shape, each.dtype) for each in artifact.manifest.inputs]
+def _to_variant(name: str, artifact: Artifact, brought: Brought, seed: int) -> Variant:
+    rows = {each.name: each.rows for each in brought.inputs}
+    specs = [InputSpec(each.name, each.shape, each.dtype, rows.get(each.name)) for each in artifact.manifest.inputs]
     inputs, device = ordered(make_inputs(specs, seed)), artifact.manifest.device
     return Variant(name, Engine.RELAX_VM, artifact.read_library(), inputs, True, device)
 

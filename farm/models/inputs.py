@@ -10,19 +10,25 @@ import numpy.typing as npt
 import onnx
 
 from farm.errors import UsageError
-from farm.models import shape_hints
+from farm.models import indices, shape_hints
+
+Array = npt.NDArray[np.generic]
+
+_EDGES = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, -6.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
     """One input. `shape` has an int per known dimension and the model's name for it ("?" if it has none) per open one.
 
-    `dtype` is NumPy's name of the element type.
+    `dtype` is NumPy's name of the element type. `rows` is the size of the smallest table that the input indexes; None
+    for an input that is no index.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    rows: int | None = None
 
     @property
     def is_dynamic(self) -> bool:
@@ -47,10 +53,11 @@ def read_inputs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
     Raises UsageError for an input that is not a tensor, or whose rank the model does not say.
     """
     weights = {i.name for i in model.graph.initializer} | {i.values.name for i in model.graph.sparse_initializer}
-    return tuple(_read_input(value) for value in model.graph.input if value.name not in weights)
+    rows = indices.find_rows(model)
+    return tuple(_read_input(value, rows.get(value.name)) for value in model.graph.input if value.name not in weights)
 
 
-def _read_input(value: onnx.ValueInfoProto) -> InputSpec:
+def _read_input(value: onnx.ValueInfoProto, rows: int | None) -> InputSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise UsageError(
@@ -68,7 +75,7 @@ def _read_input(value: onnx.ValueInfoProto) -> InputSpec:
         raise UsageError(f"input {value.name!r} has the unknown element type {tensor.elem_type}") from error
     if dtype == "object":
         raise UsageError(f"input {value.name!r} is text; the farm feeds numbers only")
-    return InputSpec(value.name, tuple(_read_dimension(d) for d in tensor.shape.dim), dtype)
+    return InputSpec(value.name, tuple(_read_dimension(d) for d in tensor.shape.dim), dtype, rows)
 
 
 def _read_dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str:
@@ -149,23 +156,53 @@ def _apply(spec: InputSpec, shape: tuple[int, ...], settled: dict[str, int]) -> 
     return dataclasses.replace(spec, shape=shape)
 
 
-def make_inputs(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, npt.NDArray[np.generic]]:
-    """Seeded values for resolved inputs: floats standard normal, integers 0 to 9 (small enough for most lookup tables).
+def make_inputs(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, Array]:
+    """Seeded values for resolved inputs: floats standard normal, integers uniform over `find_range`.
 
     An input's values depend on its name and the seed, not on the other inputs.
     """
     return {spec.name: _fill(spec, seed) for spec in inputs}
 
 
-def _fill(spec: InputSpec, seed: int) -> npt.NDArray[np.generic]:
-    random = np.random.default_rng([seed, *spec.name.encode()])
+def make_edges(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, Array]:
+    """Values at the edges: signed zeros, halves that rounding takes either way, ends of the ranges of integers."""
+    edges = {}
+    for spec in inputs:
+        kind = np.dtype(spec.dtype).kind
+        values = find_range(spec) if kind in "iu" else (0, 1) if kind == "b" else _EDGES
+        edges[spec.name] = _start(spec, seed).choice(np.array(values), spec.static_shape).astype(spec.dtype)
+    return edges
+
+
+def is_float(spec: InputSpec) -> bool:
+    """Whether an input's values are real numbers."""
+    return np.dtype(spec.dtype).kind not in "biu"
+
+
+def find_range(spec: InputSpec) -> tuple[int, int]:
+    """The least and the largest integer to feed: rows of the table indexed, all of 8 bits, else 0 to 9."""
     dtype = np.dtype(spec.dtype)
+    if spec.rows is not None:
+        return 0, min(spec.rows - 1, int(np.iinfo(dtype).max))
+    if dtype.itemsize == 1:
+        return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    # Small enough for most lookup tables whose size the model does not say.
+    return 0, 9
+
+
+def _fill(spec: InputSpec, seed: int) -> Array:
+    random, dtype = _start(spec, seed), np.dtype(spec.dtype)
     if dtype.kind == "b":
         return random.integers(0, 2, spec.static_shape).astype(dtype)
     if dtype.kind in "iu":
-        return random.integers(0, 10, spec.static_shape).astype(dtype)
+        low, high = find_range(spec)
+        return random.integers(low, high, spec.static_shape, endpoint=True).astype(dtype)
     values: npt.NDArray[np.float64] = random.standard_normal(spec.static_shape)
     return values.astype(dtype)
+
+
+def _start(spec: InputSpec, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, *spec.name.encode()])
 
 
 def _listed(shape: tuple[int, ...]) -> str:

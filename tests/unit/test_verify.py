@@ -78,6 +78,35 @@ def test_what_is_not_finite_never_matches_a_number(bad: float) -> None:
     assert "not finite" in result.reason
 
 
+@pytest.mark.parametrize(
+    ("output", "wanted", "matches"),
+    [
+        (math.nan, math.nan, True),
+        (math.inf, math.inf, True),
+        (math.nan, math.inf, False),
+        (math.inf, -math.inf, False),
+        (math.inf, math.nan, False),
+        (0.0, math.nan, False),
+    ],
+)
+def test_what_is_not_finite_must_be_the_same(output: float, wanted: float, matches: bool) -> None:
+    """NaN is no infinity, and an infinity not the other one; the numbers beside them are compared as ever."""
+    for dtype in ("float16", "float32", "float64"):
+        pair = [np.array([each, 2.0], dtype) for each in (output, wanted)]
+        assert compare(pair[:1], pair[1:]).matches is matches
+        assert not compare([pair[1] + np.array([0, 1], dtype)], pair[1:]).matches
+
+
+def test_integers_beyond_2_to_the_53_must_be_equal() -> None:
+    """Neighbours that float64 does not tell apart differ, as do the ends of a type, and an integer of another type."""
+    for dtype, value in (("int64", 2**53), ("int64", 2**63 - 2), ("uint64", 2**64 - 2), ("int64", -(2**63))):
+        wanted = np.array([value], dtype)
+        assert compare([wanted], [wanted]).matches
+        assert not compare([wanted + np.array([1], dtype)], [wanted]).matches
+    assert not compare([np.array([-(2**63)])], [np.array([2**63 - 1])]).matches
+    assert "int32" in compare([np.ones(1, "int32")], [np.ones(1, "int64")]).reason
+
+
 def test_shapes_and_counts_must_agree() -> None:
     """A missing output, or one of another shape, is a wrong result and named."""
     assert "2 expected" in compare([ONES], [ONES, ONES]).reason

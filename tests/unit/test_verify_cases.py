@@ -1,0 +1,133 @@
+"""What artifacts are verified with: inputs that show wrong code, and that no table refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from farm.artifacts import checking
+from farm.artifacts.brought import Brought
+from farm.artifacts.manifest import Tensor
+from farm.artifacts.verify import compare
+from farm.errors import UsageError
+from farm.models.inputs import read_inputs
+from farm.models.source import ModelSource
+from tests.unit.artifacts import make_manifest
+
+
+def bring(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **tables: Any) -> Brought:
+    """A model as it is brought; `fed` has type and shape of each input."""
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info(name, *each) for name, each in fed.items()],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [onnx.numpy_helper.from_array(array, name) for name, array in tables.items()],
+        )
+    )
+    source = ModelSource("m", model.SerializeToString(), "0" * 64, "m.onnx")
+    return Brought(source, read_inputs(model), make_manifest().model)
+
+
+def make_cases(brought: Brought, given: Any = ()) -> dict[str, Any]:
+    """The cases by name."""
+    taken = tuple(Tensor(name=each.name, shape=each.static_shape, dtype=each.dtype) for each in brought.inputs)
+    return dict(checking.make_cases(brought, make_manifest(inputs=taken), given))
+
+
+def finds(kind: int, shape: list[int], right: Any, wrong: Any) -> bool:
+    """Whether any case tells wrong code from right."""
+    cases = make_cases(bring([helper.make_node("Relu", ["x"], ["y"])], {"x": (kind, shape)}))
+    return not all(compare([wrong(each["x"])], [right(each["x"])]).matches for each in cases.values())
+
+
+def test_a_variance_that_cancels_is_found() -> None:
+    """A variance in float32 as the mean of squares less the square of the mean is told from a right one."""
+    assert finds(
+        TensorProto.FLOAT,
+        [4, 512],
+        lambda x: x.astype("float64").var(axis=1).astype("float32"),
+        lambda x: (x * x).mean(axis=1, dtype="float32") - x.mean(axis=1, dtype="float32") ** 2,
+    )
+
+
+def test_a_mean_that_stagnates_is_found() -> None:
+    """A mean in float16 that adds one number after another is told from a right one."""
+    assert finds(
+        TensorProto.FLOAT16,
+        [1, 4096],
+        lambda x: x.astype("float64").mean(axis=1).astype("float16"),
+        lambda x: (np.cumsum(x, axis=1, dtype="float16")[:, -1:] / np.float16(4096)).reshape(1),
+    )
+
+
+@pytest.mark.parametrize("wrong", [lambda x: np.floor(x + 0.5), lambda x: x / (np.abs(x) + 1e-5)])
+def test_ties_and_missing_epsilons_are_found(wrong: Any) -> None:
+    """Halves rounded up are told from halves rounded to even, an epsilon inside a sum from one that is lost."""
+    right = np.round if wrong(np.float32(0.5)) == 1 else lambda x: np.sign(x)
+    assert finds(TensorProto.FLOAT, [1, 256], right, wrong)
+
+
+@pytest.mark.parametrize("operator", ["IsNaN", "IsInf"])
+def test_a_model_that_asks_for_nan_gets_some(operator: str) -> None:
+    """Inputs of a model with IsNaN or IsInf hold NaN and both infinities; those of another model none."""
+    asking, other = ([helper.make_node(each, ["x"], ["y"])] for each in (operator, "Relu"))
+    arrays = make_cases(bring(asking, {"x": (TensorProto.FLOAT, [3, 20])}))["NaN and infinities"]
+    assert {str(each) for each in arrays["x"][~np.isfinite(arrays["x"])]} == {"nan", "inf", "-inf"}
+    for each in make_cases(bring(other, {"x": (TensorProto.FLOAT, [3, 20])})).values():
+        assert np.isfinite(each["x"]).all()
+
+
+def test_given_inputs_replace_seeded_ones() -> None:
+    """With inputs of the user's nothing else is tried; without, bytes take their whole range."""
+    brought = bring([helper.make_node("Cast", ["x"], ["y"], to=1)], {"x": (TensorProto.UINT8, [64, 64])})
+    own = np.full((64, 64), 3, "uint8")
+    assert list(make_cases(brought, [("own.npz", {"x": own})])) == ["own.npz"]
+    assert all({0, 255} <= set(each["x"].flat) for each in make_cases(brought).values())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rows"),
+    [
+        ([helper.make_node("Gather", ["table", "i"], ["y"])], 2),
+        ([helper.make_node("Gather", ["table", "i"], ["y"], axis=-1)], 5),
+        ([helper.make_node("GatherElements", ["table", "i"], ["y"], axis=1)], 5),
+        ([helper.make_node("GatherND", ["table", "i"], ["y"])], 2),
+        (
+            [
+                helper.make_node("Cast", ["i"], ["wide"], to=TensorProto.INT64),
+                helper.make_node("Identity", ["table"], ["held"]),
+                helper.make_node("Gather", ["held", "wide"], ["y"]),
+            ],
+            2,
+        ),
+        (
+            [
+                helper.make_node("Gather", ["big", "i"], ["a"]),
+                helper.make_node("Gather", ["table", "i"], ["b"]),
+                helper.make_node("Concat", ["a", "b"], ["y"], axis=1),
+            ],
+            2,
+        ),
+        ([helper.make_node("Gather", ["big", "i"], ["y"])], 300),
+    ],
+)
+def test_indices_stay_within_their_table(nodes: list[onnx.NodeProto], rows: int) -> None:
+    """Indices are read from the smallest table that they index, directly or through a cast, and reach both ends."""
+    fed = {"i": (TensorProto.INT32, [4096])}
+    brought = bring(nodes, fed, table=np.zeros((2, 5), "float32"), big=np.zeros((300, 5), "float32"))
+    assert brought.inputs[0].rows == rows
+    for each in make_cases(brought).values():
+        assert (each["i"].min(), each["i"].max()) == (0, rows - 1)
+
+
+def test_given_inputs_that_do_not_fit_are_refused() -> None:
+    """An input of another shape is no case."""
+    brought = bring([helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, [2])})
+    with pytest.raises(UsageError, match="expected x"):
+        make_cases(brought, [("own.npz", {"x": np.zeros(3, "float32")})])
