@@ -45,16 +45,19 @@ Arrays = Mapping[str, Any]
 
 
 def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
-    """Names and inputs to verify with: those given, else seeded ones of several scales and at the edges.
-
-    A model that asks for NaN or infinities gets some. Raises UsageError where the model takes other inputs.
-    """
+    """Names and inputs to verify with: those given, else seeded ones. Raises UsageError for inputs that do not fit."""
     if given:
         return [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
-    specs = brought.inputs
+    return make_seeded(brought.source, brought.inputs, _find_factor(manifest))
+
+
+def make_seeded(
+    source: ModelSource, specs: Sequence[InputSpec], tolerance_factor: float = 1.0
+) -> list[tuple[str, Arrays]]:
+    """Inputs of several scales and at the edges. A model that asks for NaN or infinities gets some."""
     cases: list[tuple[str, Arrays]] = [("seed 0", make_inputs(specs, 0))]
     if any(is_float(spec) for spec in specs):
-        is_short = any(np.dtype(spec.dtype).itemsize <= 2 for spec in specs) or _find_factor(manifest) >= _LEAST_16_BITS
+        is_short = tolerance_factor >= _LEAST_16_BITS or any(np.dtype(spec.dtype).itemsize <= 2 for spec in specs)
         offset = _OFFSET_16_BITS if is_short else _OFFSET
         cases.append((f"seed 1, times {_SMALL:g}", _scale(specs, 1, _SMALL, 0.0)))
         cases.append((f"seed 2, plus {offset:g}", _scale(specs, 2, 1.0, offset)))
@@ -62,7 +65,7 @@ def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, 
         cases.append(("seed 1", make_inputs(specs, 1)))
     if specs:
         cases.append(("edge values", make_edges(specs)))
-    if any(node.op_type in _ASKING for node in brought.source.load().graph.node):
+    if any(node.op_type in _ASKING for node in source.load().graph.node):
         cases.append(("NaN and infinities", _break_some(specs)))
     return cases
 
@@ -151,6 +154,17 @@ def verify_artifact(
     return verified
 
 
+def find_fault(manifest: Manifest) -> PermanentError | None:
+    """The error that a wrong verdict stands for; None where the library was found right, or not compared."""
+    verified = manifest.verified
+    if verified is None or verified.matches or verified.library_sha256 != manifest.library.sha256:
+        return None
+    return PermanentError(
+        f"{manifest.name} computes something else than {verified.reference}: {verified.reason}",
+        "Do not use its outputs. `farm model verify ARTIFACT --board NAME` says what to do.",
+    )
+
+
 def require_verified(artifact: Artifact) -> None:
     """Refuse an artifact that was not found right, or was changed since. Raises PermanentError."""
     verified, folder = artifact.manifest.verified, artifact.folder
@@ -161,7 +175,7 @@ def require_verified(artifact: Artifact) -> None:
     if not verified.matches:
         raise PermanentError(
             f"{folder} computes something else than {verified.reference}: {verified.reason}",
-            "It is not packaged. Compile it again, with --exact where a little less rounding would do.",
+            f"It is not packaged. `farm model verify {folder} --board NAME` says what to do.",
         )
     artifact.require_whole()
     if verified.library_sha256 != artifact.manifest.library.sha256:

@@ -44,7 +44,7 @@ def submit(
     `begin` called before that, once nothing but the models themselves can be wrong. `compile_to`: see `Order`.
 
     Raises UsageError where the file cannot be carried out, its name is taken, or a model is not the one that was
-    planned last under this name.
+    planned last under this name; PermanentError where a model to be compiled is imported wrongly.
     """
     name = campaign.spec.name
     require_new_name(store, name)
@@ -53,6 +53,12 @@ def submit(
     order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
+    if compile_to is not None:
+        # Imported here: what most campaigns do without.
+        from farm.artifacts.imported import require_right_import
+
+        for model in gathered.plan.models:
+            require_right_import(model.source, model.inputs, note)
     for model in gathered.plan.models:
         keep_model(settings.models_path, model.source)
     if kept is None:

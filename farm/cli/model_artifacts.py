@@ -151,8 +151,7 @@ def verify(
     if not verified.matches:
         wrong = PermanentError(
             f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
-            "It cannot be packaged. Compile it again, with --exact and without --weights where it is a matter of "
-            "rounding.",
+            f"It cannot be packaged. {_advise(artifact.manifest, brought, cases)}",
         )
     yield output.Failed(verified.model_dump(mode="json"), wrong)
     off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
@@ -197,6 +196,26 @@ def package(
     output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
 
+def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
+    """What to do about an artifact that computes something else: it depends on whether the import does, too."""
+    from farm.artifacts.imported import IMPORT_HINT, compare_import
+    from farm.artifacts.listed import list_options
+
+    output.note("comparing the model without schedules with ONNX Runtime")
+    named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
+    found = compare_import(brought.source, brought.inputs, [case for case in cases if case[0] == named] or cases)
+    if found is not None and not found.matches:
+        return IMPORT_HINT
+    used = list_options(manifest.pipeline)
+    less = [] if "--exact" in used else ["with --exact"]
+    less += ["without --weights"] if "--weights" in used else []
+    if less:
+        return f"The model without schedules is right. Compile it again {' and '.join(less)}."
+    if manifest.count("record"):
+        return "The model without schedules is right: forget its records (`farm record prune`) and compile it again."
+    return "The model without schedules is right: its compiled code is at fault. Report it."
+
+
 def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:
     """What is compiled for, and whether for virtual boards of the type. Raises UsageError."""
     from farm.artifacts.on_board import find_board
@@ -232,6 +251,7 @@ def _read_labels(path: Path | None) -> bytes | None:
 
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
+    from farm.artifacts.imported import require_right_import
     from farm.campaign.one_model import OneModelRequest
     from farm.campaign.plan_models import to_variant
     from farm.campaign.tune import tune
@@ -242,6 +262,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
     )
     try:
+        require_right_import(order.source, order.inputs, screen.note)
         tune(request, settings, store, screen)
     finally:
         screen.close()

@@ -95,8 +95,11 @@ def run(
     per_layer: PerLayer = False,
     wait: Wait = "60s",
 ) -> output.Document:
-    """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes."""
-    from farm.artifacts import on_board, running
+    """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes.
+
+    Exit code 1 where `farm model verify` found its outputs wrong.
+    """
+    from farm.artifacts import checking, on_board, running
     from farm.points.requests import parse_point
 
     if out is not None:
@@ -128,7 +131,7 @@ def run(
         "bytes": manifest.library.bytes,
         "layers": ran.layers,
     }
-    yield document
+    yield output.Failed(document, checking.find_fault(manifest))
     _print_run(document)
     if per_layer:
         print_layers(manifest.name, ran.layers, document["latency"]["median"])

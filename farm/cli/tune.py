@@ -96,6 +96,7 @@ def tune(
             screen.note(f"added {' and '.join(added)} (simulated)")
         source, inputs = options.read_model(model, shape, batch, trust_model)
         # Imported here: Ray takes a second that wrong usage should not wait for.
+        from farm.artifacts.imported import require_right_import
         from farm.campaign.one_model import OneModelRequest
         from farm.campaign.plan_models import to_variant
         from farm.campaign.tune import find_failure, tune
@@ -117,6 +118,8 @@ def tune(
                 virtual=virtual,
                 since=since,
             )
+            if folder is not None:
+                require_right_import(source, inputs, screen.note)
             tuned = tune(request, settings, store, screen)
         finally:
             screen.close()

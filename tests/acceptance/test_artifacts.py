@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from farm.artifacts.manifest import open_artifact
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.source import resolve_model
 from tests.acceptance.conftest import Home, new_home
@@ -118,6 +120,19 @@ def made() -> Iterator[Made]:
 def require_close(given: Any, wanted: Any) -> None:
     """Both are one result, but for rounding."""
     assert np.abs(given - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def test_a_run_of_a_wrong_artifact_fails(made: Made, tmp_path: pathlib.Path) -> None:
+    """Outputs of an artifact that was found wrong are shown with the reason and exit code 1."""
+    folder = tmp_path / "wrong"
+    shutil.copytree(made.folder, folder)
+    artifact = open_artifact(folder)
+    assert artifact.manifest.verified
+    wrong = artifact.manifest.verified.model_copy(update={"matches": False, "reason": "output 0 differs"})
+    artifact.update(verified=wrong)
+    ran = made.home.run("model", "run", str(folder), "--input", made.x, "--repeat", "2", "--json")
+    assert (ran.code, "output 0 differs" in ran.err) == (1, True)
+    assert ran.json()["outputs"]
 
 
 @pytest.mark.timeout(600)
