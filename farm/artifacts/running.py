@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from device_agent.protocol import Engine, Outcome
 from farm.artifacts.checking import take_inputs
 from farm.artifacts.manifest import Artifact, Manifest, MeasuredModel
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.places import new_file
 from farm.artifacts.runtime import InputError, tasks
+from farm.artifacts.runtime.inputs import write_arrays
 from farm.artifacts.timing import Variant, ordered, time_in_turns
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UsageError
@@ -95,7 +94,7 @@ def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:
 def write_outputs(outputs: Mapping[str, Any], path: Path) -> None:
     """An .npz of outputs by name, whole or not at all."""
     with new_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, allow_pickle=False, **outputs)
+        write_arrays(file, outputs)
 
 
 def find(artifact: Artifact, outputs: Mapping[str, Any], count: int, scale: float) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -15,6 +16,9 @@ def tell_version() -> None:
 
 def main() -> None:
     """Answer a shell, or run the command line; leaves by SystemExit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Letters that the encoding of the terminal or pipe lacks become "?".
+        sys.stdout.reconfigure(errors="replace")
     if sys.argv[1:] == ["--version"]:
         tell_version()
         sys.exit(0)

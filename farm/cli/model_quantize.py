@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farm.artifacts import calibration as calibrations
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 
@@ -40,7 +41,7 @@ def quantize(
     # Imported here: ONNX Runtime's tools take a second that wrong usage should not wait for.
     from farm.models import quantise
 
-    given = quantise.read_calibration(calibration, inputs, examples)
+    given = calibrations.read_calibration(calibration, inputs, examples)
     done = quantise.quantise(source, given)
     partly = out.with_name(f".{out.name}.part")
     try:
@@ -58,7 +59,7 @@ def quantize(
             "bytes_before": before,
             "bytes": after,
             "examples": done.examples,
-            "random": calibration == quantise.RANDOM,
+            "random": calibration == calibrations.RANDOM,
             "losses": [dataclasses.asdict(loss) for loss in done.losses],
         }
     )
@@ -74,8 +75,8 @@ def quantize(
             for loss in done.losses
         ],
     )
-    kind = "random inputs" if calibration == quantise.RANDOM else "inputs"
+    kind = "random inputs" if calibration == calibrations.RANDOM else "inputs"
     sizes = f"{after:,} bytes, was {before:,}"
     output.say(f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}")
-    if calibration == quantise.RANDOM:
+    if calibration == calibrations.RANDOM:
         output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)

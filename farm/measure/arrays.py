@@ -39,7 +39,11 @@ class HarmfulArraysError(ProtocolError):
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """NumPy's own .npz, uncompressed; order is kept."""
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
+    # Not `numpy.savez`, which takes names such as `file` for its own arguments.
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     return buffer.getvalue()
 
 

@@ -7,8 +7,6 @@ import dataclasses
 import logging
 import pathlib
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +16,6 @@ import onnx
 import onnxruntime
 
 from farm.errors import PermanentError, UsageError
-from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.search.graph import constants
 
@@ -26,9 +23,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 # Before that opset QuantizeLinear knows no scale per channel.
 _LEAST_OPSET = 13
-# Of what ONNX Runtime takes for itself as it reads a model and calibrates.
-_SUFFIXES = (".npz", ".npy")
-RANDOM = "random"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,42 +47,6 @@ class Quantised:
     onnx_bytes: bytes = dataclasses.field(repr=False)
     examples: int
     losses: tuple[Loss, ...]
-
-
-def read_calibration(text: str, inputs: Sequence[InputSpec], count: int) -> list[Arrays]:
-    """What to calibrate with: `random`, that is `count` seeded inputs, or the .npz and .npy files of a folder.
-
-    A .npz holds an array for each input by name, a .npy the only input. Raises UsageError for a file that does not fit.
-    """
-    if text == RANDOM:
-        return [make_inputs(inputs, seed) for seed in range(count)]
-    folder = pathlib.Path(text).expanduser()
-    if not folder.is_dir():
-        raise UsageError(f"--calibration {text!r} is no folder", f"Give a folder of .npz or .npy files, or {RANDOM!r}.")
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
-    if not files:
-        raise UsageError(
-            f"{folder} holds no .npz and no .npy file",
-            f"np.savez(FILE, {', '.join(f'{spec.name}=...' for spec in inputs)}) writes one; one for each example.",
-        )
-    return [_read_example(path, inputs) for path in files]
-
-
-def _read_example(path: pathlib.Path, inputs: Sequence[InputSpec]) -> Arrays:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {inputs[0].name: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read as arrays of numbers: {error}") from error
-    fed = {}
-    for spec in inputs:
-        if spec.name not in arrays:
-            raise UsageError(f"{path} has no array for the input {spec}", f"It holds {', '.join(arrays) or 'nothing'}.")
-        array = arrays[spec.name]
-        if array.shape != spec.static_shape or array.dtype != np.dtype(spec.dtype):
-            raise UsageError(f"{path}: {spec.name} is {array.shape} {array.dtype}; the model's input is {spec}")
-        fed[spec.name] = array
-    return fed
 
 
 def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:

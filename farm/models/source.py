@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import pathlib
+from collections.abc import Iterable, Iterator
 
 import google.protobuf.message
 import onnx
@@ -148,9 +149,29 @@ def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
     return bool(external)
 
 
-def _tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
-    attributes = [a for node in model.graph.node for a in node.attribute]
-    return [*model.graph.initializer, *(a.t for a in attributes if a.HasField("t"))]
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that hold values, those of subgraphs and of the model's functions too."""
+    yield from _tensors_of_graph(model.graph)
+    for function in model.functions:
+        yield from _tensors_of_nodes(function.node)
+
+
+def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _tensors_of_nodes(graph.node)
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in (each for node in nodes for each in node.attribute):
+        yield from attribute.tensors
+        if attribute.HasField("t"):
+            yield attribute.t
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _tensors_of_graph(graph)
 
 
 def _not_found(path: pathlib.Path, typed: str) -> UsageError:

@@ -178,7 +178,7 @@ def test_without_pillow_an_image_is_refused_with_what_to_install(monkeypatch: py
 def test_an_image_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
     """Text called .jpg is no image, and neither is text called .npz."""
     (tmp_path / "cat.jpg").write_text("meow")
-    with pytest.raises(InputError, match="no image"):
+    with pytest.raises(InputError, match="not an image"):
         images.read_image(tmp_path / "cat.jpg", 3)
     (tmp_path / "x.npz").write_text("meow")
     with pytest.raises(InputError, match="not an"):

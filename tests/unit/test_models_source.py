@@ -163,6 +163,40 @@ def test_external_weights_are_taken_in(tmp_path: pathlib.Path, tiny: bytes) -> N
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), want[tensor.name])
 
 
+@pytest.mark.parametrize("held", ["initializer", "constant"])
+def test_external_weights_of_a_subgraph_lie_beside_the_model(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """Weights of an If's branch come from the model's folder, never from the current one."""
+    weight = onnx.numpy_helper.from_array(np.array([1.0, 2.0], "float32"), "w")
+    wanted = weight.raw_data
+    onnx.external_data_helper.set_external_data(weight, "w.bin")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    made = [] if held == "initializer" else [onnx.helper.make_node("Constant", [], ["w"], value=weight)]
+    y, c = (
+        onnx.helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (("y", onnx.TensorProto.FLOAT, [2]), ("c", onnx.TensorProto.BOOL, []))
+    )
+    branch = onnx.helper.make_graph(
+        [*made, onnx.helper.make_node("Identity", ["w"], ["b"])],
+        "branch",
+        [],
+        [onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [2])],
+        [weight] if held == "initializer" else [],
+    )
+    node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [c], [y]))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(wanted)
+    (tmp_path / "elsewhere" / "w.bin").write_bytes(bytes(8))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    data = source.resolve_model(str(tmp_path / "model.onnx")).onnx_bytes
+    assert wanted in data
+    assert b"w.bin" not in data
+
+
 def test_external_weights_missing(tmp_path: pathlib.Path, tiny: bytes) -> None:
     """The missing file is named, and the folder it belongs into."""
     path = tmp_path / "model.onnx"

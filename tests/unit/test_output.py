@@ -8,6 +8,8 @@ import logging
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -152,3 +154,17 @@ def test_a_terminal_gets_no_broken_word(width: int, monkeypatch: pytest.MonkeyPa
     assert max(map(len, lines)) <= width
     assert " ".join(line.strip() for line in lines).split() == sentence.split()
     assert file.getvalue() == sentence.strip() + "\n"
+
+
+def test_an_encoding_that_lacks_letters_gets_others() -> None:
+    """With PYTHONIOENCODING=ascii a table with a dash is printed, with another sign in its place."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from farm.cli.entry import main; main()", "board", "types"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"jetson-nano" in done.stdout
+    assert b"?" in done.stdout

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import tasks
-from .inputs import InputError, describe
+from .inputs import InputError, describe, write_arrays
 from .runner import Model
 
 
@@ -24,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=5, metavar="K", help="classes to print")
     parser.add_argument("--out", type=Path, metavar="Y.npz", help="write the outputs there")
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # labels may have letters that the terminal lacks
     if options.repeat < 1 or options.top < 1 or (options.threads is not None and options.threads < 1):
         parser.error("--repeat, --threads and --top must be at least 1")
     try:
@@ -34,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
             outputs = model.run(inputs)
             latencies_s.append(model.last_latency_s or 0.0)
         if options.out:
-            np.savez(options.out, **outputs)  # type: ignore[arg-type]
+            with options.out.open("wb") as file:
+                write_arrays(file, outputs)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ before the crop), `mean` and `std` by channel, of values from 0 to 1.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,57 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .inputs import InputError
+from .inputs import InputError, reading
 
 Array = npt.NDArray[Any]
 
+# Others of Pillow's start programs (EPS) or are decoded by code that few look at.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# More than phones' cameras have; decoded, turned and converted such an image takes about 0.5 GB.
+_MOST_PIXELS = 50_000_000
+_MOST_BYTES = 1 << 29
+# TIFF 6.0, section 8.
+_BITS_PER_SAMPLE = 258
+
 
 def read_image(path: Path, channels: int) -> Any:
-    """The image, upright, with so many channels. Raises InputError, also where Pillow is not installed."""
+    """The image, upright, in 8 bits, with so many channels. Raises InputError, also where Pillow is not installed."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise InputError(
             f"reading {path.name} needs Pillow, which is not installed: `pip install pillow`, or give an .npz"
         ) from error
-    try:
-        with Image.open(path) as opened:
-            return ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    # Pillow raises SyntaxError and struct.error, too, for files that are damaged.
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} is no image that Pillow can read: {error}") from error
+    with (
+        reading(path, f"an image ({', '.join(_FORMATS)})", _MOST_BYTES) as file,
+        warnings.catch_warnings(),
+    ):
+        # What Pillow warns of is refused below.
+        warnings.simplefilter("ignore")
+        try:
+            opened = Image.open(file, formats=_FORMATS)
+        except UnidentifiedImageError as error:
+            raise ValueError("it is in no such format, or damaged") from error
+        with opened:
+            if (pixels := opened.width * opened.height) > _MOST_PIXELS:
+                raise InputError(
+                    f"{path} has {opened.width} x {opened.height} pixels ({pixels:,}); at most {_MOST_PIXELS:,} are "
+                    "read: make it smaller"
+                )
+            return _to_8_bits(ImageOps.exif_transpose(opened), opened).convert("L" if channels == 1 else "RGB")
+
+
+def _to_8_bits(image: Any, opened: Any) -> Any:
+    """An image whose grey values have 16 bits, or as many as a TIFF says, scaled to 8; Pillow would cut them off."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;"):
+        return image
+    if image.mode == "F" or (image.mode == "I" and opened.format == "TIFF"):
+        raise ValueError("its pixels have 32 bits, whose range it does not say; save it with 8 or 16")
+    from PIL import Image
+
+    depth = opened.tag_v2.get(_BITS_PER_SAMPLE, (16,))[0] if opened.format == "TIFF" else 16
+    values = np.asarray(image).astype("float64") * (255 / (2**depth - 1))
+    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype("uint8"))
 
 
 def prepare(image: Any, task: Mapping[str, Any]) -> dict[str, Array]:

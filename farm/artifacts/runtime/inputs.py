@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
+import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+# Of a file, and of what it unpacks to: as much as a program's inputs can have in one message.
+_MOST_BYTES = 1 << 31
+# NumPy's reader takes headers of 10,000 characters.
+_MOST_HEADER = 1 << 14
 
 
 class InputError(ValueError):
@@ -47,15 +56,77 @@ def check_inputs(expected: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
     return arrays
 
 
+@contextlib.contextmanager
+def reading(path: Path, what: str, most_bytes: int = _MOST_BYTES) -> Iterator[BinaryIO]:
+    """Open a user's file for the block that decodes it; raise InputError for whatever is wrong with it.
+
+    `what` names what it should be. Only a regular file of at most `most_bytes` is opened.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise InputError(f"{path} has {size:,} bytes; {what} may have {most_bytes:,}")
+            yield file
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: permission denied") from error
+    except MemoryError as error:
+        raise InputError(f"{path} is not {what}: it claims more than fits into the memory") from error
+    # Decoders of files (zipfile, zlib, NumPy, Pillow) raise any kind of error for damaged ones.
+    except Exception as error:
+        raise InputError(f"{path} is not {what}: {error or type(error).__name__}") from error
+
+
 def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays in an .npz. Raises InputError; never unpickles."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
-        raise InputError(f"{path} is not an .npz of plain arrays: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    with reading(path, "an .npz of plain arrays") as file, zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if (size := sum(each.file_size for each in members)) > _MOST_BYTES:
+            raise ValueError(f"it unpacks to {size:,} bytes, more than {_MOST_BYTES:,}")
+        arrays = {}
+        for each in members:
+            name = each.filename.removesuffix(".npy")
+            if name == each.filename or name in arrays:
+                raise ValueError(f"{name!r} is no array, or there twice")
+            with archive.open(each) as member:
+                arrays[name] = _read_array(member, each.file_size)
+        return arrays
+
+
+def read_array(path: Path) -> Array:
+    """The array in an .npy. Raises InputError; never unpickles."""
+    with reading(path, "an .npy of a plain array") as file:
+        return _read_array(file, os.fstat(file.fileno()).st_size)
+
+
+def _read_array(file: IO[bytes], size: int) -> Array:
+    """One array of a file of `size` bytes. The header is checked first: NumPy allocates what that says."""
+    start = file.read(min(size, _MOST_HEADER))
+    stream = io.BytesIO(start)
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    wanted = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or wanted != size - stream.tell():
+        raise ValueError(f"an array of shape {shape} has {wanted} bytes, not {size - stream.tell()}")
+    data = bytearray(start[stream.tell() :])
+    data += file.read()
+    return np.ndarray(shape, dtype, buffer=data, order="F" if is_fortran else "C")
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Write an .npz. `numpy.savez` takes names such as `file` for its own arguments."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def _list(expected: Sequence[Mapping[str, Any]]) -> str:
