@@ -59,6 +59,56 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Build]] = {
     "transposition": ("gpu-flat", *CPU_CASES["transposition"][1:]),
 }
 
+
+def _grid() -> dict[str, tuple[str, tuple[Any, ...], Build]]:
+    """Shapes and axes for every family: odd extents, several channels and images, sums over each kind of axes."""
+    found: dict[str, tuple[str, tuple[Any, ...], Build]] = {}
+    shapes = [(1, 5, 8, 24), (1, 96, 14, 14), (2, 12, 12, 32), (1, 19, 32, 32)]
+    for at, shape in enumerate(shapes):
+        axis = 1 + at % 3
+        apart = [each for each in range(1, 4) if each != axis]
+        sized = tuple(shape[each] for each in apart)
+        found[f"softmax of {shape} over {axis}"] = ("gpu-norm", (shape,), lambda op, x, a=axis: op.nn.softmax(x, a))
+        found[f"log softmax of {shape}"] = ("gpu-norm", (shape,), lambda op, x: op.nn.log_softmax(x, 1))
+        found[f"layer norm of {shape} over channels"] = (
+            "gpu-norm",
+            (shape, shape[1:2], shape[1:2]),
+            lambda op, x, a, b: op.nn.layer_norm(x, a, b, axes=[1]),
+        )
+        found[f"layer norm of {shape} but {axis}"] = (
+            "gpu-norm",
+            (shape, sized, sized),
+            lambda op, x, a, b, axes=tuple(apart): op.nn.layer_norm(x, a, b, axes=list(axes)),
+        )
+        found[f"instance norm of {shape}, channels last"] = (
+            "gpu-norm",
+            (shape, shape[3:], shape[3:]),
+            lambda op, x, a, b: op.nn.instance_norm(x, a, b, channel_axis=3, axes=[1, 2]),
+        )
+        found[f"distance of {shape} from the mean over {axis}"] = (
+            "gpu-norm",
+            (shape,),
+            lambda op, x, a=axis: op.subtract(x, op.mean(x, [a], keepdims=True)),
+        )
+        found[f"maximum of {shape} but {axis}"] = (
+            "gpu-sums",
+            (shape,),
+            lambda op, x, axes=tuple(apart): op.max(x, list(axes)),
+        )
+        # Few sums beside many results need no block of threads each.
+        summing = "gpu-sums" if axis == 3 else "gpu-flat"
+        found[f"sum of {shape} over {axis}"] = (summing, (shape,), lambda op, x, a=axis: op.sum(x, [a]))
+        found[f"convolution of {shape}"] = ("gpu-tiles", (shape, (3, 3, shape[3], 10 + at)), _conv(strides=1 + at % 2))
+        found[f"transposition of {shape}"] = (
+            "gpu-flat",
+            (shape,),
+            lambda op, x, a=axis: op.permute_dims(x, [0, a, *(each for each in (3, 2, 1) if each != a)]),
+        )
+    return found
+
+
+CASES.update(_grid())
+
 # In a process of its own, which is what a worker is: what the driver's stand-in says stays there.
 _RUN = """
 import json, pathlib, sys

@@ -2,6 +2,8 @@
 //
 // Blocks run one after the other, so that a block's shared memory is a static variable. A thread of a block is a fiber
 // with a stack of its own: it runs until it waits for others (__syncthreads, a shuffle) or ends, then the next one runs.
+// Every second block runs its threads in descending order: code that lacks a barrier depends on the order, so one of
+// the two orders makes it compute wrong values here as well.
 // Kernels without such places need no fibers and run thread after thread. How long anything takes here says nothing
 // about a GPU.
 // SPDX-License-Identifier: Apache-2.0
@@ -277,8 +279,10 @@ inline void run_block() {
 #endif
     state.stacks[thread] = stack;
   }
+  const bool descending = (blockIdx.x + blockIdx.y + blockIdx.z) % 2 != 0;
   for (unsigned left = state.threads; left > 0;) {
-    for (unsigned thread = 0; thread < state.threads; ++thread) {
+    for (unsigned turn = 0; turn < state.threads; ++turn) {
+      const unsigned thread = descending ? state.threads - 1 - turn : turn;
       if (state.ended[thread]) continue;
       place(thread);
       farm_switch(&state.scheduler, state.stacks[thread]);

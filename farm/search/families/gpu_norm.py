@@ -55,7 +55,8 @@ class GpuNorms:
         summing, between = (sum((sums > 0) is wanted for sums in facts.sums) for wanted in (True, False))
         # What is computed again is so by every reduction after it, and by what writes the result.
         computed = 1 + between if plan["held"] else 1 + between * (1 + max(0, summing - 1))
-        shared_bytes = plan["beside"] * facts.element_bytes * (facts.run * between * plan["held"] + summing)
+        held = facts.run * between * plan["held"] + (summing if facts.rows else 0)
+        shared_bytes = plan["beside"] * facts.element_bytes * held
         # A warp adds up by shuffles, several do so through shared memory.
         turns = 2 * math.log2(max(2, plan["shares"]))
         in_row = min(8, plan["shares"] if facts.rows else plan["beside"])
@@ -98,10 +99,15 @@ class GpuNorms:
         schedule.bind(at, "blockIdx.x")
         schedule.bind(beside, of_rows)
         schedule.bind(share, of_shares)
+        summing = {name for name, sums in zip(facts.blocks, facts.sums, strict=True) if sums}
         for name in reversed(left):
             block = schedule.get_sblock(name)
+            # Where `threadIdx.x` counts rows, TVM takes the thread that writes a row's sum for the one that reads it,
+            # whatever `threadIdx.y` is, and leaves out the barrier. In scope "local" TVM gives every thread the sum.
+            # Along rows the barrier is there, and local sums take up to four times as long (measured on an H200).
+            scope = "local" if name in summing and not facts.rows else "shared"
             for index in range(len(schedule.get(block).writes)):
-                schedule.set_scope(block, index, "shared")
+                schedule.set_scope(block, index, scope)
             schedule.compute_at(block, at, preserve_unit_loops=True)
             variables = schedule.get(block).iter_vars
             own = schedule.get_loops(block)[-len(variables) :]
