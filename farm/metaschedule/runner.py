@@ -146,9 +146,10 @@ class FarmRunner(ms.runner.PyRunner):
 
     @property
     def target(self) -> Any:
-        """The target that these boards' code is made for, for a script that names none; waits for the first board.
+        """The target of these boards' code, to be given to `tune_*`; waits for the first board.
 
-        A simulated board runs its host's code, so it is this host's with the board's cores. Raises UnavailableError.
+        Where virtual boards run this machine's code (FARM_VIRTUAL_CODE=native), it is this machine's with the board's
+        number of cores. Raises UnavailableError.
         """
         plan = self._require_plan()
         return make_target(host_target(plan.cores) if plan.config is None else plan.config)

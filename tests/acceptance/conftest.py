@@ -112,7 +112,6 @@ class Home:
             (self.path / f"{name}.py").write_text(f"open({str(self.path / _IMPORTED)!r}, 'a').write(__name__ + ' ')")
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FARM_")} | {
             "FARM_HOME": str(self.path / "home"),
-            "FARM_VIRTUAL_CODE": os.environ["FARM_VIRTUAL_CODE"],
             "TMPDIR": str(self.temporary),
             "FARM_ZIG_CACHE": os.environ["FARM_ZIG_CACHE"],
             "FARM_TRACKER_PORT": str(find_free_port()),
