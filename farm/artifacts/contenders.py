@@ -129,11 +129,10 @@ def _compile(
 ) -> Compiled:
     """From the records but those that are left out; None: from none at all."""
     kind = order.board_type
-    asked = make.CompileOrder(brought, kind, order.point, order.simulated)
     return compile_prepared(
         _prepare(order, brought, pipeline or kind.pipeline),
         order.config,
-        [] if refused is None else make.make_book(asked, order.candidates, refused),
+        [] if refused is None else make.make_book(kind, order.point, order.candidates, refused),
         make.find_triple(kind, make.find_target(kind, order.simulated)),
     )
 

@@ -230,11 +230,15 @@ def _core(board_type: BoardType) -> str | None:
     return found.name if found else None
 
 
-def make_book(order: CompileOrder, candidates: Candidates, refused: Mapping[str, str] | None = None) -> Records:
+def make_book(
+    board_type: BoardType,
+    operating_point: str,
+    candidates: Candidates,
+    refused: Mapping[str, str] | None = None,
+) -> Records:
     """The records as `compile_model` takes them. Loads TVM's compiler."""
     known = [Relative(name, to_config(plan)) for name, plan in candidates.relatives]
-    own, point = order.board_type.name, order.operating_point
-    return Records(candidates.records, own, point, known, candidates.decisions, refused)
+    return Records(candidates.records, board_type.name, operating_point, known, candidates.decisions, refused)
 
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
@@ -258,7 +262,7 @@ def compile_ways(
             shapes,
             config,
             way.pipeline,
-            make_book(order, candidates, way.refused) if way.recorded else [],
+            make_book(order.board_type, order.operating_point, candidates, way.refused) if way.recorded else [],
             triple,
         )
         for name, way in ways.items()

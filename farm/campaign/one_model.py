@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign import plan_boards
 from farm.campaign.engine.host import share_cores
 from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder
 from farm.campaign.plan import merge_workloads
@@ -22,7 +21,7 @@ from farm.campaign.plan_survey import Form
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_row
-from farm.crew.choice import TargetPlan, plan_pool, plan_target, require_hope
+from farm.crew.choice import TargetPlan, plan_place, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.kept import keep_model
@@ -90,17 +89,8 @@ def _choose_place(request: OneModelRequest, store: Store, settings: Settings) ->
     if kind.host_is_board and request.board is None:
         board_cores, _ = share_cores(settings.isolation)
         return MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
-    if kind.target is None:
-        raise UsageError(
-            f"boards of type {kind.name!r} are whatever machine asks: there is no target to compile for",
-            "Leave --board out to tune for this machine; a board elsewhere needs a type with a target of its own.",
-        )
-    pool = plan_pool(rows, kind.name, request.board, virtual=request.virtual)
-    require_hope(rows, pool, kind.name)
-    mine = [row for row in rows if row["name"] in pool]
-    about = next((row for row in mine if row["description"]), mine[0])
-    target = plan_target(kind, plan_boards.describe(about, kind), len(os.sched_getaffinity(0)))
-    return MeasuringPlace(pool, all(row["simulated"] for row in mine), target)
+    host_cores = len(os.sched_getaffinity(0))
+    return MeasuringPlace(*plan_place(rows, kind, request.board, host_cores, virtual=request.virtual))
 
 
 def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:

@@ -12,15 +12,15 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.plan_points import find_clocks, format_spec, plan_point, to_point
+from farm.campaign.plan_points import format_spec, plan_point, to_point
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
 from farm.crew import choice as board_choice
 from farm.crew.choice import TargetPlan
-from farm.emulation import runs_own_code
 from farm.errors import FarmError, UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
+from farm.points.known import find_clocks
 from farm.search.gpus import require_device
 from farm.search.graph.pipeline import make_exact
 from farm.values import DEFAULT_POINT, Health, State
@@ -135,7 +135,7 @@ def _choose_type(
     targets, misfits = [], {}
     for row in rows:
         try:
-            targets.append(board_choice.plan_target(board_type, describe(row, board_type), host_cores))
+            targets.append(board_choice.plan_target(board_type, board_choice.describe(row, board_type), host_cores))
         except FarmError as error:
             misfits[row["name"]] = error.message
     if not targets:
@@ -160,16 +160,6 @@ def _choose_type(
         too_big=dict(_find_too_big(models, board_type, rows)),
         notes=tuple(notes),
     )
-
-
-def describe(row: Row, board_type: BoardType) -> Mapping[str, Any]:
-    """What the board said of itself; for one that nobody has reached yet, what it should say."""
-    if row["description"]:
-        return row["description"]  # type: ignore[no-any-return]
-    # A virtual board runs this machine's code unless its own is emulated; of a real one its type's target is believed.
-    kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
-    architecture = platform.machine() if row["simulated"] and not runs_own_code(board_type) else kind
-    return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
 
 
 def _plan_points(

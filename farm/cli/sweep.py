@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,96 +21,103 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.units import format_minute
 
+if TYPE_CHECKING:
+    from farm.sweep.plan.order import SweepOrder
+
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
 Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
 
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")]
+Board = Annotated[str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
+BoardType = Annotated[
+    str | None, typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards.")
+]
+Boards = Annotated[int | None, typer.Option("--boards", metavar="N", help="Largest number of boards of the type.")]
+CpuFreqs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cpu-freqs", metavar="all|600,921.6MHz", help="CPU clocks, or CLUSTER=LIST; repeatable. Default: all."
+    ),
+]
+Cores = Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")]
+GpuFreqs = Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")]
+MemFreqs = Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")]
+PowerModes = Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")]
+Variants = Annotated[
+    str,
+    typer.Option(
+        "--variants",
+        metavar="compiled|untuned|tuned,…",
+        help="Code to sweep. compiled: what `farm model compile` makes now; untuned: TVM's own; tuned: compiled, "
+        "refused without a record.",
+    ),
+]
+Batch = Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")]
+Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")]
+BudgetPoints = Annotated[
+    int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        "--top-k", metavar="N", help="Number of known schedules of recorded code to try again where they may matter."
+    ),
+]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")]
+MeasuredFor = Annotated[
+    str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
+]
+Ambient = Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")]
+
+
 @app.command("run")
 @output.command
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a name from `farm model zoo`.")],
-    board: Annotated[
-        str | None, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")
-    ] = None,
-    board_type: Annotated[
-        str | None,
-        typer.Option("--board-type", metavar="TYPE", help="Board type; points are spread over its free boards."),
-    ] = None,
-    boards: Annotated[
-        int | None, typer.Option("--boards", metavar="N", help="Largest number of boards of the type.")
-    ] = None,
-    cpu_freqs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cpu-freqs", metavar="all|600,921.6MHz", help="CPU clocks, or CLUSTER=LIST; repeatable. Default: all."
-        ),
-    ] = None,
-    cores: Annotated[str, typer.Option("--cores", metavar="0-3/0,1", help="Sets of cores to be online.")] = "",
-    gpu_freqs: Annotated[str, typer.Option("--gpu-freqs", metavar="all|LIST", help="GPU clocks.")] = "",
-    mem_freqs: Annotated[str, typer.Option("--mem-freqs", metavar="all|LIST", help="Memory clocks.")] = "",
-    power_modes: Annotated[str, typer.Option("--power-modes", metavar="all|LIST", help="Power modes.")] = "",
-    variants: Annotated[
-        str,
-        typer.Option(
-            "--variants", metavar="untuned,tuned", help="Code to sweep: TVM's own, code from records, or both."
-        ),
-    ] = "untuned",
-    batch: Annotated[str, typer.Option("--batch", metavar="1,4", help="Batch sizes.")] = "1",
+    model: Model,
+    board: Board = None,
+    board_type: BoardType = None,
+    boards: Boards = None,
+    cpu_freqs: CpuFreqs = None,
+    cores: Cores = "",
+    gpu_freqs: GpuFreqs = "",
+    mem_freqs: MemFreqs = "",
+    power_modes: PowerModes = "",
+    variants: Variants = "compiled",
+    batch: Batch = "1",
     shape: options.Shapes = None,
     deadline: Deadline = "",
     max_power: MaxPower = "",
     objective: Aim = "",
     device: options.Device = "cpu",
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point.")] = False,
-    budget_points: Annotated[
-        int | None, typer.Option("--budget-points", metavar="N", help="Largest number of points to measure.")
-    ] = None,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k",
-            metavar="N",
-            help="Number of known schedules of the tuned code to try again where they may matter.",
-        ),
-    ] = 1,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Consecutive visits to each point.")] = 1,
-    window: Annotated[
-        str, typer.Option("--window", metavar="5s", help="Time for which a point is measured; sensors may need longer.")
-    ] = "5s",
-    ambient: Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperature of the room.")] = "",
+    exhaustive: Exhaustive = False,
+    budget_points: BudgetPoints = None,
+    top_k: TopK = 1,
+    repeat: Repeat = 1,
+    window: MeasuredFor = "5s",
+    ambient: Ambient = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
+    out: Out = None,
 ) -> output.Document:
     """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
     from farm.artifacts.on_board import choose_board
-    from farm.sweep.plan.order import SweepOrder, SweepPlace
-    from farm.sweep.run import programs, runner
+    from farm.sweep.plan.order import SweepPlace
+    from farm.sweep.run import runner
 
     goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
-    if board is None and board_type is None:
-        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
-    if boards is not None and boards < 1:
-        raise UsageError(f"--boards must be at least 1, not {boards}")
+    _require_board(board, board_type, boards)
     if out is not None:
         require_room(out)
-    order = SweepOrder(
-        model,
-        tuple(shape or ()),
-        programs.read_variants(variants),
-        programs.read_batches(batch),
-        tuple(cpu_freqs or ()),
-        cores,
-        gpu_freqs,
-        mem_freqs,
-        power_modes,
-        read_duration_s("--window", window, "500ms, 5s"),
-        repeat,
-        _read_ambient(ambient),
-        exhaustive,
-        budget_points,
+    order = dataclasses.replace(
+        _read_order(model, shape, variants, batch, (cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes), window),
+        repeat=repeat,
+        exhaustive=exhaustive,
+        budget_points=budget_points,
         top_k=top_k,
         device=device,
+        ambient_c=_read_ambient(ambient),
     )
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
@@ -120,11 +128,60 @@ def run(
         yield from _finish(store, sweep, out)
 
 
+@app.command("plan")
+@output.command
+def plan(
+    model: Model,
+    board: Board = None,
+    board_type: BoardType = None,
+    boards: Boards = None,
+    cpu_freqs: CpuFreqs = None,
+    cores: Cores = "",
+    gpu_freqs: GpuFreqs = "",
+    mem_freqs: MemFreqs = "",
+    power_modes: PowerModes = "",
+    variants: Variants = "compiled",
+    batch: Batch = "1",
+    shape: options.Shapes = None,
+    deadline: Deadline = "",
+    max_power: MaxPower = "",
+    objective: Aim = "",
+    device: options.Device = "cpu",
+    exhaustive: Exhaustive = False,
+    budget_points: BudgetPoints = None,
+    top_k: TopK = 1,
+    repeat: Repeat = 1,
+    window: MeasuredFor = "5s",
+) -> output.Document:
+    """Say what `farm sweep run` would do, without taking a board: points, visits, time."""
+    from farm.artifacts.on_board import choose_board
+    from farm.sweep.plan import preview
+    from farm.sweep.plan.order import SweepPlace
+    from farm.sweep.run import runner
+
+    goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
+    _require_board(board, board_type, boards)
+    order = dataclasses.replace(
+        _read_order(model, shape, variants, batch, (cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes), window),
+        repeat=repeat,
+        exhaustive=exhaustive,
+        budget_points=budget_points,
+        top_k=top_k,
+        device=device,
+    )
+    with options.open_store_to_show() as store:
+        kind, name = choose_board(store, board_type, board)
+        found = runner.preview_sweep(order, SweepPlace(kind.name, name, boards), goal, named, store)
+    yield found.to_dict(order)
+    for line in preview.describe(found, order):
+        output.say(line)
+
+
 @app.command("resume")
 @output.command
 def resume(
     sweep: Sweep,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")] = None,
+    out: Out = None,
 ) -> output.Document:
     """Go on with a sweep that was interrupted, from the visits that it holds."""
     from farm.sweep.run import runner
@@ -219,6 +276,39 @@ def pick(
     about = {key: document[key] for key in ("sweep", "model", "board", "goal")}
     yield output.Failed({**about, "picks": picks}, error)
     sweep_table.print_picks(document, chosen)
+
+
+def _read_order(
+    model: str,
+    shapes: list[str] | None,
+    variants: str,
+    batches: str,
+    clocks: tuple[list[str] | None, str, str, str, str],
+    window: str,
+) -> SweepOrder:
+    from farm.sweep.plan.order import SweepOrder
+    from farm.sweep.run import programs
+
+    cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes = clocks
+    return SweepOrder(
+        model,
+        tuple(shapes or ()),
+        programs.read_variants(variants),
+        programs.read_batches(batches),
+        tuple(cpu_freqs or ()),
+        cores,
+        gpu_freqs,
+        mem_freqs,
+        power_modes,
+        read_duration_s("--window", window, "500ms, 5s"),
+    )
+
+
+def _require_board(board: str | None, board_type: str | None, boards: int | None) -> None:
+    if board is None and board_type is None:
+        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
+    if boards is not None and boards < 1:
+        raise UsageError(f"--boards must be at least 1, not {boards}")
 
 
 def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:

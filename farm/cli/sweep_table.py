@@ -48,11 +48,11 @@ def print_sweep(document: Mapping[str, Any]) -> None:
 
 
 def _print_variants(document: Mapping[str, Any]) -> None:
-    """Tuned code against untuned, a row per operating point."""
+    """The farm's code against untuned, a row per operating point."""
     for variants in sweep_variants.pair_variants(document):
         table = sweep_variants.tabulate(variants)
         output.say("")
-        output.say("tuned against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
+        output.say(f"{variants.name} against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]
         tables.print_table(["Operating point", *table.head], rows)
 

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.emulation import runs_own_code
 from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
@@ -84,6 +85,46 @@ def plan_pool(
         )
     simulated = virtual or all(row["simulated"] for row in mine)
     return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
+
+
+def plan_place(
+    rows: Sequence[Mapping[str, Any]],
+    board_type: BoardType,
+    name: str | None,
+    host_cores: int,
+    *,
+    virtual: bool = False,
+) -> tuple[tuple[str, ...], bool, TargetPlan]:
+    """The boards of `plan_pool`, whether they are simulated, and the target of their code.
+
+    Raises UsageError where the type has no fixed target, what `plan_pool` and `require_hope` raise.
+    """
+    require_fixed_target(board_type)
+    pool = plan_pool(rows, board_type.name, name, virtual=virtual)
+    require_hope(rows, pool, board_type.name)
+    mine = [row for row in rows if row["name"] in pool]
+    about = next((row for row in mine if row["description"]), mine[0])
+    target = plan_target(board_type, describe(about, board_type), host_cores)
+    return pool, all(row["simulated"] for row in mine), target
+
+
+def require_fixed_target(board_type: BoardType) -> None:
+    """Raise UsageError for a type that stands for the local machine."""
+    if board_type.target is None:
+        raise UsageError(
+            f"board type {board_type.name!r} has no fixed target: it stands for the local machine",
+            "Leave --board out to use this machine; register a board elsewhere as another type.",
+        )
+
+
+def describe(row: Mapping[str, Any], board_type: BoardType) -> Mapping[str, Any]:
+    """The board's last description; for a board that was never reached, what its type says."""
+    if row["description"]:
+        return row["description"]  # type: ignore[no-any-return]
+    # A virtual board runs this machine's code unless its own is emulated; of a real one its type's target is believed.
+    kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
+    architecture = platform.machine() if row["simulated"] and not runs_own_code(board_type) else kind
+    return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
 
 
 def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> BoardChoice:

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 from farm.closing import Closing
 from farm.connectivity.services import using_services
-from farm.crew.choice import plan_choice, plan_pool
+from farm.crew.choice import plan_choice, plan_pool, require_fixed_target
 from farm.crew.coroutines import Find, Loop
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
 from farm.crew.waiting import Waiter
-from farm.errors import FarmError, TransientError, UsageError
+from farm.errors import FarmError, TransientError
 from farm.inventory.board_types import BoardType
 from farm.processes.children import room_for_process
 from farm.processes.machine import machine_lock
@@ -202,11 +202,7 @@ def open_crew(
             first: OpenSite = lambda _: contextlib.nullcontext(local)  # noqa: E731
             pool: tuple[str, ...] = ()
         else:
-            if board_type.target is None:
-                raise UsageError(
-                    f"boards of type {board_type.name!r} are whatever machine asks: there is no target to compile for",
-                    "Leave --board out to sweep this machine; a board elsewhere needs a type with a target of its own.",
-                )
+            require_fixed_target(board_type)
             pool = plan_pool(store.fetch_boards(), board_type.name, name)
             services = stack.enter_context(using_services(settings, pool, note))
 

@@ -37,7 +37,7 @@ _LEAST_SLOW_RUNS, _SLOW_S = 3, 1.0
 _WARMUP_S = 0.1
 _MOST_WARMUPS = 20
 # The idle baseline varies less than what runs, so it needs less of the window.
-_IDLE_SHARE = 0.4
+IDLE_SHARE = 0.4
 # What the agent asks for at least, and what it adds at a window's edges (`device_agent/power/energy.py`).
 _LEAST_UPDATES, _EDGE_UPDATES = 3, 2
 # A guess of the latency is an upper bound but for what other clocks do; a worker that takes five times as long hangs.
@@ -86,7 +86,7 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
     known = [period_s for period_s in periods if period_s]
     if not known or len(known) < len(periods):
         # The agent then fills whatever it is given, and says how many values there were.
-        return Window(wanted_s, _IDLE_SHARE * wanted_s, _LEAST_UPDATES)
+        return Window(wanted_s, IDLE_SHARE * wanted_s, _LEAST_UPDATES)
     period_s = max(known)
     least_s = (_LEAST_UPDATES + _EDGE_UPDATES) * period_s
     seconds = max(wanted_s, least_s)
@@ -98,7 +98,7 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
         )
     updates = max(_LEAST_UPDATES, math.floor(seconds / period_s) - _EDGE_UPDATES)
     # Idle is constant but for the sensor's own noise: fewer values will do than of a load.
-    return Window(seconds, max(_IDLE_SHARE * seconds, least_s), updates, note)
+    return Window(seconds, max(IDLE_SHARE * seconds, least_s), updates, note)
 
 
 def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:

@@ -42,7 +42,7 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
 
 
 def compare_variants(document: Document) -> list[str]:
-    """Tuned against untuned at the operating points where both were measured, per batch size."""
+    """The farm's code against untuned at the operating points where both were measured, per batch size."""
     sentences = []
     for variants in sweep_variants.pair_variants(document):
         pairs, batch = variants.pairs, variants.batch
@@ -56,7 +56,7 @@ def compare_variants(document: Document) -> list[str]:
         at = "the one operating point" if len(pairs) == 1 else f"the {len(pairs)} operating points"
         size = f", batch {batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         mean = " (geometric mean, and the range)" if len(pairs) > 1 else ""
-        sentences.append(f"At {at} where both were measured{size}, tuned {told}{mean}.")
+        sentences.append(f"At {at} where both were measured{size}, {variants.name} {told}{mean}.")
     return sentences
 
 

@@ -27,7 +27,7 @@ from farm.units import Scale
 # Told apart by shape too, for readers who see no colours and for print.
 _COLOURS = (canvas.BLUE, "#c85200", "#00775a", "#8f4f86")
 _SHAPES = ("o", "s", "^", "D")
-_VARIANTS = ("tuned", "untuned")
+_VARIANTS = ("tuned", "compiled", "untuned")
 # With more predictions than this, their intervals and outlines would cover everything else.
 _CROWD = 60
 # Points so many times slower or dearer than all of the front are left to the table: they would squeeze the rest.

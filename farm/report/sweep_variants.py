@@ -1,4 +1,4 @@
-"""Tuned code against untuned at the operating points where both were measured: one table, a row per point.
+"""The farm's code against untuned at the operating points where both were measured: one table, a row per point.
 
 The picture of both is `sweep_plots.py`'s, the sentence that sums them up `sweep_answer.py`'s.
 """
@@ -12,7 +12,7 @@ from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, VariantRatio
 
-TUNED, UNTUNED = "tuned", "untuned"
+TUNED, UNTUNED, COMPILED = "tuned", "untuned", "compiled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +28,16 @@ class Pair:
         return str(self.tuned["key"])
 
     def ratio(self, quantity: str) -> VariantRatio | None:
-        """Tuned over untuned; None where either has no figure."""
+        """The farm's code over untuned; None where either has no figure."""
         over, under = self.tuned[quantity], self.untuned[quantity]
         return sweep_rows.divide(over, under) if over and under else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Variants:
-    """The pairs of one batch size, slow clocks as in the other tables."""
+    """The pairs of one batch size, slow clocks as in the other tables. `name` is what the sweep calls our code."""
 
+    name: str
     batch: int
     pairs: tuple[Pair, ...]
 
@@ -46,13 +47,14 @@ def pair_variants(document: Document) -> list[Variants]:
     found = []
     for batch in sweep_rows.list_batches(document):
         by_name = {series["variant"]: series for series in document["series"] if series["batch"] == batch}
-        if not {TUNED, UNTUNED} <= by_name.keys():
+        ours = by_name.get(TUNED) or by_name.get(COMPILED)
+        if ours is None or UNTUNED not in by_name:
             continue
-        tuned = {row["key"]: row for row in sweep_rows.measured(by_name[TUNED])}
+        tuned = {row["key"]: row for row in sweep_rows.measured(ours)}
         untuned = sweep_rows.measured(by_name[UNTUNED])
         pairs = tuple(Pair(row, tuned[row["key"]]) for row in untuned if row["key"] in tuned)
         if pairs:
-            found.append(Variants(batch, pairs))
+            found.append(Variants(str(ours["variant"]), batch, pairs))
     return found
 
 
@@ -67,7 +69,7 @@ class VariantComparison:
 
 
 def tabulate(variants: Variants) -> VariantComparison:
-    """Latency, power and energy of both beside each other, and tuned over untuned."""
+    """Latency, power and energy of both beside each other, and their ratio."""
     rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
     time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
     joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
@@ -78,7 +80,7 @@ def tabulate(variants: Variants) -> VariantComparison:
         quantities.append(("energy", "energy_j", joule))
     head: list[str] = []
     for name, _, scale in quantities:
-        head += [f"{name}, {scale.unit}: {UNTUNED}", TUNED, "ratio"]
+        head += [f"{name}, {scale.unit}: {UNTUNED}", variants.name, "ratio"]
     lines, intervals = [], []
     for pair in variants.pairs:
         cells, below = [], []
@@ -108,7 +110,7 @@ def list_variants(document: Document) -> list[PageTable]:
         ]
         batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
         simulated = ", simulated" if document["board"]["simulated"] else ""
-        caption = f"{TUNED} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
+        caption = f"{variants.name} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
         tables.append(make_table(["operating point", *table.head], rows, caption=caption))
     return tables
 

@@ -111,7 +111,7 @@ def choose_rails(series: Series, most: int) -> list[str]:
 
 def order_series(document: Document) -> list[Series]:
     """The series as people want to see them: tuned ones first, since that is what one ships."""
-    return sorted(document["series"], key=lambda series: bool(series["variant"] != "tuned"))
+    return sorted(document["series"], key=lambda series: bool(series["variant"] == "untuned"))
 
 
 def list_batches(document: Document) -> list[int]:

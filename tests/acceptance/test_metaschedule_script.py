@@ -1,4 +1,4 @@
-"""A stock MetaSchedule script with three arguments changed, as the howto page has it, on two virtual boards of the farm."""
+"""A stock MetaSchedule script with three arguments changed, as the howto page has it, on two virtual boards."""
 
 from __future__ import annotations
 
@@ -104,9 +104,11 @@ def test_the_script_of_the_page_measures_on_the_farm(home: Home) -> None:
     # Far below what an error would be taken for, and below an unscheduled product on any machine.
     assert 1.0 < float(best) < 1e5
     assert all(f"working on {name}" in done.err for name in BOARDS)
-    assert "aarch64" in (home.path / "tuning" / "database_workload.json").read_text() + (
-        home.path / "tuning" / "database_tuning_record.json"
-    ).read_text()
+    assert (
+        "aarch64"
+        in (home.path / "tuning" / "database_workload.json").read_text()
+        + (home.path / "tuning" / "database_tuning_record.json").read_text()
+    )
     assert not holders(home)
     assert not children(home)
 

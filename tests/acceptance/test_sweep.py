@@ -86,6 +86,8 @@ def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     assert document["board"] == {"type": "jetson-nano", "names": [NANO], "simulated": True, "device": "cpu"}
     assert document["grid"]["measured"] == document["grid"]["points"] == 2
     [series] = document["series"]
+    # What `farm model compile` would make now, not TVM's untuned code.
+    assert series["variant"] == "compiled"
     rows = {row["domains"][0]["freq_hz"]: row for row in series["rows"]}
     times = [rows[hz]["latency_s"]["value"] for hz in sorted(rows)]
     assert times == sorted(times, reverse=True)
@@ -114,6 +116,15 @@ def test_cpu_clocks_are_swept_and_a_setting_is_picked(rack: Home) -> None:
     assert "the fastest takes" in late.err
 
 
+def test_a_sweep_is_planned_without_a_board(rack: Home) -> None:
+    """The plan lists the points and the largest number of visits of `run`, and refuses what it refuses."""
+    wanted = ("sweep", "plan", "tiny-cnn", "--board", NANO)
+    document = rack.call(*wanted, "--cpu-freqs", "403.2,1479", "--json").json()
+    assert document["grid"] == ["a57=403.2MHz", "a57=1479MHz"]
+    assert (document["points"], document["visits"], document["boards"]) == (2, 3, [NANO])
+    assert "no 1000 MHz" in rack.call(*wanted, "--cpu-freqs", "1000").err
+
+
 def test_the_same_sweep_twice_gives_the_same_figures(rack: Home) -> None:
     """To the digit, on two boards that share the points; and what takes them minutes is not waited for."""
     wanted = ("--board-type", "jetson-nano", "--boards", "2", "--cpu-freqs", "204,710.4,921.6,1479", "--window", "20s")
@@ -135,6 +146,7 @@ def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
     assert "--objective latency" in refused.err
     refused = sweep(rack, "--board", PIS[0], "--variants", "untuned,tuned", "--window", "0.2s", code=2)
     assert "farm tune tiny-cnn --board-type raspberry-pi-4" in refused.err
+    assert "working on" not in refused.err  # no board was taken
     assert "farm sweep list" in rack.run("sweep", "show", "999").err
     assert rack.run("sweep", "run", "tiny-cnn").code == 2
     assert "no board" in sweep(rack, "--board", "nobody", code=2).err
@@ -234,7 +246,7 @@ def test_this_machine_is_swept_with_what_it_has(home: Home) -> None:
     assert done.code == 0, done.err
     document = done.json()
     assert not document["board"]["simulated"]
-    assert [(series["variant"], series["batch"]) for series in document["series"]] == [("untuned", 1), ("untuned", 2)]
+    assert [(series["variant"], series["batch"]) for series in document["series"]] == [("compiled", 1), ("compiled", 2)]
     for series in document["series"]:
         assert series["pick"] is not None
         assert series["rows"][0]["measured"]

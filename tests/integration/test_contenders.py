@@ -110,8 +110,9 @@ def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepare
     source, refused = bring("mlp").source, {record.workload: record.candidate for record in records}
     name = name_workloads(workload.hash for workload in prepared.workloads)
     decision = ModelDecision(source.sha256, name, "local", DEFAULT_POINT, False, refused)
-    recipe = SweepRecipe(source, (), KIND, make.find_target(KIND, False), False, records)
-    decided = dataclasses.replace(recipe, decisions=(decision,))
+    found = make.Candidates(tuple(records))
+    recipe = SweepRecipe(source, (), KIND, make.find_target(KIND, False), False, found)
+    decided = dataclasses.replace(recipe, candidates=dataclasses.replace(found, decisions=(decision,)))
     [recorded], [lost] = (each.compile_all(("tuned",), (1,)) for each in (recipe, decided))
     assert "2 of 3 functions from records" in recorded.about
     assert "0 of 3 functions from records" in lost.about

@@ -15,6 +15,7 @@ from farm.sweep import stored
 from farm.sweep.plan import order
 from farm.sweep.plan.order import SweepOrder
 from farm.sweep.run.programs import read_batches, read_variants
+from farm.sweep.run.visitor import Progress
 
 MHZ = 1_000_000
 CLOCKS = Clocks(
@@ -100,6 +101,16 @@ def test_what_is_stored_comes_back() -> None:
         visit = PointMeasurement("k", Estimate(1.0, 0.9, 1.1), 3.0, 1.05, power, rail_power_w={"IN": 2.0}, board="b")
         assert stored.measurement_from_dict(json.loads(json.dumps(stored.measurement_to_dict(visit)))) == visit
     assert isinstance(grid.points[0].point, OperatingPoint)
+
+
+def test_progress_tells_what_is_left_at_most() -> None:
+    """After two of five visits in ten seconds fifteen are left at most; more visits than planned raise the total."""
+    times = iter((0.0, 5.0, 10.0, 15.0))
+    progress = Progress(5, lambda: next(times))
+    assert progress.count("a") == "visit 1 of at most 5, at most 20.0 s left: a"
+    assert progress.count("b") == "visit 2 of at most 5, at most 15.0 s left: b"
+    short = Progress(0, lambda: 1.0)
+    assert short.count("c") == "visit 1 of at most 1: c"
 
 
 def test_variants_and_batches_are_read() -> None:

@@ -35,7 +35,7 @@ def test_workloads_that_take_no_time_are_left_alone() -> None:
 def test_other_schedules_need_tuned_code() -> None:
     """Said before anything is begun, as is a number that makes no sense."""
     with pytest.raises(UsageError, match="--variants"):
-        SweepOrder("m", top_k=3)
+        SweepOrder("m", variants=("untuned",), top_k=3)
     with pytest.raises(UsageError, match="1 to 16"):
         SweepOrder("m", variants=("tuned",), top_k=0)
     with pytest.raises(UsageError, match="code for processors"):

@@ -19,7 +19,7 @@ from farm.sweep.plan.schedules import MAX_TOP_K
 
 MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
-TUNED = "tuned"
+TUNED, COMPILED = "tuned", "compiled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SweepOrder:
 
     model: str
     shapes: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ("untuned",)
+    variants: tuple[str, ...] = (COMPILED,)
     batches: tuple[int, ...] = (1,)
     cpu_freqs: tuple[str, ...] = ()
     cores: str = ""
@@ -56,8 +56,8 @@ class SweepOrder:
             raise UsageError(f"--repeat must be 1 to 100, not {self.repeat}")
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise UsageError(f"--top-k must be 1 to {MAX_TOP_K}, not {self.top_k}")
-        if self.top_k > 1 and TUNED not in self.variants:
-            raise UsageError("--top-k tries schedules of tuned code", "Add --variants tuned, or untuned,tuned.")
+        if self.top_k > 1 and not {TUNED, COMPILED} & set(self.variants):
+            raise UsageError("--top-k tries schedules from records", "Add --variants compiled, or tuned.")
         if self.top_k > 1 and self.device != CPU:
             raise UsageError("--top-k tries schedules of code for processors", "Leave --top-k or --device out.")
         if self.budget_points is not None and self.budget_points < 1:

@@ -1,4 +1,8 @@
-"""What a sweep runs: the model compiled for a board type, untuned and from records, for one or more batch sizes."""
+"""What a sweep runs: the model compiled for a board type, in one or more variants and batch sizes.
+
+`compiled` is what `farm model compile` makes now: from records, by prediction where there is none. `tuned` is the same,
+and refused without a record. `untuned` is TVM's own code.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,8 @@ import numpy.typing as npt
 import onnx
 
 from device_agent.protocol import CPU
-from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
-from farm.artifacts.make import to_config
+from farm.artifacts.make import Candidates, make_book, to_config
 from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan
 from farm.errors import PermanentError, UsageError
@@ -22,10 +25,10 @@ from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.search.gpus import device_of
-from farm.values import ModelDecision, Record
+from farm.values import DEFAULT_POINT, Record
 
-UNTUNED, TUNED = "untuned", "tuned"
-VARIANTS = (UNTUNED, TUNED)
+UNTUNED, TUNED, COMPILED = "untuned", "tuned", "compiled"
+VARIANTS = (UNTUNED, TUNED, COMPILED)
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -48,7 +51,7 @@ class SweepProgram:
 
 
 def read_variants(text: str) -> tuple[str, ...]:
-    """`untuned,tuned`, in this order whatever was typed. Raises UsageError."""
+    """Variants in the order of `VARIANTS`, each once. Raises UsageError."""
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     if unknown := [word for word in wanted if word not in VARIANTS]:
         raise UsageError(f"--variants: there is no variant {unknown[0]!r}", f"Known: {', '.join(VARIANTS)}.")
@@ -67,26 +70,28 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SweepRecipe:
-    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`.
-
-    `decisions` are about the model on such boards: records that lose in it are left out, as whenever it is compiled.
-    """
+    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`."""
 
     source: ModelSource
     shapes: tuple[str, ...]
     board_type: BoardType
     target: TargetPlan
     simulated: bool
-    records: Sequence[Record] = ()
+    candidates: Candidates
     seed: int = 0
-    decisions: Sequence[ModelDecision] = ()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the board type itself at its usual clocks."""
+        wanted = (self.board_type.name, DEFAULT_POINT)
+        return [record for record in self.candidates.records if (record.board_type, record.operating_point) == wanted]
 
     def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[SweepProgram]:
         """A program for every variant and batch.
 
         Raises UsageError where records are missing or a batch is impossible, PermanentError where it does not compile.
         """
-        if TUNED in variants and not self.records:
+        if TUNED in variants and not self.candidates.records:
             raise self._untuned()
         programs = []
         for batch in batches:
@@ -96,7 +101,7 @@ class SweepRecipe:
             for variant in variants:
                 done = self._compile(model, inputs, variant, batch)
                 about = f"graph pipeline {done.pipeline}"
-                if variant == TUNED:
+                if variant != UNTUNED:
                     about += f", {done.applied} of {done.workloads} functions from records"
                 device = device_of(self.target_config)
                 programs.append(SweepProgram(variant, batch, done.library, ordered, about, device))
@@ -110,11 +115,11 @@ class SweepRecipe:
     def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
         target, kind = self.target, self.board_type
         shapes = {spec.name: spec.static_shape for spec in inputs}
-        book = Records(self.records, decisions=self.decisions)
-        pipeline, records = (kind.pipeline, book) if variant == TUNED else (UNTUNED_PIPELINE, Records(()))
+        book = make_book(kind, DEFAULT_POINT, Candidates(()) if variant == UNTUNED else self.candidates)
+        pipeline = UNTUNED_PIPELINE if variant == UNTUNED else kind.pipeline
         triple = None if target.is_for_host else kind.link_triple
         try:
-            done = compile_model(model, shapes, self.target_config, pipeline, records, triple)
+            done = compile_model(model, shapes, self.target_config, pipeline, book, triple)
         except PermanentError as error:
             if batch == 1:
                 raise
@@ -131,7 +136,7 @@ class SweepRecipe:
         boards = f"simulated boards of type {kind}" if self.simulated else f"boards of type {kind}"
         return UsageError(
             f"there is no record of {name} for {boards}, so there is no tuned code",
-            f"`farm tune {name} --board-type {kind}` makes some; --variants untuned sweeps without them.",
+            f"`farm tune {name} --board-type {kind}` makes some; --variants compiled sweeps what there is now.",
         )
 
 
@@ -154,7 +159,7 @@ def require_equal_outputs(outputs: Mapping[tuple[str, int], Sequence[npt.NDArray
         if not verdict.matches:
             raise PermanentError(
                 f"the {variant} model computes something else than the untuned one: {verdict.reason}",
-                "`farm tune --fresh` makes new records; --variants untuned sweeps without them.",
+                "`farm model verify` names the functions at fault; `farm tune --fresh` makes new records.",
             )
         said.append(f"{variant} and untuned outputs agree to {verdict.max_rel_error:.1e} of their peak (batch {batch})")
     return said

@@ -238,7 +238,9 @@ def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records:
     """The model with the default point's schedules and with the point's own, visited in turns."""
     own = {record.workload: record for record in records}
     merged = [own.get(record.workload, record) for record in bench.recipe.records]
-    recipe = dataclasses.replace(bench.recipe, records=merged)
+    recipe = dataclasses.replace(
+        bench.recipe, candidates=dataclasses.replace(bench.recipe.candidates, records=tuple(merged), relatives=())
+    )
     job = functools.partial(recipe.compile_all, (TUNED,), (tuned.batch,))
     (fitted,) = compile_in_subprocess(job, recipe.source.name)
     first = visits.plan_first_run(bench.threads, bench.settings.model_memory_bytes, bench.settings.model_timeout_s)

@@ -21,6 +21,7 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import order
 from farm.sweep.plan.order import SweepOrder, SweepPlace
+from farm.sweep.plan.preview import SweepPreview, preview
 from farm.sweep.run.programs import SweepProgram
 from farm.sweep.run.session import SweepSession
 
@@ -52,7 +53,10 @@ def run_sweep(
     board_type = require_board_type(where.board_type)
     source = resolve_model(wanted.model)
     _check_batches(wanted, source)
-    with SweepSession(wanted, where, board_type, source, settings, store, say, made) as session:
+    found = preview(wanted, where, board_type, goal, objective_named, store.fetch_boards())
+    session = SweepSession(wanted, where, board_type, source, settings, store, say, made)
+    session.compile(found.target, found.simulated)
+    with session:
         description = session.connect()
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
         grid, more = session.plan_grid(description)
@@ -81,6 +85,15 @@ def run_sweep(
     return sweep
 
 
+def preview_sweep(
+    wanted: SweepOrder, where: SweepPlace, goal: Goal, objective_named: bool, store: Store
+) -> SweepPreview:
+    """What `run_sweep` would do, as far as it is known before a board is taken. Raises what it raises until then."""
+    _check_batches(wanted, resolve_model(wanted.model))
+    board_type = require_board_type(where.board_type)
+    return preview(wanted, where, board_type, goal, objective_named, store.fetch_boards())
+
+
 def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
     """Go on with a sweep from the visits that it holds. Raises what `run_sweep` raises.
 
@@ -100,7 +113,10 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     if goal is not None:
         wanted = dataclasses.replace(wanted, budget_points=None)
     goal = goal or stored.goal_from_dict(row["goal"])
-    with SweepSession(wanted, where, board_type, source, settings, store, say) as session:
+    found = preview(wanted, where, board_type, goal, False, store.fetch_boards())
+    session = SweepSession(wanted, where, board_type, source, settings, store, say)
+    session.compile(found.target, found.simulated)
+    with session:
         description = session.connect()
         if description.simulated != row["simulated"]:
             raise UsageError(f"sweep {sweep} was made on {'simulated' if row['simulated'] else 'real'} boards")

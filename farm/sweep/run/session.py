@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import Description, Status
+from farm.artifacts.make import list_candidates
 from farm.crew import visits
 from farm.crew.choice import TargetPlan, plan_target
 from farm.crew.crew import open_crew
@@ -32,11 +33,12 @@ from farm.store import Store
 from farm.sweep.plan import adaptive, order, schedules
 from farm.sweep.plan.conductor import Conductor, Series
 from farm.sweep.plan.order import SweepOrder, SweepPlace
+from farm.sweep.plan.preview import count_visits
 from farm.sweep.plan.rounds import RoundConductor
 from farm.sweep.run import programs
 from farm.sweep.run.programs import SweepProgram, SweepRecipe
 from farm.sweep.run.refit import Bench, refit
-from farm.sweep.run.visitor import Visitor, VisitOrders
+from farm.sweep.run.visitor import Progress, Visitor, VisitOrders
 from farm.values import DEFAULT_POINT
 from farm.version import __version__
 
@@ -62,6 +64,8 @@ class SweepSession:
         made: Sequence[SweepProgram] = (),
     ) -> None:
         self._made = made
+        if made and wanted.top_k > 1:
+            raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
         self._wanted, self._where, self._source = wanted, where, source
         self._type = gpus.require_device(board_type, wanted.device)
         self._settings, self._store, self._say = settings, store, say
@@ -71,6 +75,7 @@ class SweepSession:
         self.notes: list[str] = []
         self.schedules: list[dict[str, Any]] = []
         self.first: DrivenBoard
+        self._recipe: SweepRecipe | None = None
 
     def __enter__(self) -> SweepSession:
         purpose = f"sweep {self._source.name}"
@@ -131,8 +136,7 @@ class SweepSession:
             )
 
     def prepare(self, description: Description) -> list[str]:
-        """Compile, while the board waits; returns what has to be said of how it will be measured."""
-        self._settings.share_linker_cache()
+        """Plan how the board is measured; returns what has to be said of that."""
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         if target.config is not None:
             gpus.prepare_boards(target.config, self._settings)
@@ -141,32 +145,28 @@ class SweepSession:
         self._window = visits.plan_window(description, self._wanted.window_s, self._type.power.update_period_s)
         self._needs_total = bool(description.total_rails)
         self._simulated = description.simulated
-        if self._made and self._wanted.top_k > 1:
-            raise UsageError("--top-k needs the programs compiled here", "Leave the programs out.")
-        made = self._made or self._compile(target, description.simulated)
-        self.programs = {program.series: program for program in made}
+        self.compile(target, description.simulated)
+        self.programs = {program.series: program for program in self._made}
         return [self._window.note] if self._window.note else []
 
-    def _compile(self, target: TargetPlan, simulated: bool) -> list[SweepProgram]:
+    def compile(self, target: TargetPlan, simulated: bool) -> None:
+        """Compile, unless programs were brought or are made for this target. Raises what `compile_all` raises."""
+        made_for = None if self._recipe is None else (self._recipe.target, self._recipe.simulated)
+        if (self._made and self._recipe is None) or made_for == (target, simulated):
+            return
         self._say(f"compiling {self._source.name}: {', '.join(self._wanted.variants)}")
-        records = self._store.fetch_records(
-            board_type=self._type.name, operating_point=DEFAULT_POINT, simulated=simulated
-        )
-        recipe = SweepRecipe(
+        self._settings.share_linker_cache()
+        self._recipe = SweepRecipe(
             self._source,
             self._wanted.shapes,
             self._type,
             target,
             simulated,
-            records,
+            list_candidates(self._source.sha256, self._type, simulated, self._store),
             self._settings.seed,
-            self._store.fetch_decisions(
-                model_sha256=self._source.sha256, board_type=self._type.name, simulated=simulated
-            ),
         )
-        self._recipe = recipe
-        job = functools.partial(recipe.compile_all, self._wanted.variants, self._wanted.batches)
-        return compile_in_subprocess(job, self._source.name)
+        job = functools.partial(self._recipe.compile_all, self._wanted.variants, self._wanted.batches)
+        self._made = compile_in_subprocess(job, self._source.name)
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""
@@ -210,6 +210,7 @@ class SweepSession:
                 repeat=self._wanted.repeat,
                 ambient_c=self._wanted.ambient_c,
                 say=self._say,
+                progress=Progress(self._count_left(grid, before)),
                 first_latency_s=first,
             )
             self._add_more(self._plan_more(len(grid)))
@@ -234,6 +235,8 @@ class SweepSession:
 
     def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
         """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
+        if self._recipe is None:  # the programs were brought, and --top-k is refused with them
+            return
         bench = Bench(
             self._crew,
             self._recipe,
@@ -278,6 +281,11 @@ class SweepSession:
             self.notes.append(text)
             self._say(text)
         return found
+
+    def _count_left(self, grid: Grid, before: Mapping[Series, Sequence[PointMeasurement]]) -> int:
+        """Visits that are left at most, after those that were made before."""
+        points = min(len(grid), self._wanted.budget_points or len(grid))
+        return count_visits(self._wanted, points) - sum(map(len, before.values()))
 
     def _plan_more(self, points: int) -> int:
         """How many boards to take beside the first one."""

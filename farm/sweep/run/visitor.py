@@ -21,6 +21,7 @@ from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan.conductor import Conductor, Series, VisitTask
 from farm.sweep.run.programs import SweepProgram
+from farm.units import format_duration
 
 # Losses in a row that end a board's part in the sweep.
 _MAX_LOSSES = 3
@@ -45,7 +46,24 @@ class VisitOrders:
     repeat: int
     ambient_c: float | None
     say: Callable[[str], None]
+    progress: Progress
     first_latency_s: Mapping[Series, tuple[GridPoint, float]]
+
+
+class Progress:
+    """Counts the visits of a sweep, of which there are `most` at most, and tells how long the rest takes at most."""
+
+    def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._now = most, now
+        self._done, self._began = 0, now()
+
+    def count(self, text: str) -> str:
+        """Count a visit; its line, with how far the sweep is."""
+        self._done += 1
+        most = max(self._most, self._done)
+        left_s = (self._now() - self._began) / self._done * (most - self._done)
+        left = f", at most {format_duration(left_s)} left" if most > self._done else ""
+        return f"visit {self._done} of at most {most}{left}: {text}"
 
 
 class Visitor:
@@ -169,7 +187,7 @@ class Visitor:
             outcome=outcome.to_dict(),
         )
         self._conductor.add(series, measurement)
-        self._orders.say(describe_visit(series, measurement))
+        self._orders.say(self._orders.progress.count(describe_visit(series, measurement)))
 
 
 def describe_visit(series: Series, measurement: PointMeasurement) -> str:
