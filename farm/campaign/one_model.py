@@ -90,7 +90,7 @@ def _choose_place(request: OneModelRequest, store: Store, settings: Settings) ->
         board_cores, _ = share_cores(settings.isolation)
         return MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
     host_cores = len(os.sched_getaffinity(0))
-    return MeasuringPlace(*plan_place(rows, kind, request.board, host_cores, virtual=request.virtual))
+    return MeasuringPlace(*plan_place(rows, kind, request.board, host_cores, simulated=request.virtual or None))
 
 
 def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:

@@ -50,7 +50,7 @@ class BoardsOfType:
 
     `pool` are all boards chosen by type and labels; of them `good` are fit for work, `idle` could be taken now, and
     `usable` will be without an operator. `lacking`: points that no board of the type has, with the reason; `too_big`:
-    models that none can hold, with the reason.
+    models that none can hold, with the reason. `left_out`: boards of the other kind, real or simulated, and why.
     """
 
     board_type: BoardType
@@ -64,6 +64,7 @@ class BoardsOfType:
     lacking: Mapping[str, str]
     too_big: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    left_out: str = ""
 
 
 def choose_boards(
@@ -81,14 +82,15 @@ def choose_boards(
             board_type = make_exact(require_board_type(name, types), spec.search.exact)
             board_type = require_device(board_type, spec.device)
             mine = _filter(rows, board_type, spec.boards)
-            chosen.append((index, _choose_type(spec, board_type, mine, models, host_cores)))
+            left_out = board_choice.find_left_out(rows, board_type.name, [row["name"] for row in mine])
+            found = _choose_type(spec, board_type, mine, models, host_cores)
+            chosen.append((index, dataclasses.replace(found, left_out=left_out)))
         except FarmError as error:
             faults.append((("boards", "types", index), document_lines.to_text(error)))
-    found = [each for _, each in chosen]
     # A type that could not be read may have had whatever the others lack.
-    if len(found) == len(spec.boards.types):
+    if len(chosen) == len(spec.boards.types):
         faults += _find_impossible(spec, chosen, models)
-    return found, faults
+    return [each for _, each in chosen], faults
 
 
 def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> list[Row]:
@@ -103,7 +105,7 @@ def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> lis
             f"of {len(mine)} boards of type {board_type.name!r} none is labelled {wanted}",
             "`farm board list` shows labels.",
         )
-    pool = board_choice.plan_pool(chosen or rows, board_type.name, None)
+    pool = board_choice.plan_pool(chosen or rows, board_type.name, None, simulated=spec.simulated)
     return [row for row in chosen if row["name"] in pool]
 
 

@@ -65,6 +65,9 @@ def gather(
     types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
     if faults := [*faults, *more]:
         raise document_lines.to_error(campaign.path, faults)
+    for each in types:
+        if each.left_out:
+            note(each.left_out)
     begin()
     surveyed = _survey(campaign, models, types, note, texts)
     known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}

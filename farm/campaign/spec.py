@@ -134,7 +134,10 @@ class ModelSpec(StrictModel):
 
 
 class BoardsSpec(StrictModel):
-    """Which boards may be used: those of `types` that carry all `labels`."""
+    """Which boards may be used: those of `types` that carry all `labels`.
+
+    `simulated`: only virtual boards, or only real ones; unset: real ones where there are any.
+    """
 
     types: Annotated[
         tuple[Name, ...],
@@ -142,6 +145,7 @@ class BoardsSpec(StrictModel):
         pydantic.AfterValidator(_not_empty),
     ]
     labels: dict[LabelName, Label] = pydantic.Field(default_factory=dict)
+    simulated: pydantic.StrictBool | None = None
 
     @pydantic.field_validator("types")
     @classmethod

@@ -26,7 +26,7 @@ from farm.campaign.engine.state import publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_survey import Surveying, WorkloadSurvey
 from farm.campaign.watch import find_error, is_settled, watch
-from farm.crew.choice import plan_choice
+from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes import children
 from farm.processes.machine import (
@@ -132,6 +132,10 @@ def tuning(request: OneModelRequest, settings: Settings, store: Store, listener:
     finished (`watch.find_error`).
     """
     place = one_model.choose_place(request, store, settings)
+    if place.boards and request.board is None:
+        left_out = find_left_out(store.fetch_boards(), request.board_type.name, place.boards)
+        if left_out and not request.virtual:
+            listener.note(left_out)
     run = _Run(request, place, settings, store, listener)
     with contextlib.ExitStack() as machine, contextlib.ExitStack() as engine:
         if not lock_engine(

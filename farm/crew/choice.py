@@ -19,6 +19,8 @@ from farm.store.standing import unknown_board
 from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
+# Names in a line that are told apart at a glance.
+_MOST_NAMED = 3
 _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
 
 
@@ -59,12 +61,12 @@ def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def plan_pool(
-    rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None, *, virtual: bool = False
+    rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None, *, simulated: bool | None = None
 ) -> tuple[str, ...]:
     """The boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
 
-    Where there are real boards of the type, simulated ones are left out: their figures never mix, and nobody who has
-    the hardware means the model of it, but for who says so (`virtual`). Raises UsageError where there is none.
+    Figures of real and simulated boards never mix: `simulated` says which are meant, None: real ones where there are
+    any. Raises UsageError where there is none.
     """
     if name is not None:
         known = {row["name"]: row for row in rows}
@@ -83,8 +85,30 @@ def plan_pool(
             f"no board of type {board_type!r} is registered",
             f"Registered types: {there}. `farm board add NAME --board-type {board_type} --ssh USER@HOST` adds one.",
         )
-    simulated = virtual or all(row["simulated"] for row in mine)
-    return tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
+    if simulated is None:
+        simulated = all(row["simulated"] for row in mine)
+    pool = tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
+    if not pool:
+        raise UsageError(
+            f"no {'simulated' if simulated else 'real'} board of type {board_type!r} is registered",
+            f"`farm board add NAME --virtual {board_type}` adds one." if simulated else "`farm board list` shows them.",
+        )
+    return pool
+
+
+def find_left_out(rows: Sequence[Mapping[str, Any]], board_type: str, pool: Sequence[str]) -> str:
+    """Which boards of the type `plan_pool` left out, and why; "" where none."""
+    mine = [row for row in rows if row["board_type"] == board_type]
+    chosen = [row for row in mine if row["name"] in pool]
+    others = sorted(row["name"] for row in mine if chosen and row["simulated"] != chosen[0]["simulated"])
+    if not others:
+        return ""
+    used, left = ("simulated", "real") if chosen[0]["simulated"] else ("real", "simulated")
+    count = f"{len(others)} {left} board{'s' * (len(others) > 1)}"
+    shown = ", ".join(others[:_MOST_NAMED]) + (", …" if len(others) > _MOST_NAMED else "")
+    hint = "; --board NAME uses one, `boards: {simulated: true}` in a campaign file all of them"
+    how = "" if chosen[0]["simulated"] else hint
+    return f"{count} of type {board_type} left out ({shown}): {pool[0]} is {used}, and figures of both never mix{how}"
 
 
 def plan_place(
@@ -93,14 +117,14 @@ def plan_place(
     name: str | None,
     host_cores: int,
     *,
-    virtual: bool = False,
+    simulated: bool | None = None,
 ) -> tuple[tuple[str, ...], bool, TargetPlan]:
     """The boards of `plan_pool`, whether they are simulated, and the target of their code.
 
     Raises UsageError where the type has no fixed target, what `plan_pool` and `require_hope` raise.
     """
     require_fixed_target(board_type)
-    pool = plan_pool(rows, board_type.name, name, virtual=virtual)
+    pool = plan_pool(rows, board_type.name, name, simulated=simulated)
     require_hope(rows, pool, board_type.name)
     mine = [row for row in rows if row["name"] in pool]
     about = next((row for row in mine if row["description"]), mine[0])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import BoardChoice, find_unfit, plan_choice, plan_pool, require_hope
+from farm.crew.choice import BoardChoice, find_left_out, find_unfit, plan_choice, plan_pool, require_hope
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
 from farm.crew.queue_place import QueuePlace, explain, read_queue
@@ -64,7 +64,9 @@ class FleetSite(Closing):
         self._services, self._store = services, store
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
         self._wait_s, self._note = wait_s, note
-        self._pool = plan_pool(store.fetch_boards(), board_type, name)
+        rows = store.fetch_boards()
+        self._pool = plan_pool(rows, board_type, name)
+        self._left_out = "" if name else find_left_out(rows, board_type, self._pool)
         # The last one stays known, for what is still to be told of it.
         self._board: LeasedBoard | None = None
         self.has_board = False
@@ -182,12 +184,13 @@ class FleetSite(Closing):
             return
         if time.monotonic() >= self._deadline:
             raise UnavailableError(
-                f"no {self._board_type} became free within {self._wait_s:g} s ({choice.text})",
+                f"no {self._board_type} became free within {self._wait_s:g} s ({choice.text})"
+                + (f"; {self._left_out}" if self._left_out else ""),
                 "`farm board list` shows who holds what; --wait 10m waits longer.",
             )
         if choice.text != self._noted:
             self._noted = choice.text
-            self._note(f"waiting for a board: {choice.text}")
+            self._note(f"waiting for a board: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
 
     def _find_reserved(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Boards that are reserved for who we are: they are ours already, whoever waits."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.crew.choice import find_hopeless, plan_choice, plan_pool, plan_target
+from farm.crew.choice import find_hopeless, find_left_out, plan_choice, plan_pool, plan_target
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 
@@ -29,6 +29,18 @@ def test_simulated_boards_stand_in_only_where_there_are_no_others() -> None:
     assert plan_pool(rows, "jetson-nano", None) == ("real",)
     assert plan_pool(rows[1:], "jetson-nano", None) == ("model",)
     assert plan_pool(rows, "jetson-nano", "model") == ("model",)
+
+
+def test_boards_of_the_other_kind_are_left_out_with_a_word() -> None:
+    """One dead real board beside virtual ones: the line names those left out, why, and how to use them."""
+    rows = [row("real", state="offline"), *(row(f"v{n}", simulated=True) for n in range(4)), row("x", "jetson-tx2")]
+    said = find_left_out(rows, "jetson-nano", plan_pool(rows, "jetson-nano", None))
+    assert "4 simulated boards of type jetson-nano left out (v0, v1, v2, …): real is real" in said
+    assert "boards: {simulated: true}" in said
+    assert plan_pool(rows, "jetson-nano", None, simulated=True) == ("v0", "v1", "v2", "v3")
+    assert find_left_out(rows[1:5], "jetson-nano", ("v0", "v1", "v2", "v3")) == ""
+    with pytest.raises(UsageError, match="no real board of type 'jetson-nano'"):
+        plan_pool(rows[1:], "jetson-nano", None, simulated=False)
 
 
 def test_a_type_without_boards_names_what_there_is() -> None:

@@ -108,6 +108,11 @@ def test_real_boards_leave_simulated_ones_out(types: dict[str, BoardType]) -> No
     (real,), _ = choose(campaign(), types, row("v"), row("r", simulated=False))
     (simulated,), _ = choose(campaign(), types, row("v"))
     assert (real.pool, real.simulated, simulated.pool, simulated.simulated) == (("r",), False, ("v",), True)
+    assert "1 simulated board of type jetson-nano left out (v): r is real" in real.left_out
+    (asked,), _ = choose(
+        campaign(boards={"types": ["jetson-nano"], "simulated": True}), types, row("v"), row("r", simulated=False)
+    )
+    assert (asked.pool, asked.simulated) == (("v",), True)
     assert real.target.config is not None
     assert real.target.config["mtriple"] == "aarch64-linux-gnu"
     if platform.machine() == "x86_64":
