@@ -12,7 +12,7 @@ from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.listed import ToCompile, list_artifacts
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.on_board import hold_type
-from farm.artifacts.package import WHEEL, write_package
+from farm.artifacts.package import WHEEL, explain_name, write_package
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
@@ -63,6 +63,8 @@ def make_artifacts(
         with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say) as board:
             verdict = checking.verify_artifact(artifact, board, brought.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
+        if package and (why := explain_name(artifact.manifest.name).partition(";")[0]):
+            say(f"{wanted.name}: {why}")
         made.append(MadeArtifact(wanted.name, kind.name, artifact.folder, verdict.matches, verdict.reason, package))
         keep(made[-1])
     return made

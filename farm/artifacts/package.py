@@ -5,10 +5,13 @@ Equal artifacts give equal files.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import io
 import keyword
 import os
 import re
+import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -35,6 +38,10 @@ _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 _RUNTIME = "farm.artifacts.runtime"
 _RUNTIME_FILES = ("__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "runner.py", "tasks.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+# What a wheel may ask for beside what is installed here.
+_OPTIONAL = frozenset({"pillow"})
+# A part of the summary of every wheel made here.
+_MADE = "by tvm-farm"
 
 
 def write_package(
@@ -87,16 +94,46 @@ def _read_files(artifact: Artifact) -> dict[str, bytes]:
 
 
 def find_name(model: str) -> str:
-    """A Python package's name for a model: `squeezenet1_1` for squeezenet1.1."""
-    words = re.sub(r"[^A-Za-z0-9]+", "_", model).strip("_").lower()
-    return words if _is_name(words) else f"model_{words}".rstrip("_")
+    """A Python package's name for a model: `squeezenet1_1` for squeezenet1.1, `model_json` for json."""
+    words = _to_words(model)
+    return words if _is_name(words) and not find_clash(words) else f"model_{words}".rstrip("_")
+
+
+def explain_name(model: str) -> str:
+    """Why a model's package is called otherwise than the model; "" where it is not."""
+    words = _to_words(model)
+    clash = find_clash(words) if words else ""
+    return clash and f"the package is called {find_name(model)}: {clash}; --name chooses another name"
 
 
 def require_name(name: str) -> str:
-    """Raise UsageError unless Python can import a package of this name."""
+    """Raise UsageError unless Python can import a package of this name, and no other one has it."""
     if not _is_name(name):
         raise UsageError(f"--name {name!r} is no name that Python imports", "Use letters, digits and underscores.")
+    if clash := find_clash(name):
+        raise UsageError(f"--name {name!r} is taken: {clash}", "Choose another name.")
     return name
+
+
+def find_clash(name: str) -> str:
+    """What else is imported or installed under a package's name; "" for nothing.
+
+    TVM, NumPy and what they require are installed here. Packages of other models do not count: they are replaced.
+    """
+    if name in sys.stdlib_module_names or name == "test":
+        return f"{name} is a module of Python's standard library"
+    try:
+        distribution: importlib.metadata.Distribution | None = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        distribution = None
+    if name in _OPTIONAL or (distribution is not None and _MADE not in (distribution.metadata["Summary"] or "")):
+        return f"pip installs another package as {name}"
+    spec = importlib.util.find_spec(name) if distribution is None else None
+    return f"{name} is an installed module of Python" if spec is not None and spec.origin else ""
+
+
+def _to_words(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", model).strip("_").lower()
 
 
 def _is_name(name: str) -> bool:
@@ -201,7 +238,7 @@ def _describe(package: str, version: str, manifest: Manifest) -> str:
     return f"""Metadata-Version: 2.1
 Name: {package}
 Version: {version}
-Summary: {manifest.name}, compiled for {manifest.board_type} by tvm-farm {versions["tvm-farm"]}
+Summary: {manifest.name}, compiled for {manifest.board_type} {_MADE} {versions["tvm-farm"]}
 Requires-Python: >=3.10
 Requires-Dist: apache-tvm=={versions["apache-tvm"]}
 Requires-Dist: apache-tvm-ffi=={versions["apache-tvm-ffi"]}

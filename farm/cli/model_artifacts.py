@@ -188,10 +188,13 @@ def package(
     ] = None,
 ) -> output.Document:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
-    from farm.artifacts.package import write_package
+    from farm.artifacts.package import explain_name, write_package
 
     farm_settings.load().share_linker_cache()
-    path = write_package(open_artifact(folder), form, out, name, runtime)
+    artifact = open_artifact(folder)
+    path = write_package(artifact, form, out, name, runtime)
+    if name is None and (why := explain_name(artifact.manifest.name)):
+        output.note(why)
     yield {"package": str(path), "format": form, "bytes": path.stat().st_size}
     output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 

@@ -38,6 +38,7 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
     """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.deploy import deploy_here, deploy_over_ssh
+    from farm.artifacts.package import explain_name
     from farm.cli.board_remote import fetch_transport
     from farm.connectivity.addresses import to_ssh_address
     from farm.connectivity.host_keys import FILE_NAME, KnownHosts
@@ -46,6 +47,8 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
 
     artifact = open_artifact(folder)
     checking.require_verified(artifact)
+    if why := explain_name(artifact.manifest.name).partition(";")[0]:
+        output.note(why)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     settings.share_linker_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import pathlib
+import shutil
 import sys
 import tarfile
 import zipfile
@@ -75,6 +76,39 @@ def test_a_package_gets_a_name_that_python_imports() -> None:
         package.require_name("my-net")
     with pytest.raises(UsageError, match="--name"):
         package.require_name("class")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("test", "standard library"),
+        ("json", "standard library"),
+        ("site", "standard library"),
+        ("NumPy", "pip installs another"),
+        ("tvm", "an installed module"),
+        ("apache-tvm", "pip installs another"),
+        ("scipy", "pip installs another"),
+        ("ml-dtypes", "pip installs another"),
+        ("Pillow", "pip installs another"),
+    ],
+)
+def test_a_package_takes_no_name_of_another(model: str, reason: str) -> None:
+    """A model called as a module or package gets a longer name, and a reason; --name with such a name is refused."""
+    words = model.lower().replace("-", "_")
+    assert package.find_name(model) == f"model_{words}"
+    assert reason in package.explain_name(model)
+    with pytest.raises(UsageError, match=reason):
+        package.require_name(words)
+    assert package.explain_name("resnet18") == package.explain_name("...") == ""
+
+
+def test_a_package_of_ours_may_be_replaced(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose own wheel is installed here keeps its name."""
+    artifact = write(tmp_path / "a", verified=verified())
+    path = package.write_package(artifact, package.WHEEL, tmp_path, None)
+    shutil.unpack_archive(path, tmp_path / "site", "zip")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert package.find_name(artifact.manifest.name) == "tiny_cnn"
 
 
 def test_a_wheel_is_not_called_what_pip_refuses(tmp_path: pathlib.Path) -> None:
