@@ -7,7 +7,8 @@
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   │   └── BoardBusyError      somebody else had the board all the while
     │   ├── BoardLostError      the connection to a board ended
-    │   └── BoardNonsenseError  a board answered what cannot be
+    │   ├── BoardNonsenseError  a board answered what cannot be
+    │   └── StoreFaultError     the store did not work this time
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
     │   │   └── MachineBusyError    another farm measures on this machine
@@ -67,6 +68,10 @@ class BoardLostError(TransientError):
 
 class BoardNonsenseError(TransientError):
     """A board's answer cannot be true, or is none. It is not believed; the board is suspect, another one may do."""
+
+
+class StoreFaultError(TransientError):
+    """The store was locked, restarting or out of reach, or the connection to it ended. It may work again soon."""
 
 
 class PermanentError(FarmError):

@@ -16,8 +16,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psutil
 import psycopg
 import pytest
 
@@ -51,10 +52,25 @@ def find_programs() -> pathlib.Path | None:
 class Cluster:
     """A running server. `make` gives databases that nobody else has."""
 
-    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
-        self.port, self.process = port, process
+    def __init__(self, port: int, start: Callable[[], subprocess.Popen[bytes]], log: pathlib.Path) -> None:
+        self.port, self._start, self._log = port, start, log
         self._numbers = itertools.count()
         self._has_template = False
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections."""
+        self.process = self._start()
+        _wait_ready(self, self._log)
+
+    def stop(self) -> None:
+        """Stop the server at once, as a crash does: every connection ends."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(20)
+
+    def freeze(self, signal_: signal.Signals) -> None:
+        """Stop or continue the server with all its backends, as a host does that is suspended."""
+        for each in [*psutil.Process(self.process.pid).children(), psutil.Process(self.process.pid)]:
+            each.send_signal(signal_)
 
     @property
     def owner(self) -> str:
@@ -130,22 +146,24 @@ def running(**changed: str) -> Iterator[Cluster]:
         port = find_free_port()
         settings = [part for name, value in (_OPTIONS | changed).items() for part in ("-c", f"{name}={value}")]
         parent = os.getpid()
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-p", str(port), *settings],
-                cwd=folder,
-                stdout=log,
-                stderr=log,
-                preexec_fn=lambda: die_with_parent(parent),
-                **_as_user(user),
-            )
+
+        def start() -> subprocess.Popen[bytes]:
+            with (folder / "log").open("ab") as log:
+                return subprocess.Popen(
+                    [programs / "postgres", "-D", data, "-p", str(port), *settings],
+                    cwd=folder,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=lambda: die_with_parent(parent),
+                    **_as_user(user),
+                )
+
+        cluster = Cluster(port, start, folder / "log")
         try:
-            cluster = Cluster(port, process)
-            _wait_ready(cluster, folder / "log")
+            cluster.start()
             yield cluster
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once: nothing is kept
-            process.wait(20)
+            cluster.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

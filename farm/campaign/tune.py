@@ -19,9 +19,11 @@ from device_agent.protocol import Outcome
 from device_agent.protocol.interpreters import python_command
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
-from farm.campaign.engine.engine import CampaignEngine, engine_up
+from farm.campaign.engine.engine import engine_up
 from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.host import lock_engine
+from farm.campaign.engine.outage import run_through_outages
+from farm.campaign.engine.process import explain_end
 from farm.campaign.engine.state import publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_survey import Surveying, WorkloadSurvey
@@ -173,19 +175,30 @@ class _Run:
         store, settings, me = self._store, self._settings, process_identity()
         control.close_abandoned(store, me)
         close_abandoned_campaigns(store)
-        with (
-            self._letting_go(me),
-            beating(store.location, me),
-            self._surveying() as surveying,
-            engine_up(settings, store, self._note, self._place.boards, self._place.is_host) as engine,
-        ):
-            engine.prepare(one_model.to_search(self._request, settings), self._place.is_host)
-            with self._warming():
-                survey = surveying.take_all(self._note)[0]
-            name = self._submit(survey)
-            if name is not None:
-                publish(settings.home_path)
-                self._run_engine(engine, name)
+        name: str | None = None
+        submitted = False
+        with self._letting_go(me), beating(store.location, me), self._surveying() as surveying:
+
+            def run() -> None:
+                nonlocal name, submitted
+                with engine_up(settings, store, self._note, self._place.boards, self._place.is_host) as engine:
+                    engine.prepare(one_model.to_search(self._request, settings), self._place.is_host)
+                    if not submitted:
+                        with self._warming():
+                            survey = surveying.take_all(self._note)[0]
+                        name = self._submit(survey)
+                        submitted = True
+                    if name is not None:
+                        publish(settings.home_path)
+                        engine.run(lambda: self._has_ended(str(name)))
+
+            try:
+                # What failed before there is a campaign is for whoever gave the command to try again.
+                run_through_outages(run, store, me, lambda: not submitted)
+            except BaseException as error:
+                self._note_end(name, explain_end(error) if isinstance(error, FarmError) else "its command was ended")
+                raise
+            self._note_end(name, "its command was ended")
         return self._conclude(name)
 
     def follow(self) -> Tuned:
@@ -256,22 +269,16 @@ class _Run:
         finally:
             children.stop(warming)
 
-    def _run_engine(self, engine: CampaignEngine, name: str) -> None:
-        reason = "its command was ended"
-        try:
-            engine.run(lambda: self._has_ended(name))
-        except FarmError as error:
-            reason = error.message
-            raise
-        finally:
-            # A store that is full refuses this too; the first error is the one to report.
-            with contextlib.suppress(FarmError):
-                campaign = self._store.fetch_fleet_campaign(name)
-                if not campaign.over and campaign.state is not CampaignState.PAUSED:
-                    begun = self._has_begun(campaign)
-                    after = CampaignState.INTERRUPTED if begun else CampaignState.CANCELLED
-                    self._store.note_campaign(campaign.id, after, reason)
-                    control.recount_campaign(self._store, name)
+    def _note_end(self, name: str | None, reason: str) -> None:
+        """Note why a campaign that is not over is not carried on here."""
+        # A store that is full refuses this too; the first error is the one to report.
+        with contextlib.suppress(FarmError):
+            campaign = None if name is None else self._store.fetch_fleet_campaign(name)
+            if campaign is not None and not campaign.over and campaign.state is not CampaignState.PAUSED:
+                begun = self._has_begun(campaign)
+                after = CampaignState.INTERRUPTED if begun else CampaignState.CANCELLED
+                self._store.note_campaign(campaign.id, after, reason)
+                control.recount_campaign(self._store, campaign.name)
 
     @contextlib.contextmanager
     def _letting_go(self, me: Mapping[str, Any]) -> Iterator[None]:

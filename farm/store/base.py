@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.closing import Closing
+from farm.errors import StoreFaultError
 from farm.settings import StoreLocation
 from farm.store import database
 from farm.store.clock import Instant
@@ -33,6 +34,8 @@ class Base(Closing):
         self._database = database.open_database(location)
         self._engine = self._database.engine
         self._writer: sa.Connection | None = None
+        # Campaigns that this process took as their engine (`EngineQueries.take_campaign`).
+        self._taken: set[int] = set()
 
     def close(self) -> None:
         """Let go of the database."""
@@ -49,6 +52,15 @@ class Base(Closing):
                 self._writer = None
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        """Fetch the rows of one query; where the connection ended meanwhile, once more on another."""
+        try:
+            return self._rows_once(query)
+        except StoreFaultError as error:
+            if not getattr(error.__cause__, "connection_invalidated", False):
+                raise
+            return self._rows_once(query)
+
+    def _rows_once(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         with database.translated(self._database), self._engine.connect() as connection:
             found = connection.execute(query)
             # Not `mappings()`, which takes three times as long: campaigns have a hundred thousand trials.

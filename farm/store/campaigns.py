@@ -18,8 +18,9 @@ from farm.store.workloads import WorkloadQueries
 from farm.values import CampaignState, FleetCampaign
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
-# How the reason of a campaign begins whose engine went without a word.
+# How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
+ENDED_BY_FAULT = "its engine ended: "
 
 
 _IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
@@ -55,7 +56,7 @@ class CampaignQueries(WorkloadQueries):
     def finish_campaign(self, campaign: int, state: str) -> None:
         """Note how a campaign ended: `finished`, `interrupted` or `failed`."""
         with self._writing() as connection:
-            _set_state(connection, campaign, state, self._wall_clock())
+            set_state(connection, campaign, state, self._wall_clock())
 
     def fetch_campaigns(self) -> list[dict[str, Any]]:
         """All campaigns, the newest first; of those over a fleet only what all campaigns have."""
@@ -145,13 +146,13 @@ class CampaignQueries(WorkloadQueries):
             values: dict[str, Any] = {"wanted": wanted}
             if idle and wanted == CANCEL:
                 values["reason"] = f"cancelled by {by}"
-                _set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
+                set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
                 self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}", by)
             elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
                 values["reason"] = "waits for an engine"
-                _set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
+                set_state(connection, campaign.id, CampaignState.SUBMITTED, None)
             if wanted != campaign.wanted or "reason" in values:
-                _update_fleet(connection, campaign.id, **values)
+                update_fleet(connection, campaign.id, **values)
                 told = f"requested by {by}; it was {state}"
                 self._add_campaign_event(connection, f"campaign_{wanted}", name, told, by)
             return _require(connection, name)
@@ -164,7 +165,7 @@ class CampaignQueries(WorkloadQueries):
         with self._writing() as connection:
             campaign = _require_open(connection, name)
             if dict(budget) != campaign.budget:
-                _update_fleet(connection, campaign.id, budget=dict(budget))
+                update_fleet(connection, campaign.id, budget=dict(budget))
                 told = ", ".join(
                     f"{key} {campaign.budget.get(key)} -> {budget.get(key)}"
                     for key in sorted(campaign.budget.keys() | budget.keys())
@@ -181,7 +182,7 @@ class CampaignQueries(WorkloadQueries):
         with self._writing() as connection:
             campaign = _require(connection, name)
             if campaign.order.get("compile_to") != folder:
-                _update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
+                update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
                 self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
@@ -207,9 +208,9 @@ class CampaignQueries(WorkloadQueries):
                 values["engine"] = None
             elif engine is not None:
                 values["engine"] = dict(engine) or None
-            _update_fleet(connection, campaign, **values)
+            update_fleet(connection, campaign, **values)
             if after is not known.state:
-                _set_state(connection, campaign, after, self._wall_clock() if after.over else None)
+                set_state(connection, campaign, after, self._wall_clock() if after.over else None)
                 # How every campaign begins: no news.
                 begins = after is CampaignState.RUNNING and known.state is CampaignState.CONNECTING
                 if after is not CampaignState.CONNECTING and not begins:
@@ -231,21 +232,19 @@ class CampaignQueries(WorkloadQueries):
     ) -> list[str]:
         """Note as interrupted the campaigns whose engine `is_abandoned` says is no more; returns their names.
 
-        `explain` tells why an engine ended; where it cannot, it was killed.
+        `explain` has the reason that an engine left; one that left none was killed.
 
         Of the others that it left, those that were paused stay paused, and those that were to be cancelled are. One
         transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
         """
         with self._writing() as connection:
             # Not those that are over, which come to hundreds: all that write wait for this.
-            query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
-            open_ = [each for each in map(to_campaign, connection.execute(query).mappings()) if each.engine is not None]
+            open_ = [each for each in list_open(connection) if each.engine is not None]
             interrupted = []
             for each in open_:
                 if not is_abandoned(each.engine or {}):
                     continue
-                why = explain(each.engine or {})
-                reason = f"its engine ended: {why}" if why else f"{KILLED} {each.state}"
+                reason = explain(each.engine or {}) or f"{KILLED} {each.state}"
                 after = CampaignState.INTERRUPTED
                 if each.wanted == CANCEL:
                     after = CampaignState.CANCELLED
@@ -253,9 +252,9 @@ class CampaignQueries(WorkloadQueries):
                     after, reason = each.state, each.reason
                 else:
                     interrupted.append(each.name)
-                _update_fleet(connection, each.id, reason=reason, engine=None)
+                update_fleet(connection, each.id, reason=reason, engine=None)
                 if after is not each.state:
-                    _set_state(connection, each.id, after, self._wall_clock() if after.over else None)
+                    set_state(connection, each.id, after, self._wall_clock() if after.over else None)
                     self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
         return interrupted
 
@@ -295,6 +294,12 @@ def find_open(connection: sa.Connection, campaign: int) -> FleetCampaign | None:
     return None if found is None or found.over else found
 
 
+def list_open(connection: sa.Connection) -> list[FleetCampaign]:
+    """Campaigns that are not over, the oldest first."""
+    query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
+    return [to_campaign(row) for row in connection.execute(query).mappings()]
+
+
 def _find(connection: sa.Connection, name: str) -> FleetCampaign | None:
     row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
     return None if row is None else to_campaign(row)
@@ -317,12 +322,14 @@ def _require_open(connection: sa.Connection, name: str) -> FleetCampaign:
     return campaign
 
 
-def _set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:
+def set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:
+    """Change a campaign's state."""
     table = schema.campaigns
     connection.execute(table.update().where(table.c.id == campaign).values(state=str(state), finished_at=finished_at))
 
 
-def _update_fleet(connection: sa.Connection, campaign: int, **values: Any) -> None:
+def update_fleet(connection: sa.Connection, campaign: int, **values: Any) -> None:
+    """Change columns of a campaign over a fleet."""
     table = schema.fleet_campaigns
     connection.execute(table.update().where(table.c.campaign == campaign).values(**values))
 

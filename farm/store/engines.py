@@ -10,8 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.store import schema
-from farm.store.campaigns import KILLED, RUN, CampaignQueries, find_open
-from farm.values import CampaignState
+from farm.store.campaigns import (
+    ENDED_BY_FAULT,
+    KILLED,
+    RUN,
+    CampaignQueries,
+    find_open,
+    list_open,
+    set_state,
+    update_fleet,
+)
+from farm.values import CampaignState, FleetCampaign
 
 # As long as a lease: whoever is believed dead has lost its boards by then, too.
 ENGINE_TTL_S = 60.0
@@ -28,21 +37,35 @@ class EngineQueries(CampaignQueries):
                 return False
             if found.engine is not None and dict(found.engine) != dict(engine):
                 return False
-            table = schema.fleet_campaigns
-            connection.execute(table.update().where(table.c.campaign == campaign).values(engine=dict(engine)))
-            return True
+            update_fleet(connection, campaign, engine=dict(engine))
+        self._taken.add(campaign)
+        return True
+
+    def take_back_campaigns(self, engine: Mapping[str, Any]) -> list[str]:
+        """Submit anew to `engine` what it carried out before a fault of the store; returns the names.
+
+        That includes what others noted as killed meanwhile, and excludes what another engine has by now. What was
+        paused stays so, with no engine.
+        """
+        names = []
+        with self._writing() as connection:
+            for each in list_open(connection):
+                kept = each.engine == dict(engine)
+                lost = each.id in self._taken and each.engine is None and _was_left(each)
+                if kept and each.state is CampaignState.PAUSED:
+                    update_fleet(connection, each.id, engine=None)
+                elif kept or lost:
+                    update_fleet(connection, each.id, engine=dict(engine), reason="its engine begins anew with it")
+                    set_state(connection, each.id, CampaignState.SUBMITTED, None)
+                    names.append(each.name)
+        return names
 
     def fetch_left_campaigns(self, is_gone: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-        """The names of campaigns that are to go on and whose engine was killed, whether that was noted yet or not."""
+        """The names of campaigns that are to go on and whose engine was killed or failed, noted yet or not."""
         return [
             each.name
             for each in self.fetch_fleet_campaigns(over=False)
-            if each.wanted == RUN
-            and (
-                is_gone(each.engine)
-                if each.engine
-                else each.state is CampaignState.INTERRUPTED and each.reason.startswith(KILLED)
-            )
+            if each.wanted == RUN and (is_gone(each.engine) if each.engine else _was_left(each))
         ]
 
     def note_engine(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
@@ -65,6 +88,11 @@ class EngineQueries(CampaignQueries):
         """The engines that noted themselves in time, as `name_engine` has them."""
         rows, now = self._rows(schema.engines.select()), self._clock()
         return frozenset(row["name"] for row in rows if row["clock"] == now.clock and row["expires_s"] > now.seconds)
+
+
+def _was_left(campaign: FleetCampaign) -> bool:
+    """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may go on."""
+    return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith((KILLED, ENDED_BY_FAULT))
 
 
 def name_engine(engine: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from farm.errors import FarmError, InternalError, TransientError, UnavailableError
+from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
 from farm.store import database, schema
 from farm.store.clock import Instant
 
@@ -38,6 +38,9 @@ CLOCK = "postgresql"
 # Any number does that nothing else in the database locks: this spells "tvm-farm".
 _LOCK = int.from_bytes(b"tvm-farm", "big")
 _CONNECT_TIMEOUT_S = 10
+# A server or pooler that restarts takes connections again within seconds; longer outages are the caller's to wait out.
+_RECONNECT_S = 3.0
+_RECONNECT_PAUSE_S = 0.1
 # A writer that was stopped, or whose host is gone, is thrown out before those that wait for its lock give up.
 _IDLE_WRITER_S = 10
 _IDLE_READER_S = 120
@@ -57,6 +60,8 @@ _SEQUENCE = "pg_get_serial_sequence('leases', 'token')"
 _pools_lock = threading.Lock()
 # By process and URL, with how many use it: connections must not be used on both sides of a fork.
 _pools: dict[tuple[int, str], tuple[sa.Engine, int]] = {}
+# URLs that this process has connected to at least once: a refused connection is then a transient fault.
+_reached: set[str] = set()
 
 
 class PostgresqlDatabase:
@@ -74,7 +79,7 @@ class PostgresqlDatabase:
             engine, users = _pools.get(self._key) or (_make_engine(url), 0)
             _pools[self._key] = (engine, users + 1)
         self.engine = engine
-        self._open, self._reached = True, False
+        self._open = True
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
@@ -83,7 +88,6 @@ class PostgresqlDatabase:
             self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
             connection.begin(),
         ):
-            self._reached = True
             patience = f"{database.BUSY_TIMEOUT_S * 1000:.0f}ms"
             row = connection.execute(_BEGIN, {"commit": "on" if durably else "off", "patience": patience}).one()
             connection.info["farm_now"] = (float(row.now), time.monotonic())
@@ -122,14 +126,15 @@ class PostgresqlDatabase:
         if state.startswith(("22", "23")):  # a value or a row that cannot be
             return InternalError(f"the store {self.location} refused a row: {text}")
         if state == "55P03":
-            return TransientError(
+            return StoreFaultError(
                 f"the store {self.location} was locked by another command for {database.BUSY_TIMEOUT_S:g} s"
             )
         if isinstance(error, sa.exc.TimeoutError):
-            return TransientError(f"all connections of this process to {self.location} were busy for too long")
-        # Deadlocks, time-outs, a server that shuts down, starts, or has no room, and connections that ended.
-        if state.startswith(("08", "40", "53", "57")) or state in ("25P03", "57014") or self._was_lost(error):
-            return TransientError(f"the store {self.location} failed just now: {text}", "It may work again soon.")
+            return StoreFaultError(f"all connections of this process to {self.location} were busy for too long")
+        # Deadlocks, time-outs, a server that shuts down, starts, or has no room, connections that ended, and a standby
+        # that is not promoted yet (25006).
+        if state.startswith(("08", "40", "53", "57")) or state in ("25006", "25P03") or self._was_lost(error):
+            return StoreFaultError(f"the store {self.location} failed just now: {text}", "It may work again soon.")
         return UnavailableError(f"the store {self.location} cannot be used: {text}", self.hint)
 
     def keep_copy(self, revision: str) -> None:
@@ -151,7 +156,7 @@ class PostgresqlDatabase:
 
     def _was_lost(self, error: BaseException) -> bool:
         """Whether a connection ended, or cannot be made again; one that never was there is another matter."""
-        made = self._reached or not str(error).startswith(("connection failed", "connection timeout"))
+        made = self.location in _reached or not str(error).startswith(("connection failed", "connection timeout"))
         return made and isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
@@ -203,4 +208,20 @@ def _make_engine(url: str) -> sa.Engine:
         connect_args={"options": options.strip()} | {name: value for name, value in ours.items() if name not in said},
     )
     sa.event.listen(engine, "connect", lambda connection, _: connection.adapters.register_dumper(str, _Text))
+    sa.event.listen(engine, "do_connect", lambda _dialect, _record, words, named: _connect(url, words, named))
     return engine
+
+
+def _connect(url: str, words: Sequence[Any], named: Mapping[str, Any]) -> psycopg.Connection[Any]:
+    """Connect; to a server that was reached before, try again for `_RECONNECT_S`. Raises psycopg.OperationalError."""
+    deadline = time.monotonic() + _RECONNECT_S
+    while True:
+        try:
+            connection = psycopg.connect(*words, **named)
+        except psycopg.OperationalError:
+            if url not in _reached or time.monotonic() >= deadline:
+                raise
+            time.sleep(_RECONNECT_PAUSE_S)
+        else:
+            _reached.add(url)
+            return connection

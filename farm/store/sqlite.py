@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from farm.errors import FarmError, InternalError, TransientError, UnavailableError
+from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
 from farm.store import copying, database
 from farm.store.clock import Instant, read_clock
 
@@ -75,7 +75,7 @@ class SqliteDatabase:
         if isinstance(error, sqlite3.IntegrityError):
             return InternalError(f"the store {self.location} refused a row: {error}")
         if isinstance(error, sa.exc.TimeoutError) or "locked" in str(error) or "busy" in str(error):
-            return TransientError(
+            return StoreFaultError(
                 f"the store {self.location} was locked by another command for {database.BUSY_TIMEOUT_S:g} s"
             )
         if "readonly" in str(error):

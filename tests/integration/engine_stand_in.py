@@ -32,6 +32,7 @@ def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Ca
                     store.note_campaign(campaign.id, CampaignState.RUNNING, "", process_identity())
                     working = True
             elif campaign.state is CampaignState.RUNNING and campaign.engine == process_identity():
+                store.save_progress(campaign.id, {})
                 working = True
         if not working:
             return

@@ -185,7 +185,7 @@ def test_what_an_engine_that_fails_has_not_begun_is_told(settings: Settings, sto
         for number, handler in before.items():
             signal.signal(number, handler)
     campaign = store.fetch_fleet_campaign("c")
-    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "the disk is full")
+    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine ended: the disk is full")
 
 
 def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, store: Store) -> None:

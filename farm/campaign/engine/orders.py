@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.engine import foreign
@@ -21,7 +21,7 @@ from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.campaign.winner_share import leave_room
-from farm.errors import FarmError
+from farm.errors import FarmError, StoreFaultError
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
@@ -71,7 +71,9 @@ class CampaignOrders:
             return []
         self._look_at = now + _LOOK_S
         events: list[v.Event] = []
-        for row in self._store.fetch_fleet_campaigns(over=False):
+        rows = self._store.fetch_fleet_campaigns(over=False)
+        self._raise_if_replaced(rows)
+        for row in rows:
             events += self._hear(row, state, verifying)
         if events:  # a campaign takes seconds to begin
             self._idle_since = time.monotonic()
@@ -152,6 +154,12 @@ class CampaignOrders:
         for row in self._store.fetch_fleet_campaigns(over=False):
             if row.name in self.active and row.state == "paused":
                 self._store.note_campaign(row.id, "paused", row.reason, {})
+
+    def _raise_if_replaced(self, rows: Sequence[FleetCampaign]) -> None:
+        """Raise StoreFaultError where a campaign of ours is no longer ours: we gave no sign of life for too long."""
+        mine = {row.name for row in rows if row.engine == process_identity()}
+        if lost := sorted(self.active.keys() - mine):
+            raise StoreFaultError(f"this engine was believed gone, and lost {', '.join(lost)}")
 
     def _is_at_work(self, active: Active, state: FleetState) -> bool:
         campaign = state.campaigns.get(active.name)

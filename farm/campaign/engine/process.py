@@ -17,6 +17,7 @@ from farm import settings as farm_settings
 from farm.campaign.engine.ahead import is_expected
 from farm.campaign.engine.control import RUN, close_abandoned, is_anothers, needs_engine, recount_campaign
 from farm.campaign.engine.heartbeat import beating
+from farm.campaign.engine.outage import run_through_outages
 from farm.campaign.engine.state import (
     ANOTHER_RUNS,
     LOG_FILE,
@@ -25,12 +26,13 @@ from farm.campaign.engine.state import (
     publish,
     withdraw,
 )
-from farm.errors import FarmError, UnavailableError
+from farm.errors import FarmError, TransientError, UnavailableError
 from farm.processes import log_lines
 from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
+from farm.store.campaigns import ENDED_BY_FAULT
 from farm.store.engines import name_engine
 from farm.values import CampaignState
 
@@ -39,6 +41,7 @@ Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], Non
 # A run that gives up at once over and over has met something that it does not see as an end.
 _MAX_EMPTY_RUNS = 5
 _EMPTY_S = 1.0
+_TOLD_TO_END = "its engine was told to end"
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ def main() -> int:
 def serve(settings: Settings, store: Store, run: Run) -> None:
     """Carry out campaigns with `run` until none needs it any more, or a signal says that it is enough.
 
+    Faults of the store are waited out (`outage`).
     Whatever ends it, campaigns of this process that are not over are noted as interrupted. Raises what `run` raises.
     """
     with beating(store.location, process_identity()):
@@ -80,9 +84,10 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
     home, me = settings.home_path, process_identity()
     for name in close_abandoned(store, me):
         _log.warning("campaign %s was left by an engine that is gone", name, extra={"campaign": name})
-    reason = ""
-    try:
-        empty = 0
+    reason, empty = "", 0
+
+    def carry_out() -> None:
+        nonlocal empty
         while not told.yes and empty < _MAX_EMPTY_RUNS:
             publish(home)
             _take_up(store)
@@ -94,12 +99,15 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
             # What was ordered before a command saw the file go is in the store by now.
             if not _is_needed(store, me):
                 break
+
+    try:
+        run_through_outages(carry_out, store, me, lambda: told.yes)
         if told.yes:
-            reason = "its engine was told to end"
+            reason = _TOLD_TO_END
         elif empty == _MAX_EMPTY_RUNS:
             reason = "its engine could not begin with it; the log of the engine may say why"
     except FarmError as error:
-        reason = error.message
+        reason = _TOLD_TO_END if told.yes else explain_end(error)
         raise
     except BaseException as error:
         reason = f"its engine ended with {type(error).__name__}: {error}"
@@ -111,6 +119,12 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
             _leave(store, me, reason)
         except FarmError as error:  # a store that is full refuses this too; the first error is the one to tell
             leave_last_words(home, reason or error.message)
+
+
+def explain_end(error: FarmError) -> str:
+    """Why a campaign is interrupted, given the error that ended its engine: after a fault, another engine may go on."""
+    is_fault = isinstance(error, (TransientError, UnavailableError))
+    return ENDED_BY_FAULT + error.message if is_fault else error.message
 
 
 class Told:
