@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,6 +79,21 @@ def put_back(home: Path, source: Path) -> None:
                 part.with_name(part.name + suffix).unlink(missing_ok=True)
             for kept in home.glob(f"{part.name}.*"):  # the copy that its migration made
                 kept.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reading_other(source: Path) -> Iterator[Store]:
+    """Another farm's store to read for the block: a copy of it, found whole; nothing is written where it lies.
+
+    Raises UsageError where it is no store, PermanentError where it is damaged, UnavailableError where it is of a newer
+    farm or cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="tvm-farm-store-") as folder:
+        part = Path(folder) / STORE_FILE
+        with _translated(f"the store {source} cannot be read"):
+            _prepare(source, part, "Its farm's `farm db check` says more.")
+        with Store(part) as store:
+            yield store
 
 
 def shrink(home: Path) -> None:
@@ -164,21 +180,26 @@ def _nothing_running(home: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(source: Path, part: Path) -> None:
-    """Copy a backup beside the store, and bring it to the current schema there: what is wrong with it shows now."""
+def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") -> None:
+    """Copy a store that others may have made to `part`, and bring it to the current schema there.
+
+    Nothing of it is run before its objects are found to be a farm's; what is wrong with it shows now.
+    """
     try:
-        damage = soundness.find_damage(source)
+        copying.copy_others_store(source, part)
+        damage = soundness.find_damage(part)
     except sqlite3.DatabaseError as error:
-        raise UsageError(f"{source} is no backup of a store: {error}", _BACKUP_HINT) from error
+        if isinstance(error, sqlite3.OperationalError):  # no room, no permission: nothing is said of the file
+            raise
+        raise UsageError(f"{source} is no store: {error}", _BACKUP_HINT) from error
     if damage:
-        raise PermanentError(f"{source} is damaged: {damage[0]}", "Give an earlier backup.")
-    copying.copy_store(source, part)
+        raise PermanentError(f"{source} is damaged: {damage[0]}", hint)
     with contextlib.closing(sqlite3.connect(part)) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
-            raise UsageError(f"{source} is no backup of a store", _BACKUP_HINT)
+            raise UsageError(f"{source} is no store of a farm", _BACKUP_HINT)
     Store(part).close()
     if problems := soundness.find_problems(part):
-        raise PermanentError(f"{source} is no whole store: {problems[0]}", "Give an earlier backup.")
+        raise PermanentError(f"{source} is no whole store: {problems[0]}", hint)
     with contextlib.closing(sqlite3.connect(part)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")  # one file, so that one step puts it in place
 

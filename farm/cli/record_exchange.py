@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farm import backup
 from farm.cli import options, output
 from farm.cli import record_filters as filters
 from farm.errors import UsageError
@@ -15,8 +18,9 @@ from farm.inventory.board_types import require_board_type
 from farm.metaschedule import exchange
 from farm.processes.machine import name_user
 from farm.report.record_choice import Filters
-from farm.settings import parse_store
+from farm.settings import StoreLocation, parse_store
 from farm.store import Store
+from farm.store.database import has_store
 from farm.store.merging import Taken
 from farm.values import DEFAULT_POINT
 
@@ -92,28 +96,42 @@ def merge(
     board_type: filters.BoardType = "",
     simulated: filters.Simulated = False,
 ) -> output.Document:
-    """Take in all records of another farm. Where both have one, both keep their trials and the better verified wins."""
+    """Take in all records of another farm. Records that were verified here stay; theirs are tried."""
     place = parse_store(other)
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")
-    with Store(place) as theirs, options.open_store() as store:
+    with _reading(place) as theirs, options.open_store() as store:
         if theirs.fetch_identity() == store.fetch_identity():
             raise UsageError(f"{other} is this farm's own store, or a copy of it")
         wanted = Filters(board_type=board_type, simulated=simulated)
-        bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
+        with exchange.blamed(other):
+            bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
         exchange.require_sound(bundle, other)
         taken = store.take_in(bundle, other, name_user())
         store.add_event("records_merged", "records", f"{taken.records} records of another farm", name_user())
     yield from _tell(taken)
 
 
+@contextlib.contextmanager
+def _reading(place: StoreLocation) -> Iterator[Store]:
+    """Another farm's store, in which nothing is changed. Raises UsageError where there is none."""
+    if isinstance(place, Path):
+        with backup.reading_other(place) as store:
+            yield store
+        return
+    if not has_store(place):
+        raise UsageError(f"{place} holds no store of a farm", "Give another farm's FARM_STORE.")
+    with Store(place) as store:
+        yield store
+
+
 def _tell(taken: Taken) -> output.Document:
     yield dataclasses.asdict(taken)
     lines = [f"{taken.records} records, {taken.trials} trials and {taken.workloads} workloads are new"]
     if taken.theirs_won:
-        lines.append(f"{taken.theirs_won} of the records replace ours: they are better verified")
+        lines.append(f"{taken.theirs_won} of the records replace imported ones: they are better verified")
     if taken.ours_stayed:
-        lines.append(f"{taken.ours_stayed} records met better ones of ours, which stay")
+        lines.append(f"{taken.ours_stayed} records met ours, which stay; the next campaign tries their candidates")
     if taken.refused:
         lines.append(f"{taken.refused} records are refused: their candidates computed wrong results here")
     for line in lines:

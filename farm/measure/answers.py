@@ -102,6 +102,14 @@ def _check_outcome(outcome: Outcome) -> None:
         raise ProtocolError("Outcome.latency_s is empty, and yet all is well")
 
 
+def require_possible(outcome: Outcome) -> None:
+    """Raise ProtocolError where an outcome that another farm kept has a number that cannot be."""
+    for said, problem in _find_problems(outcome):
+        raise ProtocolError(f"Outcome.{said} {problem}")
+    if len(outcome.latency_s) > _MAX_SAMPLES:
+        raise ProtocolError(f"Outcome.latency_s has {len(outcome.latency_s)} samples")
+
+
 def _find_problems(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Every number that cannot be, with the field that it is in, of an answer and all that it is made of."""
     if isinstance(value, protocol.Message):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import re
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.errors import InternalError, UsageError
+from farm.metaschedule import foreign_values
 from farm.processes import confined
 from farm.search import proof
 from farm.store.merging import RecordBundle
@@ -87,7 +87,7 @@ def read_folder(folder: Path) -> RecordBundle | None:
                 f"Give a folder with {WORKLOADS} and {TUNING_RECORDS}, or another farm.db.",
             )
         return None
-    with _blamed(path):
+    with blamed(path):
         bundle = parse(json.loads(_read_text(path)))
     require_sound(bundle, str(path))
     return bundle
@@ -97,25 +97,11 @@ def parse(document: Any) -> RecordBundle:
     """The bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError where it is none."""
     if document["format"] != FORMAT:
         raise ValueError(f"its format is {document['format']!r}, and this version reads {FORMAT!r}")
-    workloads = tuple(_to_workload(each) for each in document["workloads"])
-    known = {each["hash"] for each in workloads}
+    workloads = tuple(dict(each) for each in document["workloads"])
     records = tuple(Record(**each) for each in document["records"])
     trials = tuple(_to_trial(dict(each)) for each in document["trials"])
-    for record in records:
-        _check(record, dataclasses.fields(Record))
-        _require(0 < record.median_s < 1e9, "a record's time cannot be")
-        _require(0 <= record.max_abs_error < math.inf and 0 <= record.max_rel_error < math.inf, "a record's error")
-    for trial, at in trials:
-        _check(trial, dataclasses.fields(Trial))
-        _require(0 <= at < 1e11, "a trial's date")
-    measured: list[Record | Trial] = [*records, *(trial for trial, _ in trials)]
-    for each in measured:
-        _require(each.workload in known, f"the workload {each.workload} is missing")
-    store = document["store"]
-    _require(isinstance(store, str) and bool(store), "it does not say which store it is from")
-    return RecordBundle(
-        store, records, trials, workloads, {int(key): str(name) for key, name in document["models"].items()}
-    )
+    models = {int(key): str(name) for key, name in document["models"].items()}
+    return RecordBundle(document["store"], records, trials, workloads, models)
 
 
 def read_database(
@@ -128,30 +114,34 @@ def read_database(
     """
     given = {"pipeline": pipeline}
     for name, key in ((WORKLOADS, "workloads"), (TUNING_RECORDS, "tuning_records")):
-        with _blamed(folder / name):
+        with blamed(folder / name):
             given[key] = _read_text(folder / name)
     what = f"{folder} holds no records that can be read"
     answer = confined.call(f"{__package__}.exchange_child:read", json.dumps(given).encode(), what, _LIMITS)
-    with _blamed(folder / TUNING_RECORDS):
+    with blamed(folder / TUNING_RECORDS):
         document = json.loads(answer)
-        workloads = [_to_workload({name: each[name] for name in _WORKLOAD_KINDS}) for each in document["workloads"]]
+        workloads = [{name: each[name] for name in foreign_values.WORKLOAD_KINDS} for each in document["workloads"]]
+        for each in workloads:
+            foreign_values.require_workload(each)
         trials = []
         for each in document["trials"]:
             outcome = Outcome(Status.OK, latency_s=tuple(map(float, each["samples"])), simulated=simulated)
             trial = Trial(
                 *(0, each["workload"], each["candidate"], point, 1, outcome, each["trace_json"]), board_type=board_type
             )
-            _check(trial, dataclasses.fields(Trial))
+            foreign_values.require_trial(trial)
             trials.append(trial)
     return list(workloads), trials
 
 
 def require_sound(bundle: RecordBundle, source: str) -> None:
-    """Raise UsageError where a workload of a stranger's bundle is not what its hash says, or a trace holds what would
-    crash whoever reads it; `source` is where the bundle is from.
+    """Raise UsageError where a value of another farm's bundle cannot be, a workload is not what its hash says, or a
+    trace would crash its reader; `source` is where the bundle is from.
 
     Records of such a workload would be measured, verified and kept as those of another.
     """
+    with blamed(source):
+        foreign_values.require_bundle(bundle)
     measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
     for each in measured:
         try:
@@ -200,59 +190,18 @@ def _write_database(bundle: RecordBundle, folder: Path) -> int:
     return len(database)
 
 
-_WORKLOAD_KINDS: dict[str, Any] = {
-    "hash": str,
-    "name": str,
-    "flop": (int, float),
-    "arguments": list,
-    "module_json": str,
-    "target": dict,
-    "pipeline": str,
-}
-
-
-def _to_workload(value: Any) -> dict[str, Any]:
-    _require(isinstance(value, dict) and value.keys() == _WORKLOAD_KINDS.keys(), "a workload has other keys")
-    for key, kind in _WORKLOAD_KINDS.items():
-        _require(isinstance(value[key], kind), f"a workload's {key} is a {type(value[key]).__name__}")
-    _require(0 <= value["flop"] < math.inf, "a workload's FLOP cannot be")
-    return dict(value)
-
-
 def _to_trial(value: dict[str, Any]) -> tuple[Trial, float]:
     at = value.pop("recorded_at")
     return Trial(**value | {"outcome": Outcome.from_dict(value["outcome"])}), float(at)
 
 
-_KINDS: dict[str, Any] = {
-    "str": str,
-    "bool": bool,
-    "int": int,
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "str | None": (str, type(None)),
-    "Mapping[str, Any] | None": (dict, type(None)),
-    "Outcome": Outcome,
-}
-
-
-def _check(value: Record | Trial, fields: tuple[dataclasses.Field[Any], ...]) -> None:
-    for field in fields:
-        given = getattr(value, field.name)
-        _require(isinstance(given, _KINDS[str(field.type)]), f"{field.name} is a {type(given).__name__}")
-
-
-def _require(fine: bool, problem: str) -> None:
-    if not fine:
-        raise ValueError(problem)
-
-
 @contextlib.contextmanager
-def _blamed(path: Path) -> Iterator[None]:
+def blamed(source: Path | str) -> Iterator[None]:
+    """Raise UsageError where what another farm wrote cannot be read; `source` is where it is from."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ProtocolError, OSError) as error:
         text = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise UsageError(f"{path} holds no records that can be read: {text[:300]}") from error
+        raise UsageError(f"{source} holds no records that can be read: {text[:300]}") from error
     except InternalError as error:
-        raise UsageError(f"{path} holds records that fit no function: {error.message[:300]}") from error
+        raise UsageError(f"{source} holds records that fit no function: {error.message[:300]}") from error

@@ -117,6 +117,15 @@ def fetch_revision(database: Database) -> str | None:
         return _revision(connection, database)
 
 
+def has_store(location: StoreLocation) -> bool:
+    """Whether a store is there, of whatever schema; makes none. Raises UnavailableError."""
+    database = connect(location)
+    try:
+        return fetch_revision(database) is not None
+    finally:
+        database.close()
+
+
 def migrate(database: Database) -> str | None:
     """Bring the schema up to `HEAD`, all or nothing; returns the revision that it had, None where there was nothing.
 

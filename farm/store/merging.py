@@ -15,7 +15,7 @@ from device_agent.protocol import Outcome, Status
 from farm.store import schema
 from farm.store.records import RecordQueries, is_of
 from farm.store.trials import TrialQueries, to_row
-from farm.values import Record, Trial
+from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
 
 IMPORTED = "imported"
 
@@ -91,10 +91,10 @@ class MergingQueries(RecordQueries, TrialQueries):
     def take_in(self, bundle: RecordBundle, source: str, by: str) -> Taken:
         """Keep a bundle beside what is here, in one transaction; taking it in twice is taking it in once.
 
-        Trials are kept in campaigns of their own, one for each of the other farm's. Where both farms have a record of
-        a workload at one place, both farms' trials stay, and the better verified record wins (`is_better`); ours stays
-        where they are equal. A record of a candidate that computed a wrong result here is refused. `source` says where
-        the bundle was read, for people.
+        Trials are kept in campaigns of their own, one for each of the other farm's, except those of candidates that
+        were tried here. A record that was verified here stays: the next campaign measures the other farm's candidate
+        beside it. Of two imported records the better verified one wins (`is_better`). A record of a candidate that
+        computed a wrong result here is refused. `source` says where the bundle was read, for people.
         """
         taken = Taken()
         with self._writing() as connection:
@@ -104,7 +104,10 @@ class MergingQueries(RecordQueries, TrialQueries):
             origin = {"store": bundle.store, "source": source, "by": by, "at": now}
             campaigns: dict[int, int] = {}
             rows = []
+            tried = {key: self._was_tried(connection, *key) for key in {_place(each) for each, _ in bundle.trials}}
             for trial, recorded_at in bundle.trials:
+                if tried[_place(trial)]:
+                    continue
                 if trial.campaign not in campaigns:
                     model = bundle.models.get(trial.campaign, "")
                     campaigns[trial.campaign] = self._require_import(connection, trial.campaign, model, origin)
@@ -134,18 +137,36 @@ class MergingQueries(RecordQueries, TrialQueries):
         )
         if row is not None:
             own = Record(**row, workload_name=record.workload_name, flop=record.flop, pipeline=record.pipeline)
-            if not is_better(record, own):
+            if own.origin is None or not is_better(record, own):
                 taken.ours_stayed += own.candidate != record.candidate or own.median_s != record.median_s
                 return
             taken.theirs_won += 1
         # Where it is from first: a record may have gone through several farms.
         first = dict(record.origin) if record.origin else dict(origin)
         if first["store"] == str(connection.execute(sa.select(schema.identity.c.id)).scalar_one()):
-            kept = dataclasses.replace(record, origin=None)  # our own, come back
+            own_s = self._find_own_median_s(connection, record)
+            if own_s is not None:  # our own, come back: what we measured says how fast it is
+                kept = dataclasses.replace(record, origin=None, median_s=own_s, evidence=None)
+            else:  # it says so, and we never measured it
+                kept = dataclasses.replace(record, origin=dict(origin))
         else:
             kept = dataclasses.replace(record, origin=first)
         self._put_record(connection, kept, record.verified_at or self._wall_clock())
         taken.records += 1
+
+    def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:
+        """Whether a candidate was tried here, whatever came of it."""
+        query = sa.select(schema.trials.c.id).where(*_is_own_trial(*place)).limit(1)
+        return connection.execute(query).first() is not None
+
+    def _find_own_median_s(self, connection: sa.Connection, record: Record) -> float | None:
+        """The least median of our good trials of a record's candidate; those that measured a winner again decide."""
+        trials = schema.trials
+        query = sa.select(trials.c.purpose, sa.func.min(trials.c.median_s)).where(
+            *_is_own_trial(*_place(record)), schema.is_sound(trials.c.median_s)
+        )
+        found = {str(purpose): float(least) for purpose, least in connection.execute(query.group_by(trials.c.purpose))}
+        return found.get(WINNER_TRIAL, found.get(SEARCH_TRIAL))
 
     def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
         """The campaign that holds what was imported of one of another farm's."""
@@ -170,6 +191,28 @@ class MergingQueries(RecordQueries, TrialQueries):
         )
         assert done.inserted_primary_key
         return int(done.inserted_primary_key[0])
+
+
+def _place(of: Record | Trial) -> tuple[str, str, str, bool, str]:
+    """What a trial and a record of one candidate at one place have in common."""
+    simulated = of.simulated if isinstance(of, Record) else of.outcome.simulated
+    return of.workload, of.board_type, of.operating_point, simulated, of.candidate
+
+
+def _is_own_trial(
+    workload: str, board_type: str, point: str, simulated: bool, candidate: str
+) -> tuple[sa.ColumnElement[bool], ...]:
+    """The conditions for a trial of a candidate at a place that was measured here, not imported."""
+    trials, campaigns = schema.trials, schema.campaigns
+    imported = sa.exists().where(campaigns.c.id == trials.c.campaign, campaigns.c.state == IMPORTED)
+    return (
+        trials.c.workload == workload,
+        trials.c.board_type == board_type,
+        trials.c.operating_point == point,
+        trials.c.simulated == simulated,
+        trials.c.candidate == candidate,
+        ~imported,
+    )
 
 
 def _to_trial(row: Mapping[str, Any]) -> Trial:

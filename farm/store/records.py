@@ -43,6 +43,8 @@ class RecordQueries(Base):
     def save_record(self, record: Record, *, replace: bool = False) -> bool:
         """Keep a verified record where it beats the one that is there, or with `replace` in any case.
 
+        One that was verified here takes the place of an imported one, whose time is only another farm's word.
+
         Returns whether it is kept. A candidate's record with evidence gives way to none of the same candidate without:
         the lower time is luck. `replace` is for a winner that was measured again and came out slower than one trial.
         """
@@ -50,7 +52,7 @@ class RecordQueries(Base):
         with self._writing() as connection:
             query = sa.select(table).where(is_of(record), schema.is_sound(table.c.median_s))
             known = connection.execute(query).mappings().first()
-            if known is not None and not replace:
+            if known is not None and not replace and known["origin"] is None:
                 lucky = known["candidate"] == record.candidate and known["evidence"] and not record.evidence
                 if lucky or known["median_s"] <= record.median_s:
                     return False

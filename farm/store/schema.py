@@ -297,12 +297,13 @@ trial_counts = sa.Table(
 )
 
 # What boards have said was not always checked: a time that no run takes counts for nothing, whoever wrote it down.
-_LONGEST_S = 1e9
+# A median outside these is none that a run takes.
+SHORTEST_S, LONGEST_S = 1e-12, 1e9
 
 
 def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a median, in seconds, is a time that a run can take."""
-    return median_s.between(1e-12, _LONGEST_S)
+    return median_s.between(SHORTEST_S, LONGEST_S)
 
 
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:

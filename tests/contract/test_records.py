@@ -172,33 +172,56 @@ def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> 
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "wins"),
+    ("first", "second", "wins"),
     [
-        (make_record(1.0), make_record(0.9, "c9"), True),
-        (make_record(0.9), make_record(1.0, "c9"), False),
-        (make_record(0.9), make_record(1.0, "c9", evidence={"samples": 30}), True),
-        (make_record(1.0, evidence={"samples": 30}), make_record(0.9, "c9"), False),
-        (make_record(1.0), make_record(1.0, "c9"), False),
+        (make_record(1.0, "c8"), make_record(0.9, "c9"), True),
+        (make_record(0.9, "c8"), make_record(1.0, "c9"), False),
+        (make_record(0.9, "c8"), make_record(1.0, "c9", evidence={"samples": 30}), True),
+        (make_record(1.0, "c8", evidence={"samples": 30}), make_record(0.9, "c9"), False),
+        (make_record(1.0, "c8"), make_record(1.0, "c9"), False),
     ],
-    ids=["faster", "slower", "verified-again", "ours-verified-again", "equal"],
+    ids=["faster", "slower", "verified-again", "first-verified-again", "equal"],
 )
-def test_where_both_have_one_the_better_verified_wins(
-    store: Store, other: Store, ours: Record, theirs: Record, wins: bool
+def test_of_two_imported_records_the_better_verified_wins(
+    store: Store, other: Store, first: Record, second: Record, wins: bool
 ) -> None:
-    """Both farms' trials are kept in any case, and which record won does not depend on who takes in whose."""
-    store.add_trials([make_trial(ours.candidate, ours.median_s)])
-    store.save_record(ours)
-    other.add_trials([make_trial(theirs.candidate, theirs.median_s)])
-    other.save_record(theirs)
-    given = bundle_of(store)
-    taken = store.take_in(bundle_of(other), "there", "ann")
-    assert (taken.theirs_won, taken.ours_stayed) == (int(wins), int(not wins))
+    """The trials of both are kept in any case."""
+    for number, each in enumerate((first, second)):
+        other.add_trials([make_trial(each.candidate, each.median_s)])
+        other.save_record(each, replace=True)
+        taken = store.take_in(bundle_of(other), "there", "ann")
+        assert (taken.theirs_won, taken.ours_stayed) == ((int(wins), int(not wins)) if number else (0, 0))
     [record] = store.fetch_records()
-    assert record.candidate == (theirs if wins else ours).candidate
-    assert {trial["candidate"] for trial in store.fetch_trials()} == {"c1", "c9"}
-    if ours.median_s != theirs.median_s:
-        other.take_in(given, "here", "ann")
-        assert [each.candidate for each in other.fetch_records()] == [record.candidate]
+    assert record.candidate == (second if wins else first).candidate
+    assert {trial["candidate"] for trial in store.fetch_trials()} == {"c8", "c9"}
+
+
+def test_no_imported_record_displaces_one_that_was_verified_here(store: Store, other: Store) -> None:
+    """Another farm's time is its word alone: its trial comes in to be tried, and a record of our own displaces it."""
+    store.add_trials([make_trial("c1", 1.0)])
+    store.save_record(make_record(1.0))
+    other.add_trials([make_trial("c9", 1e-9)])
+    other.save_record(make_record(1e-9, "c9", evidence={"samples": 30}))
+    assert store.take_in(bundle_of(other), "there", "ann").ours_stayed == 1
+    assert [each.candidate for each in store.fetch_records()] == ["c1"]
+    known = store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, simulated=False)
+    assert [each["candidate"] for each in known] == ["c1", "c9"]
+    store.remove_records(store.fetch_records())
+    store.take_in(bundle_of(other), "there", "ann")
+    assert [each.candidate for each in store.fetch_records()] == ["c9"]
+    assert store.save_record(make_record(1.0))
+    assert [(each.candidate, each.origin) for each in store.fetch_records()] == [("c1", None)]
+
+
+def test_imported_trials_say_nothing_of_a_candidate_that_was_tried_here(store: Store, other: Store) -> None:
+    """Another farm cannot make our candidate wrong, slow or fast."""
+    store.add_trials([make_trial("c1", 1.0)])
+    store.save_record(make_record(1.0))
+    other.add_trials([make_trial("c1", 1e-9), make_trial("c1", None, attempt=2)])
+    other.save_record(make_record(1e-9, "c1"))
+    assert store.take_in(bundle_of(other), "there", "ann").trials == 0
+    [known] = store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, simulated=False)
+    assert known["median_s"] == 1.0
 
 
 def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> None:
@@ -211,11 +234,24 @@ def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> Non
 
 
 def test_a_record_that_comes_home_is_our_own(store: Store, other: Store) -> None:
-    """Through another farm and back: its first origin is what counts."""
+    """Through another farm and back, where we have its trial: our trial says how fast it is."""
     store.add_trials([make_trial("c1")])
     store.save_record(make_record(1.0))
     other.take_in(bundle_of(store), "here", "ann")
     store.remove_records(store.fetch_records())
-    store.take_in(bundle_of(other), "there", "ann")
+    bundle = bundle_of(other)
+    forged = dataclasses.replace(bundle, records=(dataclasses.replace(bundle.records[0], median_s=1e-9),))
+    store.take_in(forged, "there", "ann")
     [record] = store.fetch_records()
-    assert record.origin is None
+    assert (record.origin, record.median_s) == (None, 1.0)
+
+
+def test_a_record_that_only_says_it_is_ours_is_imported(store: Store, other: Store) -> None:
+    """Without a trial of ours, the farm that gave the record is its origin."""
+    other.add_trials([make_trial("c9", 0.5)])
+    other.save_record(make_record(0.5, "c9", origin={"store": store.fetch_identity(), "source": "", "by": "", "at": 0}))
+    for _ in range(2):
+        store.take_in(bundle_of(other), "there", "ann")
+        [record] = store.fetch_records()
+        assert record.origin is not None
+        assert record.origin["store"] == other.fetch_identity()

@@ -24,7 +24,7 @@ from farm.search.graph import canonical
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
-from farm.store import Store
+from farm.store import Store, copying
 from farm.values import DEFAULT_POINT, Record, Trial
 
 tvm = tvm_env.load()
@@ -330,7 +330,13 @@ def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path)
     best = json.loads(run_farm(tmp_path, "best", record.workload[:6], "--json"))["candidates"]
     assert [(each["rank"], each["record"]) for each in best] == [(1, True), (2, False), (3, False)]
     other = tmp_path / "other"
-    assert json.loads(run_farm(other, "merge", str(tmp_path / "farm.db"), "--json"))["records"] == 1
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    copying.copy_store(tmp_path / "farm.db", theirs / "farm.db")
+    before = (theirs / "farm.db").read_bytes()
+    assert json.loads(run_farm(other, "merge", str(theirs / "farm.db"), "--json"))["records"] == 1
+    assert [path.name for path in theirs.iterdir()] == ["farm.db"]
+    assert (theirs / "farm.db").read_bytes() == before
     assert json.loads(run_farm(tmp_path, "export", str(tmp_path / "out"), "--json"))["records"] == 1
     assert json.loads(run_farm(other, "import", str(tmp_path / "out"), "--json"))["records"] == 0
     assert f"from the store {store.fetch_identity()}" in run_farm(other, "show", record.workload[:6])

@@ -53,6 +53,7 @@ def test_exit_codes_follow_the_contract() -> None:
         "BoardBusyError": 3,
         "BoardLostError": 3,
         "BoardNonsenseError": 3,
+        "StoreFaultError": 3,
         "PermanentError": 1,
         "CodeRefusedError": 1,
         "UnavailableError": 3,

@@ -47,14 +47,14 @@ class WinnerJournal:
         )
 
     def find_record(self, key: WinnerKey) -> Record | None:
-        """The record that there is now."""
+        """The record that there is now. An imported one is none here: its candidate takes part like any other."""
         found = self._store.fetch_records(
             workloads=[key.workload],
             board_type=key.board_type,
             operating_point=key.point,
             simulated=self._simulated[key.board_type],
         )
-        return found[0] if found else None
+        return found[0] if found and found[0].origin is None else None
 
     def find_own_record(self, key: WinnerKey) -> Record | None:
         """The record, where it was written by this campaign's verification."""
