@@ -11,7 +11,7 @@ import platform
 import tempfile
 from pathlib import Path
 
-from farm import linker, settings
+from farm import folders, linker, settings
 from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type, load_core_types
@@ -75,7 +75,7 @@ def prepare(loaded: settings.Settings) -> Path | None:
     loaded.share_linker_cache()
     folder = find_folder(loaded.home_path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folders.make_private(folder)
     except OSError as error:
         raise UnavailableError(
             f"there is no room for the emulator's parts: {folder}: {error.strerror}",

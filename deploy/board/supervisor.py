@@ -226,6 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     for folder in (prefix / "run", prefix / "log"):
         folder.mkdir(mode=0o755, exist_ok=True)
     with (prefix / "run" / "supervisor.pid").open("a+") as lock:
+        # Another user of the board who could open the lock could hold it.
+        with contextlib.suppress(OSError):
+            os.fchmod(lock.fileno(), 0o600)
         if chosen.verb == "status":
             return show_status(prefix, lock)
         if chosen.verb == "stop":

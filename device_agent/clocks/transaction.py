@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -195,6 +196,9 @@ def lock_state(state_dir: Path) -> int:
     """
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # another user who could open the folder could hold the lock
+        if not os.fstat(fd).st_mode & stat.S_ISVTX:  # /tmp is everybody's
+            os.fchmod(fd, 0o700)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

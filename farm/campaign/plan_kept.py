@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm import folders
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import UsageError
 
@@ -18,7 +19,7 @@ FOLDER = "plans"
 def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:
     """Keep a plan (`plan.to_document`) in place of its campaign's last one, whole or not at all. Raises OSError."""
     path = _path(home, str(document["name"]))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folders.make_private(path.parent)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".plan-")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:

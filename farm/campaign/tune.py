@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from device_agent.protocol import Outcome
 from device_agent.protocol.interpreters import python_command
+from farm import folders
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.engine import engine_up
@@ -258,7 +259,7 @@ class _Run:
             return
         home = self._settings.home_path
         folder = home / "cache" / "warm"
-        folder.mkdir(parents=True, exist_ok=True)
+        folders.make_private(folder)
         triple = self._request.board_type.link_triple or ""
         command = python_command("-c", _WARM_LINKER, str(folder), triple)
         warming = children.start(command, home / "logs" / "linker.log", os.environ)

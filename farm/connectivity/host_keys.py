@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm import folders
 from farm.errors import PermanentError, UsageError
 
 FILE_NAME = "known_hosts"
@@ -160,9 +161,8 @@ class KnownHosts:
     @contextlib.contextmanager
     def _rewriting(self) -> Iterator[list[str]]:
         """The lines, to be changed in place; written as a whole, under a lock, so that a reader sees old or new."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
+        folders.require_private(self.path.parent)
+        with folders.open_private(Path(f"{self.path}.lock"), os.O_RDWR, "r+b") as lock:
             # Held for the time of one small write, so that waiting needs no deadline.
             fcntl.flock(lock, fcntl.LOCK_EX)
             lines = self._read()
@@ -172,8 +172,6 @@ class KnownHosts:
                 file.flush()
                 os.fsync(file.fileno())
             Path(file.name).replace(self.path)
-        finally:
-            os.close(lock)
 
 
 def _name(host: str, port: int) -> str:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm import folders
 from farm.errors import UnavailableError
 
 LOG_FILE = "services.log"
@@ -107,8 +108,9 @@ def is_locked(path: Path) -> bool:
 @contextlib.contextmanager
 def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
     """Hold the lock at `path` for the block. Raises UnavailableError with these words where another process does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    folders.require_private(path.parent)
+    # Who can open it can hold it.
+    with folders.open_private(path, os.O_RDWR, "r+b") as file:
         for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +123,8 @@ def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that nobody reads half of it."""
+    """Write a file of mode 0600 in one step: a reader sees the old text or the new."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
+    with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
+        file.write(text)
     part.replace(path)

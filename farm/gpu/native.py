@@ -9,7 +9,7 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
-from farm import linker
+from farm import folders, linker
 from farm.errors import UnavailableError
 
 PLUGIN = "libtvm_farm_cuda.so"
@@ -54,7 +54,7 @@ def find_folder(home: Path) -> Path:
 def prepare(home: Path) -> None:
     """Build what virtual boards of this home need, unless it is there. Two processes may do so at once."""
     folder = find_folder(home)
-    folder.mkdir(parents=True, exist_ok=True)
+    folders.make_private(folder)
     for name, build in ((PLUGIN, build_plugin), (DRIVER, build_driver)):
         if not (folder / name).exists():
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:

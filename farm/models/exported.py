@@ -12,6 +12,7 @@ import pathlib
 import tempfile
 import zipfile
 
+from farm import folders
 from farm import settings as farm_settings
 from farm.errors import UnavailableError, UsageError
 from farm.processes import confined
@@ -75,7 +76,7 @@ def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
             f"{path} is a program of torch.export, and reading one can run code that somebody put into it",
             f"If you trust who made it: `farm model show {path} --trust-model` converts it, once. Or: {_HINT}",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    folders.make_private(folder)
     _log.info("converting %s with PyTorch", path)
     data = _convert(path, program)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

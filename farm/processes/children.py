@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from device_agent.protocol.interpreters import python_command
+from farm import folders
 from farm.errors import TransientError
 from farm.settings import find_folders
 
@@ -50,7 +51,7 @@ def start(
             os.sched_setaffinity(0, cores)
 
     with room_for_process():
-        log.parent.mkdir(parents=True, exist_ok=True)
+        folders.make_private(log.parent)
         with log.open("ab") as output:
             return subprocess.Popen(
                 list(command),
@@ -71,7 +72,7 @@ def start_for_home(
     What it says before it has a log of its own goes to the file `output` among the home's logs.
     """
     logs = home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    folders.make_private(logs)
     with (logs / output).open("wb") as file:
         return subprocess.Popen(
             python_command("-m", *module),

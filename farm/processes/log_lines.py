@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from farm import folders
+
 # What a line may be about: given as `extra={"board": name}` where something is logged.
 IDS = ("campaign", "board")
 _BYTES, _KEPT = 4 << 20, 3
@@ -87,7 +89,7 @@ def start_log(process: str, path: Path | None, *, rotated: bool = False, foregro
     """
     handler: logging.Handler = logging.StreamHandler()
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.make_private(path.parent)
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         if rotated:
             handler.close()

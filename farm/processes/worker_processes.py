@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol.interpreters import python_command
+from farm import folders
 from farm.errors import DeadlineError, InternalError
 from farm.processes import children
 from farm.settings import find_folders
@@ -68,7 +69,7 @@ class Child:
             stack.enter_context(theirs)
             output: Any = 2  # our stdout is for the command's own words
             if log is not None:
-                log.parent.mkdir(parents=True, exist_ok=True)
+                folders.make_private(log.parent)
                 output = stack.enter_context(log.open("ab"))
             process = subprocess.Popen(
                 python_command("-c", _CODE, module, str(theirs.fileno()), str(os.getpid())),

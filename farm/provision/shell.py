@@ -39,7 +39,11 @@ class BoardShell:
         """
         lock = shlex.quote(layout.below(".lock"))
         # -o: what a script leaves running in the background must not go on holding the lock.
-        command = f"flock -o -w {int(LOCK_TIMEOUT_S)} -E {_LOCKED} {lock} sh -c {shlex.quote(self._prepare(script))}"
+        # Another user of the board who could open the lock could hold it.
+        own = f"(umask 077; : >>{lock}) && chmod 600 {lock}"
+        script = shlex.quote(self._prepare(script))
+        held = f"{own} && exec flock -o -w {int(LOCK_TIMEOUT_S)} -E {_LOCKED} {lock} sh -c {script}"
+        command = f"sh -c {shlex.quote(held)}"
         return self._run(command, timeout_s + LOCK_TIMEOUT_S, what)
 
     def _prepare(self, script: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
+from farm import folders
 from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableError
 from farm.store import copying, database
 from farm.store.clock import Instant, read_clock
@@ -30,7 +31,7 @@ class SqliteDatabase:
         """Make the file where there is none. Raises UnavailableError where its folder cannot be written."""
         self.location = self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folders.require_private(path.parent)
         except OSError as error:
             raise UnavailableError(f"cannot make the folder {path.parent}: {error.strerror}", self.hint) from error
         _keep_private(path)

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from farm import folders
 from farm.errors import UnavailableError
 from farm.processes.machine import name_user
 from farm.web import tokens
@@ -47,9 +48,9 @@ def read_token(home: Path, *, renew: bool = False) -> str:
             with contextlib.suppress(FileNotFoundError):
                 if text := path.read_text().strip():
                     return text
-        home.mkdir(parents=True, exist_ok=True)
+        folders.require_private(home)
         token, part = secrets.token_urlsafe(_BYTES), path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
             file.write(token + "\n")
         part.replace(path)
     except OSError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import NAME_RULE, StrEnum, is_name
+from farm import folders
 from farm.errors import UnavailableError, UsageError
 
 FILE = "web-tokens.json"
@@ -119,8 +120,8 @@ def _changing(home: Path) -> Iterator[dict[str, Entry]]:
     """The entries to change; they are kept when the block ends well. Two commands come one after the other."""
     path = home / FILE
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(home / f".{FILE}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+        folders.require_private(home)
+        with folders.open_private(home / f".{FILE}.lock", os.O_WRONLY, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = {entry.name: entry for entry in read_entries(home)}
             yield entries
@@ -128,7 +129,7 @@ def _changing(home: Path) -> Iterator[dict[str, Entry]]:
                 dataclasses.asdict(entry) | {"role": str(entry.role)} for entry in entries.values()
             ]
             part = home / f".{FILE}.{os.getpid()}"
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
                 json.dump(rows, file, indent=2)
             part.replace(path)
     except OSError as error:

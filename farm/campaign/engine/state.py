@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from farm import folders
 from farm.connectivity.services_state import hold_lock, is_locked, write_whole
 from farm.processes.machine import process_identity
 
@@ -100,7 +101,7 @@ def read_last_words(home: Path, engine: Mapping[str, Any]) -> str:
 
 def _reserve_words(home: Path) -> None:
     """Take the space, with nothing said in it. A disk that is full by now will be met by whoever needs it."""
-    with contextlib.suppress(OSError), (home / _WORDS).open("wb") as file:
+    with contextlib.suppress(OSError), folders.open_private(home / _WORDS, os.O_WRONLY | os.O_TRUNC, "wb") as file:
         file.write(b" " * _WORDS_BYTES)
         file.flush()
         os.fsync(file.fileno())  # some file systems find room when data goes to the disk, not when it is written

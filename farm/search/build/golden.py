@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from farm import folders
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search.build.builder import try_to_build
@@ -93,7 +94,7 @@ class GoldenKernels:
         deadline = time.monotonic() + BUILD_TIMEOUT_S
         with contextlib.ExitStack() as stack:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                folders.make_private(self._folder)
                 stack.enter_context(_locked(self._folder / "lock", deadline))
             except OSError as error:
                 _log.warning("cannot keep the golden kernel in %s: %s", self._folder, error)
@@ -200,7 +201,7 @@ def _keep(path: Path, library: bytes) -> None:
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
     """Be the only builder; whoever waits longer than `deadline` (monotonic) builds beside the other one."""
-    with path.open("ab") as file:
+    with folders.open_private(path, os.O_WRONLY, "wb") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,53 @@
+"""Folders and files that belong to one user alone, whatever the umask is: FARM_HOME and what lies in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+PRIVATE = 0o700
+# A folder that holds one of these is a FARM_HOME. Any other may be somebody's whole home folder.
+_MARKS = ("farm.db", "services.lock", "web.token")
+
+_log = logging.getLogger(__name__)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, with mode 0700. Raises OSError."""
+    for each in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(PRIVATE)
+    folder.mkdir(exist_ok=True)  # raises FileExistsError where it is a file
+
+
+def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
+    """Open a file, made with mode 0600 where there is none; one that other users may open is closed to them."""
+    number = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    status = os.fstat(number)
+    if status.st_uid == os.getuid() and status.st_mode & 0o077:
+        os.fchmod(number, 0o600)
+    return os.fdopen(number, mode)
+
+
+def require_private(home: Path) -> None:
+    """Make a FARM_HOME with mode 0700, or close one of ours that other users can enter, with a warning. Raises OSError.
+
+    Folders of another owner and folders for everybody's files (`/tmp`) stay as they are.
+    """
+    make_private(home)
+    status = home.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.getuid() or not mode & 0o077 or mode & stat.S_ISVTX or home in (Path.home(), Path("/")):
+        return
+    if any((home / name).exists() for name in _MARKS):
+        with contextlib.suppress(OSError):
+            home.chmod(PRIVATE)
+            _log.warning(
+                "%s was open to other users (mode %o) and is now closed to them (mode 700). "
+                "If they may have read it: `farm web token --new` makes a new token.",
+                *(home, mode),
+            )
