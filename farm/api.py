@@ -73,7 +73,7 @@ class Campaign:
             "name": name,
             "models": _list_models(models),
             "boards": boards if isinstance(boards, Mapping) else {"types": boards},
-            "budget": {"trials": budget} if isinstance(budget, int) else _name_units(budget),
+            "budget": _name_units(budget) if isinstance(budget, Mapping) else {"trials": budget},
             "operating_points": operating_points,
             "search": search or {},
             "measure": _name_units(measure or {}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import tune
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
+from farm.report.campaign_table import summary_line
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, FleetCampaign
@@ -31,8 +33,13 @@ _WAIT_S = 300.0
 Say = Callable[[str], None]
 
 
-def _be_silent(text: str) -> None:
-    del text
+# Progress that nothing else interrupts is told so often.
+_TELL_S = 10.0
+
+
+def print_note(text: str) -> None:
+    """Print a line on stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def optimize(
@@ -42,16 +49,18 @@ def optimize(
     *,
     name: str | None = None,
     home: str | pathlib.Path | None = None,
-    say: Say = _be_silent,
+    say: Say = print_note,
 ) -> Optimization:
     """Begin to tune a model, an ONNX file or a name of the zoo, for types of boards; `wait` waits for the end.
 
-    `name` is the campaign's; default: one made of the model's name and the time. `say` is told what is done. Raises
-    UsageError.
+    `name` is the campaign's; default: one made of the model's name and the time. `say` is called with a line for each
+    step, and with progress and ETA every ten seconds; it prints on stderr. Raises UsageError.
     """
     types = [boards] if isinstance(boards, str) else list(boards)
     if not types or (LOCAL in types and len(types) > 1):
         raise UsageError("boards are of one kind or more of a fleet, or `local`: this machine alone")
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise UsageError(f"trials must be a whole number of at least 1, not {trials!r}")
     settings = farm_settings.load()
     settings = settings if home is None else dataclasses.replace(settings, home=str(home))
     text = str(model)
@@ -72,7 +81,13 @@ class Optimization:
 
     def wait(self, timeout_s: float | None = None) -> Optimized:
         """Wait until it is tuned. Raises what `Campaign.wait` raises; `timeout_s` is for boards of a fleet."""
-        document = self._tune_here() if self.campaign is None else self.campaign.wait(timeout_s)
+        if self.campaign is None:
+            document = self._tune_here()
+        else:
+            teller, name = _Listener(self._say), self.campaign.name
+            document = self.campaign.wait(
+                timeout_s, lambda progress: teller.tell(name, "running", "", {"trials": self._trials}, progress)
+            )
         return Optimized(document, self._settings, self._say)
 
     def _tune_here(self) -> dict[str, Any]:
@@ -128,15 +143,23 @@ class Optimized:
 
 
 class _Listener:
-    """Notes of a tuning for whoever listens; tables are for terminals."""
+    """Notes of a tuning and, now and then, a line of its progress."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
+        self._told_at = time.monotonic()
 
     def note(self, text: str) -> None:
         self._say(text)
 
     def show(self, campaign: FleetCampaign) -> None:
-        del campaign
+        self.tell(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress or {})
 
-    finish = show
+    def finish(self, campaign: FleetCampaign) -> None:
+        self._told_at = float("-inf")
+        self.show(campaign)
+
+    def tell(self, name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._told_at >= _TELL_S:
+            self._told_at = time.monotonic()
+            self._say(summary_line(name, state, reason, budget, progress))

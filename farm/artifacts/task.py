@@ -18,7 +18,7 @@ _LEAST_CROPPED = 64
 
 # Of YOLOX (arXiv 2107.08430): pixels of a cell by output, and a cell's channels beside its classes.
 _STRIDES = (8, 16, 32)
-_BOX_CHANNELS = 5
+BOX_CHANNELS = 5
 
 
 def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _find_detector(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[
     rows, columns = inputs[0].shape[2:]
     channels = outputs[0].shape[1] if len(outputs[0].shape) > 1 else 0
     wanted = [(1, channels, rows // stride, columns // stride) for stride in _STRIDES]
-    if channels <= _BOX_CHANNELS or [each.shape for each in outputs] != wanted:
+    if channels <= BOX_CHANNELS or [each.shape for each in outputs] != wanted:
         return None
     return {
         "kind": "detector",

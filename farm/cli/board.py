@@ -20,6 +20,7 @@ from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.inventory import core_figures, fleet_ranges
+from farm.inventory.fleet_addresses import require_new_end
 from farm.processes.machine import name_user
 from farm.store.standing import is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
@@ -161,6 +162,11 @@ def add(
     if virtual is None and board_type is None:
         raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
     kind = require_board_type(virtual or board_type or "")
+    if kind.host_is_board:
+        raise UsageError(
+            f"board type {kind.name!r} stands for the local machine, which needs no registering",
+            "Another machine without a type of its own is an x86-64-v3 or an armv8-a.",
+        )
     wanted: list[tuple[str, Transport]]
     if virtual is not None:
         require_model(kind)
@@ -176,14 +182,19 @@ def add(
                 "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
             )
         way = dataclasses.replace(
-            options.read_ssh(ssh or "", key_file, host_key), agent_port=agent_port, tracker_port=tracker_port
+            options.read_ssh(ssh or "", key_file, require_fingerprint(host_key) if host_key else ""),
+            agent_port=agent_port,
+            tracker_port=tracker_port,
         )
         wanted = [(name, way)]
     with options.open_store() as store:
-        known = {board["name"] for board in store.fetch_boards()}
+        rows = store.fetch_boards()
+        known = {board["name"] for board in rows}
         if taken := sorted(known & {each for each, _ in wanted}):  # all or none
             raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
+        ends = [(board["name"], parse_transport(board["transport"])) for board in rows]
         for each, transport in wanted:
+            require_new_end(each, transport, ends)
             store.register_board(each, kind.name, transport, labels, by=name_user())
     for each, _ in wanted:
         output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
@@ -235,6 +246,8 @@ def replace(
                 after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
         elif ssh is not None or host_key:
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
+        ends = [(row["name"], parse_transport(row["transport"])) for row in store.fetch_boards()]
+        require_new_end(name, after, ends)
         labels = check_labels(board["labels"] | {"serial": serial}) if serial else None
         told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
         store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())

@@ -1,10 +1,15 @@
-"""Addresses and ports of boards, as text: checked, compared, written together. Nothing is looked up or connected to."""
+"""Addresses and ports of boards, as text: checked, compared, written together. No name is looked up."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 
+from farm.errors import UsageError
+from farm.values import Direct, Ssh, Transport
+
+LOOPBACK = "127.0.0.1"
 _LAST_PORT = 65535
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
 _LONGEST_NAME = 253
@@ -34,7 +39,7 @@ def canonical(address: str) -> str:
     """The same text for addresses that are the same; names are not looked up."""
     name = address.lower().rstrip(".")
     try:
-        return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))
+        return str(ipaddress.ip_address(LOOPBACK if name == "localhost" else name))
     except ValueError:
         return name
 
@@ -42,3 +47,24 @@ def canonical(address: str) -> str:
 def join(address: str, port: int) -> str:
     """Address and port in one, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def find_end(transport: Transport) -> tuple[str, int] | None:
+    """The address and port at which a board is; None where the farm, or the tracker, will say."""
+    match transport:
+        case Ssh(host, _, port):
+            return canonical(host), port
+        case Direct(int(port)):
+            return LOOPBACK, port
+    return None
+
+
+def require_new_end(name: str, transport: Transport, registered: Iterable[tuple[str, Transport]]) -> None:
+    """Raise UsageError where another of the registered boards (name and transport) is at the same address and port."""
+    end = find_end(transport)
+    for other, known in registered:
+        if end is not None and other != name and find_end(known) == end:
+            raise UsageError(
+                f"{name} would be at {join(*end)}, and so is {other}: a board is registered once",
+                f"`farm board show {other}` shows it; give another address or port.",
+            )

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from farm.inventory import fleet_addresses as addresses
 from farm.inventory.fleets import Fleet, FleetBoard
 from farm.values import Ssh, Transport
 
@@ -80,7 +81,8 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
 
     Boards that the file does not name are removed only with `prune`. A leased board is not removed, and neither its
     type nor how it is reached is changed under its holder; its labels, and what switches its power, may be. A host key
-    that the file leaves open stays what it is as long as address and port do.
+    that the file leaves open stays what it is as long as address and port do. Raises UsageError where a board of the
+    file has the address of one that stays beside it.
     """
     registered = {board.name: board for board in current}
     added, changed, unchanged, held_back = [], [], [], []
@@ -97,6 +99,10 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
             held_back.append(HeldBack(board.name, "change", known.leased_by))
         else:
             changed.append(BoardChange(board, fields))
+    if not prune:
+        left = [(known.name, known.transport) for known in registered.values()]
+        for board in (*added, *(change.board for change in changed)):
+            addresses.require_new_end(board.name, board.transport, left)
     removed, unlisted = [], []
     for name, known in sorted(registered.items()):
         if not prune:

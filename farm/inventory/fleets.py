@@ -24,7 +24,6 @@ from farm.values import Direct, Ssh, Transport, Virtual
 SSH_PORT = 22
 AGENT_PORT = 9090
 TRACKER_PORT = 9190
-LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
 _ONLY_FOR = {
@@ -210,7 +209,7 @@ class _Reading:
                 told.add(place)
                 self.faults.append((place, f"a board called {board.name} is already described"))
             names.add(board.name)
-            end = _find_end(board.transport)
+            end = addresses.find_end(board.transport)
             if end is None:
                 continue
             if (other := reached.setdefault(end, board.name)) != board.name and place not in told:
@@ -243,16 +242,6 @@ def _expand(pattern: str, place: Place) -> list[str]:
         return fleet_ranges.expand(pattern)
     except ValueError as error:
         raise _FaultError(place, str(error)) from error
-
-
-def _find_end(transport: Transport) -> tuple[str, int] | None:
-    """The address and port at which a board is; None where the farm, or the tracker, will say."""
-    match transport:
-        case Ssh(host, _, port):
-            return addresses.canonical(host), port
-        case Direct(int(port)):
-            return LOOPBACK, port
-    return None
 
 
 def _parse(parse: Callable[[str], T], text: str, said: _Given | None, place: Place) -> T:

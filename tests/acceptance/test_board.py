@@ -18,7 +18,7 @@ def test_boards_are_registered_shown_and_forgotten(home: Home) -> None:
     assert "no boards yet" in home.run("board", "list").out
     added = home.run(
         *("board", "add", "nano-01", "--type", "jetson-nano", "--ssh", "root@10.0.0.5:2222"),
-        *("--label", "rack=a", "--label", "shelf=2", "--host-key", "SHA256:abc"),
+        *("--label", "rack=a", "--label", "shelf=2", "--host-key", "SHA256:" + "a" * 43),
     )
     assert added.code == 0, added.err
     assert home.run("board", "add", "sim", "--virtual", "jetson-tx2", "--count", "12").code == 0
@@ -98,7 +98,8 @@ def test_a_board_is_replaced_under_its_name(home: Home) -> None:
 def one_board() -> Iterator[Home]:
     """A home with one registered board; nothing of what is tried on it may work."""
     with new_home() as home:
-        assert home.run("board", "add", "b1", "--virtual", "jetson-nano").code == 0
+        assert home.call("board", "add", "b1", "--virtual", "jetson-nano").code == 0
+        assert home.call("board", "add", "r1", "--board-type", "x86-64-v3", "--ssh", "a@192.0.2.7").code == 0
         yield home
 
 
@@ -111,7 +112,11 @@ def one_board() -> Iterator[Home]:
         pytest.param("add x --board-type jetson-nano --ssh @host", "lacks the user", id="no-user"),
         pytest.param("add x --board-type jetson-nano --ssh a@b:99999", "port", id="bad-port"),
         pytest.param("add x --board-type jetson-nano --ssh a@b --count 3", "fleet apply", id="count-of-real-boards"),
-        pytest.param("add x --virtual local", "virtual", id="type-without-a-model"),
+        pytest.param("add x --virtual armv8-a", "virtual", id="type-without-a-model"),
+        pytest.param("add x --board-type local --ssh a@b", "x86-64-v3 or an armv8-a", id="this-machine-elsewhere"),
+        pytest.param("add x --board-type jetson-nano --ssh a@b --host-key SHA256:short", "43 characters", id="bad-key"),
+        pytest.param("add x --board-type jetson-nano --ssh b@192.0.2.7:22", "so is r1", id="address-taken"),
+        pytest.param("replace b1 --ssh a@192.0.2.7", "not reached over SSH", id="no-address-to-replace"),
         pytest.param("add x --virtual jetson-nano --count 0", "--count", id="none-of-them"),
         pytest.param("add x --virtual jetson-nano --label rack", "KEY=VALUE", id="bad-label"),
         pytest.param("add x:y --virtual jetson-nano", "name", id="bad-name"),

@@ -344,3 +344,12 @@ def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(t
     settings = Settings(home=str(tmp_path))
     with Store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="m: outputs holds a control character"):
         make.make_artifact(order, tmp_path / "a", settings, store)
+
+
+def test_a_file_of_classes_has_a_name_for_each() -> None:
+    """Two names for ten scores are refused, for a classifier; a model of another kind may have any."""
+    manifest = make_manifest()
+    make._require_labels(b"name\n" * 10, manifest)
+    with pytest.raises(UsageError, match="2 names, and the model has 10 classes"):
+        make._require_labels(b"cat\ndog\n", manifest)
+    make._require_labels(b"cat\ndog\n", make_manifest(task={"kind": "arrays"}))

@@ -506,6 +506,14 @@ def test_plan_removes_only_when_told() -> None:
     assert (todo.unlisted, todo.removed) == ((), ("a", "c"))
 
 
+def test_a_board_at_another_ones_address_is_refused() -> None:
+    """A board that stays registered keeps its address for itself; one that is pruned gives it up."""
+    current, wanted = [register("old")], fleet_of(describe("new"))
+    with pytest.raises(UsageError, match=r"new would be at 192\.0\.2\.1:22, and so is old"):
+        plan(current, wanted)
+    assert [board.name for board in plan(current, wanted, prune=True).added] == ["new"]
+
+
 def test_leased_boards_are_left_alone() -> None:
     """Who holds a board keeps it as it is: it is neither removed nor reached otherwise; a label may change."""
     current = [register(name, "campaign 7") for name in ("gone", "moved", "other-type", "labelled", "same")]
@@ -543,8 +551,16 @@ def test_confirmed_host_key_is_kept() -> None:
 _NAMES = st.sampled_from("abcdef")
 _LABELS = st.dictionaries(st.sampled_from(["rack", "site"]), st.sampled_from(["1", "2"]))
 _TYPES = st.sampled_from(["jetson-nano", "jetson-tx2"])
-_REGISTERED = st.builds(register, _NAMES, st.none() | st.just("x"), board_type=_TYPES, labels=_LABELS)
-_DESCRIBED = st.builds(describe, _NAMES, board_type=_TYPES, labels=_LABELS)
+
+
+def _place(board: Any) -> Any:
+    """The same board at an address of its own."""
+    return dataclasses.replace(board, transport=dataclasses.replace(SSH, host=f"192.0.2.{ord(board.name)}"))
+
+
+_LEASED = st.none() | st.just("x")
+_REGISTERED = st.builds(register, _NAMES, _LEASED, board_type=_TYPES, labels=_LABELS).map(_place)
+_DESCRIBED = st.builds(describe, _NAMES, board_type=_TYPES, labels=_LABELS).map(_place)
 
 
 @given(

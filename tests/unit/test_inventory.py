@@ -38,6 +38,8 @@ def test_own_types() -> None:
     types = board_types.load_board_types()
     assert set(types) == {
         "local",
+        "armv8-a",
+        "x86-64-v3",
         "jetson-agx-orin-64gb",
         "jetson-agx-thor",
         "jetson-agx-xavier",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 
 import farm
+from farm import one_model
 from farm.cli.model_board import _say_sent
 from farm.cli.tune import _say_boards
 from farm.errors import UsageError
@@ -20,6 +22,31 @@ def test_boards_are_of_the_fleet_or_this_machine(boards: list[str], tmp_path: pa
     with pytest.raises(UsageError, match="boards are"):
         farm.optimize("tiny-cnn", boards=boards, home=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trials", ["x", 0, True, 1.5])
+def test_trials_are_a_whole_number(trials: Any, tmp_path: pathlib.Path) -> None:
+    """Anything else is refused before a store is made, here and in a campaign."""
+    for boards in ("local", "jetson-nano"):
+        with pytest.raises(UsageError, match="trials must be a whole number"):
+            farm.optimize("tiny-cnn", boards=boards, trials=trials, home=tmp_path)
+    with pytest.raises(UsageError, match="trials"):
+        farm.Campaign(name="c", models="tiny-cnn", boards="jetson-nano", budget=trials, home=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_progress_is_told_now_and_then() -> None:
+    """`wait` says how far it is every ten seconds, whoever the caller is, and the end at once."""
+    said: list[str] = []
+    listener = one_model._Listener(said.append)
+    progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}
+    listener.tell("m", "running", "", {"trials": 8}, progress)
+    assert said == []
+    listener._told_at -= 11.0
+    listener.tell("m", "running", "", {"trials": 8}, progress)
+    listener.tell("m", "running", "", {"trials": 8}, progress)
+    assert len(said) == 1
+    assert "3/8" in said[0]
 
 
 def test_several_board_types_are_several_packages(tmp_path: pathlib.Path) -> None:
