@@ -60,7 +60,7 @@ def make_artifacts(
         artifact = make.make_artifact(order, out / wanted.name, settings, store)
         cases = checking.make_cases(brought, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
-        with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say) as board:
+        with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say, is_timed=False) as board:
             verdict = checking.verify_artifact(artifact, board, brought.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
         if package and (why := explain_name(artifact.manifest.name).partition(";")[0]):

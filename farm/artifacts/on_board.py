@@ -163,11 +163,18 @@ def choose_board(store: Store, board_type: str | None, board: str | None) -> tup
 
 @contextlib.contextmanager
 def hold_board(
-    settings: Settings, store: Store, name: str, wait_s: float, purpose: str, say: Callable[[str], None]
+    settings: Settings,
+    store: Store,
+    name: str,
+    wait_s: float,
+    purpose: str,
+    say: Callable[[str], None],
+    *,
+    is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
     """Hold the board called `name` for a block. Raises what `open_crew` raises."""
     kind, known = find_board(store, name)
-    with hold_type(settings, store, kind, wait_s, purpose, say, known) as held:
+    with hold_type(settings, store, kind, wait_s, purpose, say, known, is_timed=is_timed) as held:
         yield held
 
 
@@ -180,9 +187,11 @@ def hold_type(
     purpose: str,
     say: Callable[[str], None],
     name: str | None = None,
+    *,
+    is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
     """Hold a board of a type for a block: `name`, or any that is free. Raises what `open_crew` raises."""
-    with open_crew(settings, store, kind, name, wait_s, purpose, say) as (crew, _):
+    with open_crew(settings, store, kind, name, wait_s, purpose, say, is_timed=is_timed) as (crew, _):
         [board] = crew.boards
         description = crew.call(board.open())
 

@@ -144,7 +144,9 @@ def verify(
     on_board.prepare_gpu(artifact.manifest, settings)
     with (
         options.open_store(settings) as store,
-        on_board.hold_board(settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note) as held,
+        on_board.hold_board(
+            settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note, is_timed=False
+        ) as held,
     ):
         verified = checking.verify_artifact(artifact, held, brought.source, cases)
     wrong = None

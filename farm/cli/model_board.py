@@ -56,7 +56,7 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
     purpose = f"deploy {artifact.manifest.name}"
     with (
         options.open_store(settings) as store,
-        on_board.hold_board(settings, store, board, wait_s, purpose, output.note) as held,
+        on_board.hold_board(settings, store, board, wait_s, purpose, output.note, is_timed=False) as held,
     ):
         held.require_fit(artifact.manifest)
         _, known = on_board.find_board(store, board)

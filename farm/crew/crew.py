@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from farm.closing import Closing
@@ -189,16 +191,24 @@ def open_crew(
     wait_s: float,
     purpose: str,
     note: Callable[[str], None],
+    *,
+    is_timed: bool = True,
 ) -> Iterator[tuple[Crew, Callable[[int], None]]]:
     """A crew of one board: `name`, or any of the type; and what takes up to so many more that are free just now.
 
+    Work that is not timed does not wait for other commands that measure on this machine.
     Raises UsageError, UnavailableError, DeadlineError, BoardUnsafeError.
     """
     with contextlib.ExitStack() as stack:
         if name is None and board_type.host_is_board:
-            stack.enter_context(machine_lock(wait_s, note))
+            folder = settings.home_path / "logs"
+            if is_timed:
+                stack.enter_context(machine_lock(wait_s, note))
+            else:
+                # The home's own folder belongs to the holder of the lock.
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-local-")))
             # From the main thread, which lives as long as the children do.
-            local = stack.enter_context(LocalFarm(settings.tracker_port, settings.home_path / "logs"))
+            local = stack.enter_context(LocalFarm(settings.tracker_port, folder))
             first: OpenSite = lambda _: contextlib.nullcontext(local)  # noqa: E731
             pool: tuple[str, ...] = ()
         else:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
+from farm.artifacts.on_board import LOCAL, hold_board
 from farm.campaign.engine import board_held
 from farm.campaign.engine.boards import Arrived, BoardCrew, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
@@ -212,3 +213,17 @@ def test_what_cannot_be_had_is_said_once(store: Store, tmp_path: pathlib.Path) -
             host.open()
     assert host.name == ""
     assert len(notes) == 1
+
+
+def test_work_that_is_not_timed_waits_for_no_measuring(store: Store, tmp_path: pathlib.Path) -> None:
+    """While another farm measures here, this machine is held for a comparison of outputs, and for no timing."""
+    settings = Settings(home=str(tmp_path), tracker_port=find_free_port())
+    with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with hold_board(settings, store, LOCAL, 0.0, "verify", print, is_timed=False) as held:
+            assert held.description.board_type == BOARD_TYPE
+        with (
+            pytest.raises(UnavailableError, match="another farm command is measuring"),
+            hold_board(settings, store, LOCAL, 0.0, "run", print),
+        ):
+            pass
