@@ -120,10 +120,10 @@ class Provisioner:
         shell, layout = self._connect()
         files = render_files(layout, self.target.options)
         survey = self._check(shell, layout, files)
+        if self._job.dry_run:
+            return self._tell_plan(self._step("bundle", lambda: self._plan_bundle(survey, layout, files)))
         bundle, plan = self._step("bundle", lambda: self._find_bundle(survey, layout, files))
         key = bundle.manifest.key
-        if self._job.dry_run:
-            return self._tell_plan(plan)
         try:
             self._install(shell, layout, bundle, plan)
         except (FarmError, Interrupted):
@@ -185,6 +185,16 @@ class Provisioner:
             return survey, StepStatus.OK, f"{facts}, {survey.free_bytes / 1e9:.1f} GB free{notes}"
 
         return self._timed("check", work)
+
+    def _plan_bundle(
+        self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]
+    ) -> tuple[ProvisioningPlan, StepStatus, str]:
+        """What would be done, without making a bundle: that fetches its parts."""
+        bundle = self._job.bundles.find(survey.arch, choose_pythons(survey))
+        plan = plan_steps(survey, layout, bundle, files)
+        if bundle is None:
+            return plan, StepStatus.WOULD, "make one (about 45 MB, or 75 MB with a Python) of parts that are fetched"
+        return plan, StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
 
     def _find_bundle(
         self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]

@@ -111,6 +111,19 @@ class BundleCache:
         self._lock = threading.Lock()
         self._made: dict[tuple[str, str, bool], Bundle] = {}
 
+    def find(self, arch: str, pythons: Sequence[str]) -> Bundle | None:
+        """The bundle that `require` gives, where it is there already; None where one would be made.
+
+        Raises UsageError where the given one is not for such a board.
+        """
+        if self._given is not None:
+            return self.require(arch, pythons)
+        path = self._place(_make_recipe(arch, pythons))
+        try:
+            return open_bundle(path) if path.is_file() else None
+        except UsageError:
+            return None
+
     def require(self, arch: str, pythons: Sequence[str]) -> Bundle:
         """A bundle for a board of `arch` that has these Pythons, in order of preference, maybe none.
 
@@ -122,14 +135,17 @@ class BundleCache:
                 if key not in self._made:
                     self._made[key] = open_bundle(self._given)
                 return _require_fit(self._made[key], arch, pythons)
-            python = pythons[0] if pythons else interpreters.MANAGED_PYTHON
-            key = (arch, python, not pythons)
+            recipe = _make_recipe(arch, pythons)
+            key = (arch, recipe.pythons[0], recipe.managed)
             if key not in self._made:
-                self._made[key] = self._find_or_build(BundleRecipe(arch, (python,), managed=not pythons))
+                self._made[key] = self._find_or_build(recipe)
             return self._made[key]
 
+    def _place(self, recipe: BundleRecipe) -> Path:
+        return self._folder / f"{recipe.arch}-{recipe.pythons[0]}-{recipe.compute_key()}.tar"
+
     def _find_or_build(self, recipe: BundleRecipe) -> Bundle:
-        path = self._folder / f"{recipe.arch}-{recipe.pythons[0]}-{recipe.compute_key()}.tar"
+        path = self._place(recipe)
         if path.is_file():
             try:
                 return open_bundle(path)
@@ -145,6 +161,11 @@ class BundleCache:
         for path in self._folder.glob(f"{kind}-*.tar"):
             if path != newest:
                 path.unlink(missing_ok=True)
+
+
+def _make_recipe(arch: str, pythons: Sequence[str]) -> BundleRecipe:
+    """For a board with these Pythons, or none: then an interpreter comes along."""
+    return BundleRecipe(arch, (pythons[0] if pythons else interpreters.MANAGED_PYTHON,), managed=not pythons)
 
 
 def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:

@@ -89,12 +89,19 @@ def choose_pythons(survey: BoardSurvey) -> tuple[str, ...]:
     return tuple(survey.pythons)
 
 
-def plan_steps(survey: BoardSurvey, layout: Layout, bundle: Bundle, files: Sequence[BoardFile]) -> ProvisioningPlan:
-    """What is left to do. Raises PermanentError where the board has no room for it."""
-    manifest = bundle.manifest
-    usable = [series for series in survey.pythons if series in manifest.pythons]
+def plan_steps(
+    survey: BoardSurvey, layout: Layout, bundle: Bundle | None, files: Sequence[BoardFile]
+) -> ProvisioningPlan:
+    """What is left to do; None for a bundle that is still to be made, and so is on no board.
+
+    Raises PermanentError where the board has no room for it.
+    """
+    pythons, key, managed = tuple(survey.pythons)[:1], "", ""
+    if bundle is not None:
+        pythons, key, managed = bundle.manifest.pythons, bundle.manifest.key, bundle.manifest.managed_python
+    usable = [series for series in survey.pythons if series in pythons]
     needed = set()
-    installed = manifest.key in survey.versions
+    installed = key in survey.versions
     if not survey.ours:
         needed.add("folder")
     if not installed:
@@ -103,16 +110,16 @@ def plan_steps(survey: BoardSurvey, layout: Layout, bundle: Bundle, files: Seque
         needed.add("user")
     if any(survey.files.get(file.path) != file.sha256 for file in files):
         needed.add("services")
-    if survey.current != manifest.key:
+    if not key or survey.current != key:
         needed.add("switch")
     restart = {"services", "switch", "user"} & needed or survey.pending is not None or survey.agent_pid is None
-    if restart or survey.started != f"{manifest.key} {compute_digest(tuple(files))}":
+    if restart or survey.started != f"{key} {compute_digest(tuple(files))}":
         needed.add("start")
     if needed or survey.left or survey.partial or len(survey.versions) > 2 or survey.pending is not None:
         needed.add("finish")
-    if not installed:
+    if bundle is not None and not installed:
         _require_room(survey, layout, bundle)
-    series = usable[0] if usable else ".".join(manifest.managed_python.removeprefix("cpython-").split(".")[:2])
+    series = usable[0] if usable else ".".join(managed.removeprefix("cpython-").split(".")[:2])
     return ProvisioningPlan(frozenset(needed), survey.pythons[usable[0]] if usable else "", series)
 
 

@@ -23,7 +23,7 @@ from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import provision_boards
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
-from farm.provision.reports import ProvisioningOutcome, StepReport
+from farm.provision.reports import ProvisioningOutcome, StepReport, StepStatus
 from farm.search.build.golden import GoldenKernels
 from tests.integration.conftest import Tracker, wait_until
 from tests.integration.provisioning import (
@@ -135,9 +135,9 @@ def find_agents(target: ProvisioningTarget) -> list[psutil.Process]:
 
 
 def test_the_life_of_an_installation(
-    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path
+    sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """From nothing to a measured kernel; again without a change; upgraded; not upgraded to what fails; removed."""
+    """From a plan that fetches nothing to a measured kernel; unchanged; upgraded; not upgraded to what fails; removed."""
     target = make_target("whole", sshd.pinned)
     prefix = pathlib.Path(job.prefix)
     before = list_tree(room), list_tree(ETC, contents=False)
@@ -145,6 +145,14 @@ def test_the_life_of_an_installation(
     planned = provision(target, bundles["1"], dataclasses.replace(job, dry_run=True))
     assert planned.outcome is ProvisioningOutcome.PLANNED
     assert list_tree(room) == before[0]
+    unmade = dataclasses.replace(job, dry_run=True, bundles=BundleCache(tmp_path / "bundles"))
+    (planned,) = provision_boards([target], unmade)
+    assert planned.outcome is ProvisioningOutcome.PLANNED
+    assert {"bundle", "send", "install", "start"} <= {
+        step.name for step in planned.steps if step.status is StepStatus.WOULD
+    }
+    assert list_tree(room) == before[0]
+    assert not (tmp_path / "bundles").exists(), "a dry run made a bundle"
 
     first = provision(target, bundles["1"], job)
     assert (first.outcome, first.version) == (ProvisioningOutcome.PROVISIONED, bundles["1"].manifest.key)

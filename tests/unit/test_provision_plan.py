@@ -94,6 +94,16 @@ def test_a_settled_board_needs_nothing(layout: Layout) -> None:
     assert not plan_steps(settled(layout), layout, BUNDLE, render_files(layout, OPTIONS)).needed
 
 
+def test_a_bundle_that_is_still_to_be_made_is_on_no_board() -> None:
+    """Its plan sends, installs and switches, whatever the board has; an interpreter goes where there is none."""
+    files = render_files(ROOT, OPTIONS)
+    for board in (BOARD, settled(ROOT)):
+        needed = plan_steps(board, ROOT, None, files).needed
+        assert {"send", "install", "switch", "start", "finish"} <= needed
+        assert "python" not in needed
+    assert "python" in plan_steps(dataclasses.replace(BOARD, pythons={}), ROOT, None, files).needed
+
+
 def test_an_empty_board_needs_everything_but_a_python() -> None:
     """Its own is used where it is new enough."""
     plan = plan_steps(BOARD, ROOT, BUNDLE, render_files(ROOT, OPTIONS))
