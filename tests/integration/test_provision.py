@@ -137,7 +137,7 @@ def find_agents(target: ProvisioningTarget) -> list[psutil.Process]:
 def test_the_life_of_an_installation(
     sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, room: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """From a plan that fetches nothing to a measured kernel; unchanged; upgraded; not upgraded to what fails; removed."""
+    """From a plan that fetches nothing to a measured kernel; again; upgraded; not upgraded to what fails; removed."""
     target = make_target("whole", sshd.pinned)
     prefix = pathlib.Path(job.prefix)
     before = list_tree(room), list_tree(ETC, contents=False)
