@@ -130,7 +130,7 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
             raise ValueError(f"{text!r} lacks the user before the @")
         return Ssh(
             host=fleet_addresses.parse_address(host),
-            user=user,
+            user=fleet_addresses.parse_user(user) if at else "",
             port=fleet_addresses.parse_port(port),
             identity_file=key_file,
             host_key=host_key,

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from farm import settings
-from farm.connectivity import ssh_config
+from farm.connectivity import ssh_config, user_keys
 from farm.connectivity.ssh_config import HostConfig
 from farm.connectivity.ssh_handshake import SshAddress
 from farm.values import Ssh
@@ -24,7 +24,7 @@ def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAd
     A board registered without a key gets `default_key_file`; None stands for the setting FARM_SSH_KEY. Where that is
     empty too, it is shown what the OpenSSH configuration names, else the first usual file that is there, and before
     that the keys of the running agent. Whether a file can be used is found out on connecting. Raises UsageError for a
-    configuration that cannot be used.
+    configuration that cannot be used, DeadlineError where `ssh -G` does not answer.
     """
     known = settings.load()
     key_file = transport.identity_file or (known.ssh_key if default_key_file is None else default_key_file)
@@ -34,7 +34,7 @@ def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAd
 
 def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth: int = 0) -> SshAddress:
     ssh_config.require_depth(depth, alias)
-    found = ssh_config.find_host(alias, path)
+    found = ssh_config.find_host(alias, path, user, None if port == SshAddress.port else port)
     jumps = tuple(_resolve_jump(text, path, depth + 1) for text in found.jumps)
     files, agent = _choose_keys(found, key_file)
     return SshAddress(
@@ -45,7 +45,7 @@ def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth:
         port if port != SshAddress.port else found.port or port,
         more_keys=files[1:],
         agent=agent,
-        only_these_keys=found.only_these_keys,
+        only_these_keys=found.only_these_keys or bool(key_file),
         endpoint="" if found.host == alias else found.host,
         # A host on the way that has hosts on its own way brings them along.
         jumps=tuple(each for jump in jumps for each in (*jump.jumps, dataclasses.replace(jump, jumps=()))),
@@ -58,9 +58,13 @@ def _resolve_jump(text: str, path: Path, depth: int) -> SshAddress:
 
 
 def _choose_keys(found: HostConfig, key_file: str) -> tuple[tuple[Path, ...], str]:
-    """The files to show, one at least, and the agent to ask. A file that was named alone is shown alone."""
+    """The files to show, one at least, and the agent to ask. A file that was named alone is shown alone.
+
+    The agent is asked for a key whose file alone cannot sign.
+    """
     if key_file:
-        return (Path(key_file).expanduser(),), ""
+        path = Path(key_file).expanduser()
+        return (path,), found.agent if user_keys.needs_agent(path) else ""
     paths = found.key_files or tuple(Path(text).expanduser() for text in _USUAL_KEYS)
     there = tuple(path for path in paths if path.is_file())
     return (there if found.key_files else there[:1]) or paths[:1], found.agent

@@ -1,6 +1,6 @@
 """What the user's own OpenSSH configuration says of a host: its address, user, port, keys and the hosts on the way.
 
-Read with paramiko; nothing here connects. `Match exec` is refused, since it runs programs, and `ProxyCommand` too.
+OpenSSH's client is asked (`ssh -G`) where it is installed, else paramiko reads the file. Nothing here connects.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ import dataclasses
 import functools
 import getpass
 import os
+import re
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import paramiko
 
-from farm.errors import UsageError
+from farm.connectivity import ssh_config_lines
+from farm.errors import DeadlineError, UsageError
 
 # ssh_config(5): more hosts on the way than this are a circle.
 _MOST_JUMPS = 8
+# `ssh -G` answers within 10 ms; with CanonicalizeHostname it asks a name server.
+_ASK_TIMEOUT_S = 20.0
+_JUMP = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:@]+))(?::(?P<port>\d+))?")
+_TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +44,110 @@ class HostConfig:
     jumps: tuple[str, ...] = ()
 
 
-def find_host(alias: str, path: Path) -> HostConfig:
-    """What the file at `path` says of a host; where there is no file, the alias is the host's name.
+def find_host(alias: str, path: Path, user: str = "", port: int | None = None) -> HostConfig:
+    """What the file at `path`, and what it includes, say of a host that `user` logs in to at `port`, where given.
 
-    Raises UsageError for a file that cannot be understood, and for what is not taken over.
+    Where there is no file, the alias is the host's name. Raises UsageError for a file that cannot be understood, and
+    for what is not taken over: `Match exec` and `ProxyCommand` run programs. Raises DeadlineError.
     """
-    config = _read(path)
-    if config is None:
+    if not path.exists():
         return HostConfig(alias, agent=_find_agent(""))
+    program = shutil.which("ssh")
+    if program is not None:
+        ssh_config_lines.require_no_programs(path)
+        said = _ask(program, str(path), alias, user, port)
+        if said is not None:
+            plain = _ask(program, "none", alias, "", None) or {}
+            return _from_openssh(alias, path, said, plain.get("identityfile", []))
+    ssh_config_lines.require_known(path)
+    return _from_paramiko(alias, path)
+
+
+def _ask(program: str, path: str, alias: str, user: str, port: int | None) -> dict[str, list[str]] | None:
+    """What `ssh -G` prints, by keyword; None where this `ssh` is not OpenSSH's, or the user has no name."""
+    command = [program, "-G", "-F", path, *(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
     try:
-        found = config.lookup(alias)
-    except (paramiko.SSHException, ImportError) as error:
-        raise UsageError(f"{path}: {error}", "The farm reads Host sections; `Match exec` it does not run.") from error
-    if found.get("proxycommand", "none").lower() != "none":
-        raise UsageError(
-            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
+        done = subprocess.run(
+            [*command, "--", alias],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=os.environ | {"LC_ALL": "C"},
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
         )
-    jump = found.get("proxyjump", "none")
+    except subprocess.TimeoutExpired as error:
+        what = f"`ssh -G {alias}` did not answer within {_ASK_TIMEOUT_S:g} s"
+        raise DeadlineError(what, f"{path} may ask a name server: CanonicalizeHostname.") from error
+    except OSError:
+        return None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        if "usage:" in said.lower() or "No user exists" in said:
+            return None
+        raise UsageError(f"OpenSSH refuses its configuration for {alias}: {' '.join(said.split())}", f"It is {path}.")
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        keyword, _, value = line.partition(" ")
+        found.setdefault(keyword, []).append(value)
+    return found
+
+
+def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys: list[str]) -> HostConfig:
+    def first(keyword: str) -> str:
+        return said.get(keyword, [""])[0]
+
+    _require_no_proxy_command(alias, path, first("proxycommand"))
+    tokens = {
+        "%": "%",
+        "h": first("hostname"),
+        "n": alias,
+        "p": first("port"),
+        "r": first("user"),
+        "d": str(Path.home()),
+        "i": str(os.getuid()),
+        "k": first("hostkeyalias") or alias,
+        "l": socket.gethostname(),
+        "L": socket.gethostname().partition(".")[0],
+        "u": name_login(),
+    }
+
+    def expand(text: str) -> str:
+        return _expand(text, tokens, f"{path}: {alias}")
+
+    # Those that OpenSSH takes where none is named are the farm's to choose.
+    keys = said.get("identityfile", [])
+    keys = [] if keys == usual_keys else [key for key in keys if key.lower() != "none"]
+    return HostConfig(
+        alias if first("hostname").lower() == alias.lower() else first("hostname"),
+        first("user"),
+        int(first("port")),
+        tuple(Path(expand(key)).expanduser() for key in keys),
+        first("identitiesonly") == "yes",
+        _find_agent(expand(first("identityagent"))),
+        _split_jumps(first("proxyjump")),
+    )
+
+
+def _expand(text: str, tokens: dict[str, str], where: str) -> str:
+    """Replace tokens (`%d`) and variables (`${NAME}`), as OpenSSH does. Raises UsageError."""
+
+    def replace(match: re.Match[str]) -> str:
+        token, variable = match.groups()
+        found = os.environ.get(variable) if variable is not None else tokens.get(token)
+        if found is None:
+            raise UsageError(f"{where}: {match[0]} in {text!r} is not known here", "Write the path out.")
+        return found
+
+    return _TOKEN.sub(replace, text)
+
+
+def _from_paramiko(alias: str, path: Path) -> HostConfig:
+    status = path.stat()
+    try:
+        found = _parse(path, status.st_mtime_ns, status.st_size).lookup(alias)
+    except (paramiko.SSHException, ImportError, KeyError) as error:
+        raise UsageError(f"{path}: {error}", "Install OpenSSH's client: the farm asks it.") from error
+    _require_no_proxy_command(alias, path, found.get("proxycommand", "none"))
     try:
         port = int(found["port"]) if "port" in found else None
     except ValueError as error:
@@ -63,17 +159,34 @@ def find_host(alias: str, path: Path) -> HostConfig:
         tuple(Path(text).expanduser() for text in found.get("identityfile", ())),
         found.get("identitiesonly", "no").lower() == "yes",
         _find_agent(found.get("identityagent", "")),
-        () if jump.lower() == "none" else tuple(part.strip() for part in jump.split(",")),
+        _split_jumps(found.get("proxyjump", "")),
     )
 
 
+def _require_no_proxy_command(alias: str, path: Path, command: str) -> None:
+    if command.lower() not in ("", "none"):
+        raise UsageError(
+            f"{path} has a ProxyCommand for {alias}, which the farm does not run", "ProxyJump says the same for most."
+        )
+
+
+def _split_jumps(text: str) -> tuple[str, ...]:
+    return () if text.lower() in ("", "none") else tuple(part.strip() for part in text.split(","))
+
+
 def split_jump(text: str) -> tuple[str, str, int | None]:
-    """User, host and port of `[user@]host[:port]`; "" and None where it does not say. Raises UsageError."""
-    user, _, where = text.removeprefix("ssh://").rpartition("@")
-    host, colon, port = where.rpartition(":") if where.count(":") == 1 else (where.strip("[]"), "", "")
-    if not host or (colon and not port.isdecimal()):
-        raise UsageError(f"ProxyJump {text!r} is not [user@]host[:port]")
-    return user, host, int(port) if port else None
+    """User, host and port of `[user@]host[:port]`, an IPv6 address in brackets; "" and None where it does not say.
+
+    Raises UsageError.
+    """
+    plain = text.removeprefix("ssh://").rstrip("/")
+    # An IPv6 address alone has no port.
+    match = _JUMP.fullmatch(re.sub(r"(^|@)([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[\w:.%]*)$", r"\1[\2]", plain))
+    if match is None:
+        raise UsageError(
+            f"ProxyJump {text!r} is not [user@]host[:port]", "An IPv6 address is in brackets: [fe80::1]:22."
+        )
+    return match["user"] or "", match["bracketed"] or match["plain"], int(match["port"]) if match["port"] else None
 
 
 def name_login() -> str:
@@ -96,14 +209,6 @@ def _find_agent(named: str) -> str:
     if named and named != "SSH_AUTH_SOCK":
         return str(Path(os.path.expandvars(named)).expanduser())
     return os.environ.get("SSH_AUTH_SOCK", "")
-
-
-def _read(path: Path) -> paramiko.SSHConfig | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return _parse(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Sequence
@@ -72,11 +74,40 @@ def _ask_agent(path: str) -> list[paramiko.PKey]:
 
 
 def _read_public(path: Path) -> bytes:
-    """The public half that lies beside a private key; empty where there is none."""
+    """The public half that a file is, or that lies beside a private key; empty where there is none."""
+    for each in (path.expanduser(), path.expanduser().with_name(f"{path.name}.pub")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = each.read_bytes()[:_MAX_BYTES]
+            if _is_public(text):
+                return base64.b64decode(text.split()[1])
+    return b""
+
+
+def needs_agent(path: Path) -> bool:
+    """Whether only an agent can sign with the key in `path`: its public half, or one on a hardware token."""
     try:
-        return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return b""
+        with path.expanduser().open("rb") as file:
+            text = file.read(_MAX_BYTES)
+    except OSError:
+        return False
+    return _is_public(text) or bool(_find_token_type(text))
+
+
+def _is_public(text: bytes) -> bool:
+    return text.startswith((b"ssh-", b"ecdsa-", b"sk-"))
+
+
+def _find_token_type(text: bytes) -> str:
+    """The type of a private key on a hardware token, which its file says in clear; else empty."""
+    lines = text.replace(b"\r", b"").strip().split(b"\n")
+    if not lines[0].startswith(b"-----BEGIN OPENSSH PRIVATE KEY"):
+        return ""
+    try:
+        data = base64.b64decode(b"".join(lines[1:-1]))
+    except ValueError:
+        return ""
+    match = re.search(rb"sk-(?:ssh|ecdsa)-[a-z0-9-]+@openssh\.com", data)
+    return match[0].decode() if match else ""
 
 
 def load_user_key(path: Path) -> paramiko.PKey:
@@ -90,6 +121,12 @@ def load_user_key(path: Path) -> paramiko.PKey:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"the SSH key {path} is not a file")
+            text = file.read(_MAX_BYTES)
+            if _is_public(text):
+                raise UsageError(
+                    f"{path} is the public half of a key, and no agent holds the private half",
+                    f"Load it into the agent: ssh-add FILE. Or name the file without .pub, as {path.with_suffix('')}.",
+                )
             if status.st_mode & 0o077:
                 raise UsageError(
                     f"the SSH key {path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
@@ -97,12 +134,16 @@ def load_user_key(path: Path) -> paramiko.PKey:
                 )
             if status.st_uid not in {os.geteuid(), 0}:
                 raise UsageError(f"the SSH key {path} belongs to another user (uid {status.st_uid})")
-            text = file.read(_MAX_BYTES)
     except OSError as error:
         raise UsageError(
             f"the SSH key {path} cannot be read: {error.strerror}",
             "Make one with ssh-keygen -t ed25519 -N '' -f FILE, and give the board its .pub with ssh-copy-id.",
         ) from error
+    if kind := _find_token_type(text):
+        raise UsageError(
+            f"the SSH key {path} is on a hardware token ({kind}), and no agent holds it",
+            f"The agent can use it: ssh-add {path}. Or give the farm a key of its own in a file.",
+        )
     try:
         return paramiko.PKey.from_path(path)
     except paramiko.PasswordRequiredException:
@@ -111,8 +152,7 @@ def load_user_key(path: Path) -> paramiko.PKey:
         # cryptography says of an encrypted key that no password was given.
         if "password" in str(error).lower() or b"ENCRYPTED" in text:
             raise _encrypted(path) from None
-        hint = "This is the public half; name the file without .pub." if text.startswith((b"ssh-", b"ecdsa-")) else ""
-        raise UsageError(f"{path} holds no private SSH key that can be used here: {error}", hint) from None
+        raise UsageError(f"{path} holds no private SSH key that can be used here: {error}") from None
 
 
 def _encrypted(path: Path) -> UsageError:

@@ -13,6 +13,9 @@ LOOPBACK = "127.0.0.1"
 _LAST_PORT = 65535
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
 _LONGEST_NAME = 253
+# The characters that a shell or another program would read as its own.
+_NO_USER = re.compile(r"^-|['`\";&<>|(){}]|\s-|\\$")
+_LONGEST_USER = 255
 
 
 def parse_address(text: str) -> str:
@@ -24,6 +27,13 @@ def parse_address(text: str) -> str:
             raise ValueError(f"{text!r} is no IP address; user and port have variables of their own") from None
     elif not _HOST_NAME.fullmatch(text) or len(text) > _LONGEST_NAME:
         raise ValueError(f"{text!r} is no host name; user and port have variables of their own")
+    return text
+
+
+def parse_user(text: str) -> str:
+    """The user as it was written. Raises ValueError for what OpenSSH's client takes for no user (`valid_ruser`)."""
+    if not 0 < len(text) <= _LONGEST_USER or not text.isprintable() or _NO_USER.search(text):
+        raise ValueError(f"{text!r} is no user name")
     return text
 
 

@@ -11,7 +11,7 @@ import pydantic
 from device_agent.protocol.hardware import Text
 from farm import foreign
 from farm.errors import UsageError
-from farm.inventory import document_lines, documents, fleet_ranges
+from farm.inventory import document_lines, documents, fleet_addresses, fleet_ranges
 from farm.inventory.power_commands import PowerCommands
 
 
@@ -65,7 +65,7 @@ class Variables(documents.StrictModel):
     transport: Literal["ssh", "direct", "virtual"] | None = None
     address: Text | None = None
     port: Annotated[str, pydantic.BeforeValidator(_port_text, json_schema_input_type=int | str)] | None = None
-    user: Annotated[str, pydantic.Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
+    user: Annotated[str, pydantic.AfterValidator(fleet_addresses.parse_user)] | None = None
     key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_path_text)] | None = None
     # As `ssh-keygen -lf` prints it.
     host_key: Annotated[str, pydantic.Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")] | None = None

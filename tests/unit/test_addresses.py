@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import pathlib
+import shutil
 
 import pytest
 
 from farm.connectivity.addresses import to_ssh_address
+from farm.connectivity.ssh_config import split_jump
 from farm.errors import UsageError
 from farm.values import Ssh
 
@@ -66,7 +70,9 @@ Host odd
 """
 
 
-def test_what_is_left_open_openssh_s_configuration_says(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_open_openssh_s_configuration_says(
+    reader: str, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Address, user, port, keys and the hosts on the way; what the registration says goes before it."""
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     (home / ".ssh/config").write_text(CONFIG)
@@ -81,9 +87,131 @@ def test_what_is_left_open_openssh_s_configuration_says(home: pathlib.Path, monk
     assert to_ssh_address(Ssh("elsewhere", "")).endpoint == ""
 
 
-@pytest.mark.parametrize(("host", "said"), [("ring", "circle"), ("odd", "ProxyCommand")])
-def test_what_is_not_taken_over_is_refused(home: pathlib.Path, host: str, said: str) -> None:
+@pytest.fixture(params=["openssh", "own reader"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> str:
+    """With OpenSSH's client, and on a machine that has none."""
+    if request.param == "openssh":
+        assert shutil.which("ssh"), "OpenSSH's client is not installed"
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    return str(request.param)
+
+
+@pytest.mark.parametrize(("host", "said"), [("ring", "circle|loop"), ("odd", "ProxyCommand")])
+def test_what_is_not_taken_over_is_refused(reader: str, home: pathlib.Path, host: str, said: str) -> None:
     """A way that leads back to itself, and programs that OpenSSH would run."""
     (home / ".ssh/config").write_text(CONFIG)
     with pytest.raises(UsageError, match=said):
         to_ssh_address(Ssh(host, "u"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Match exec {touch}",
+        "  match !EXEC={touch}",
+        "Match host nano-*,tx2 exec {touch}",
+        'M"atch" e"x"ec {touch}',
+        "Match final exec {touch}",
+    ],
+)
+@pytest.mark.parametrize("included", [False, True])
+def test_no_program_of_a_configuration_runs(
+    reader: str, home: pathlib.Path, tmp_path: pathlib.Path, line: str, included: bool
+) -> None:
+    """`Match exec`, however it is written, is refused with its file and line before anything reads the file."""
+    ran = tmp_path / "ran"
+    program = f'"touch {ran}"'
+    said = "config:1: Include" if included and reader == "own reader" else ":3: `Match exec` runs a program"
+    path = home / ".ssh/config"
+    if included:
+        path.write_text(f"Include {tmp_path}/*.conf\n")
+        path = tmp_path / "more.conf"
+    path.write_text(f"# lab\nUser pi\n{line.format(touch=program)}\n Port 2200\n")
+    with pytest.raises(UsageError, match=said):
+        to_ssh_address(Ssh("nano-01", ""))
+    assert not ran.exists()
+
+
+def test_openssh_reads_its_configuration(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Include, criteria, tokens, variables and IPv6 hosts on the way are as OpenSSH has them."""
+    monkeypatch.setenv("LAB", "rack 1")
+    (home / "more").write_text("Host nano-*\n HostName %h.lab\n Port 2022\n")
+    (home / ".ssh/config").write_text(
+        f"Include {home}/more\n"
+        "Match originalhost nano-01 user jane\n IdentityFile %d/keys/%%-%r@%h-%n-${LAB}\n"
+        "Match user nobody\n Port 9\n"
+        "Host nano-*\n User pi\n ProxyJump keeper@[fe80::1]:2200,[fe80::2]\n CanonicalizeHostname yes\n"
+    )
+    address = to_ssh_address(Ssh("nano-01", "jane"))
+    assert (address.endpoint, address.port, address.user) == ("nano-01.lab", 2022, "jane")
+    assert address.key_file == home / "keys/%-jane@nano-01.lab-nano-01-rack 1"
+    assert [(each.user, each.host, each.port) for each in address.jumps] == [
+        ("keeper", "fe80::1", 2200),
+        (getpass.getuser(), "fe80::2", 22),
+    ]
+    other = to_ssh_address(Ssh("nano-02", ""))
+    assert (other.user, other.key_file) == ("pi", home / ".ssh/id_ed25519")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Include more", "Include is read only by OpenSSH's own client"),
+        ("Match localnetwork 10.0.0.0/8", "`Match localnetwork`"),
+        ("Match user jane", "`Match user`"),
+        ("Match host nano-* tagged lab", "`Match tagged`"),
+        ("CanonicalizeHostname yes", "CanonicalizeHostname"),
+        ("IdentityFile ~/.ssh/%r", "tokens or variables"),
+        ("IdentityFile ${LAB}/key", "tokens or variables"),
+        ("HostName %n.lab", "tokens"),
+    ],
+)
+def test_without_openssh_what_only_it_reads_is_refused(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    """The farm's own reader takes no line that it would read in another way than OpenSSH."""
+    monkeypatch.setenv("PATH", str(home / "nothing"))
+    (home / ".ssh/config").write_text(f"Match all\n Port 2022\n{line}\n")
+    with pytest.raises(UsageError, match=f"config:3: .*{said}"):
+        to_ssh_address(Ssh("nano-01", ""))
+
+
+def test_a_configuration_that_openssh_refuses(home: pathlib.Path) -> None:
+    """The error has OpenSSH's own words, with the line."""
+    (home / ".ssh/config").write_text("Host a\n Prot 22\n")
+    with pytest.raises(UsageError, match="line 2: Bad configuration option: prot"):
+        to_ssh_address(Ssh("a", ""))
+
+
+def test_a_client_that_is_not_openssh_s_is_not_asked(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `ssh` is another program the farm reads the file itself."""
+    program = home / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho \"Unknown argument '-G'\nUsage: ssh [options] host\" >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    (home / ".ssh/config").write_text("Host a\n Port 2022\n")
+    assert to_ssh_address(Ssh("a", "")).port == 2022
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("gate", ("", "gate", None)),
+        ("jane.doe@gate:2200", ("jane.doe", "gate", 2200)),
+        ("ssh://k@[fe80::1]:2200", ("k", "fe80::1", 2200)),
+        ("[10.0.0.1]:23", ("", "10.0.0.1", 23)),
+        ("k@fe80::1", ("k", "fe80::1", None)),
+    ],
+)
+def test_a_host_on_the_way(text: str, parts: tuple[str, str, int | None]) -> None:
+    """User, host and port as OpenSSH writes them, IPv6 addresses with and without brackets."""
+    assert split_jump(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "k@", "gate:ssh", "[fe80::1", "gate:22:23", "[]"])
+def test_a_host_on_the_way_that_is_none(text: str) -> None:
+    """What is no host is refused."""
+    with pytest.raises(UsageError, match=r"is not \[user@\]host\[:port\]"):
+        split_jump(text)
