@@ -215,7 +215,8 @@ def _close_down(store: Path) -> int:
         with contextlib.closing(sqlite3.connect(store, timeout=1.0, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE").fetchone()
             row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'leases'").fetchone()
-            return int(row[0]) if row else 0
+            # A counter that is used up must not outlive the store that it spoilt; boards report the tokens they know.
+            return int(row[0]) if row and soundness.is_token(row[0]) else 0
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise TransientError(

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 NOTHING = "–"
+# The year 5138: beyond, strftime and localtime fail on some systems.
+_LATEST_S = 1e11
 
 DURATION_EXAMPLES = "90s, 10m, 1.5h"
 
@@ -106,9 +108,14 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
+def to_local_time(at: float) -> time.struct_time:
+    """A moment since the epoch in this place; one that no calendar has becomes the epoch."""
+    return time.localtime(at if 0 <= at <= _LATEST_S else 0.0)
+
+
 def format_minute(at: float) -> str:
     """A moment since the epoch as a date and a time of this place."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return time.strftime("%Y-%m-%d %H:%M", to_local_time(at))
 
 
 def format_point(key: str, common: Iterable[str] = ()) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from device_agent.protocol import Status
-from farm.store import database, schema
+from farm.store import database, objects, schema
 from farm.store.making import APPEND_ONLY
 from farm.values import Health
 
@@ -19,6 +21,16 @@ from farm.values import Health
 _BUSY_TIMEOUT_S = 30.0
 # A damaged file has more errors than anybody reads.
 MOST_PROBLEMS = 20
+# A disk reads 5 MB/s at the least; what takes longer computes without end.
+_LEAST_S, _BYTES_PER_S = 60.0, 5e6
+_STEPS_PER_LOOK = 100_000
+# Dates in seconds since 1970, until the year 5138: a greater one no calendar shows.
+_LATEST_S = 1e11
+# No other number of a farm comes near, FLOP included; JSON and boards' counters hold whole numbers up to 2^53.
+_MOST_FLOAT, _MOST_INTEGER = 1e18, 2**53
+# The deepest document of a farm has ten levels; Python's reader calls itself at each.
+_MOST_NESTED = 50
+_LONGEST_IDENTITY = 64
 # What SQLite may hold in a column of ours; a whole number is a fine float.
 _TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (sa.JSON, ("text",)),
@@ -84,9 +96,12 @@ def _find_missing_on_server(connection: sa.Connection) -> Iterator[str]:
         known = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := sorted({column.name for column in table.c} - known):
             yield f"the table {table.name} has no {', '.join(missing)}"
-    triggers = connection.scalars(sa.text("SELECT tgname FROM pg_trigger WHERE tgenabled = 'O' AND NOT tgisinternal"))
-    for name in sorted(_TRIGGERS - set(triggers)):
+    query = "SELECT tgname FROM pg_trigger WHERE tgenabled = 'O' AND NOT tgisinternal"
+    triggers = set(connection.scalars(sa.text(query)))
+    for name in sorted(_TRIGGERS - triggers):
         yield f"the trigger {name} is missing or switched off"
+    for name in sorted(triggers - _TRIGGERS):
+        yield f"the trigger {name} is none of a farm's"
 
 
 def _find_impossible_on_server(connection: sa.Connection) -> Iterator[str]:
@@ -99,24 +114,40 @@ def _find_impossible_on_server(connection: sa.Connection) -> Iterator[str]:
             elif (table.name, column.name) in _WORDS:
                 wrong = column.not_in(_WORDS[table.name, column.name])
             elif isinstance(column.type, sa.Float):
-                wrong = sa.func.abs(column) >= float("inf")  # what is no number counts as greater than all
+                wrong = ~column.between(*_find_bounds(column))  # what is no number counts as greater than all
+            elif isinstance(column.type, sa.Integer) and not isinstance(column.type, sa.Boolean):
+                wrong = ~column.between(-_MOST_INTEGER, _MOST_INTEGER)
             if wrong is None:
                 continue
             count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(wrong))
             if count:
                 yield f"{table.name}.{column.name} cannot be right in {count} rows"
+    identities = connection.scalar(sa.select(sa.func.count()).select_from(schema.identity))
+    if identities != 1:
+        yield f"it has {identities} identities where a store has one"
 
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     uri = f"{path.absolute().as_uri()}?mode=ro"
+    limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
+    deadline = time.monotonic() + limit_s
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
         # What is no UTF-8 is looked at here, not refused by the driver.
         connection.text_factory = bytes
-        yield connection
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
+        try:
+            yield connection
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                raise sqlite3.OperationalError(f"it was not read within {limit_s:.0f} s") from error
+            raise
 
 
 def _find_damage(connection: sqlite3.Connection) -> list[str]:
+    if foreign := objects.find_foreign(connection):
+        return foreign[:MOST_PROBLEMS]
     try:
         said = _ask_integrity(connection)
     except UnicodeDecodeError:  # in SQLite's own words about what it met
@@ -134,11 +165,16 @@ def _ask_integrity(connection: sqlite3.Connection) -> list[str]:
 
 def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
     for table in schema.metadata.sorted_tables:
-        there = {row[1].decode() for row in connection.execute(f'PRAGMA table_info("{table.name}")')}
+        there = dict(objects.columns_of(connection, table.name))
+        known = {column.name for column in table.c}
         if not there:
             yield f"the table {table.name} is missing"
-        elif missing := sorted({column.name for column in table.c} - there):
+        elif missing := sorted(known - there.keys()):
             yield f"the table {table.name} has no {', '.join(missing)}"
+        elif foreign := sorted(name for name, is_plain in there.items() if not is_plain and name not in known):
+            yield f"the table {table.name} has columns that are none of a farm's: {', '.join(foreign)}"
+    for name in objects.find_missing_indexes(connection):
+        yield f"the index {name} is missing"
     triggers = {row[0].decode() for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
     for name in sorted(_TRIGGERS - triggers):
         yield f"the trigger {name} is missing"
@@ -160,8 +196,57 @@ def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
                 words = ", ".join(f"'{word}'" for word in _WORDS[table.name, column.name])
                 wrong += f" OR {name} NOT IN ({words})"
             elif isinstance(column.type, sa.Float):
-                wrong += f" OR abs({name}) >= 9e999"  # how SQLite writes what is infinite
+                wrong += f" OR {name} NOT BETWEEN {' AND '.join(map(repr, _find_bounds(column)))}"
+            elif isinstance(column.type, sa.Integer) and not isinstance(column.type, sa.Boolean):
+                wrong += f" OR {name} NOT BETWEEN {-_MOST_INTEGER} AND {_MOST_INTEGER}"
             query = f'SELECT count(*), min(rowid) FROM "{table.name}" WHERE {name} IS NOT NULL AND ({wrong})'  # noqa: S608
             count, first = connection.execute(query).fetchone()
             if count:
                 yield f"{table.name}.{column.name} cannot be right in {count} rows, the first of them {first}"
+            elif isinstance(column.type, sa.JSON):
+                yield from _find_too_deep(connection, table.name, column.name)
+    (identities, longest) = connection.execute("SELECT count(*), max(length(id)) FROM identity").fetchone()
+    if identities != 1 or not 0 < longest <= _LONGEST_IDENTITY:
+        yield f"it has {identities} identities where a store has one"
+    for (token,) in connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'leases'"):
+        if not is_token(token):
+            yield "its counter of leases is used up"
+
+
+def is_token(value: object) -> bool:
+    """Whether a lease's number can be one: a counter that is used up gives no lease any more."""
+    return isinstance(value, int) and 0 <= value < _MOST_INTEGER
+
+
+def _find_bounds(column: sa.Column[Any]) -> tuple[float, float]:
+    """Between which figures a number lies that a farm writes."""
+    is_date = column.name.endswith(("_at", "state_since", "health_since")) or column.name in ("at", "since", "until")
+    return (0.0, _LATEST_S) if is_date else (-_MOST_FLOAT, _MOST_FLOAT)
+
+
+def _find_too_deep(connection: sqlite3.Connection, table: str, column: str) -> Iterator[str]:
+    """JSON that Python could not read for its depth; only what has so many brackets is read."""
+    opened = f"""length("{column}") - length(replace(replace("{column}", '{{', ''), '[', ''))"""
+    query = f'SELECT rowid, "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL AND {opened} > {_MOST_NESTED}'  # noqa: S608
+    deep = [row for row, text in connection.execute(query) if not _is_flat(text)]
+    if deep:
+        yield f"{table}.{column} is nested too deep in {len(deep)} rows, the first of them {deep[0]}"
+
+
+def _is_flat(text: bytes) -> bool:
+    depth = 0
+    try:
+        level: list[Any] = [json.loads(text)]
+    except RecursionError:
+        return False
+    while level:
+        depth += 1
+        if depth > _MOST_NESTED:
+            return False
+        level = [
+            each
+            for value in level
+            if isinstance(value, dict | list)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+    return True

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from farm import units
 from farm.crew import board_core, queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.report.record_choice import require_workload
@@ -167,7 +168,7 @@ def _draw_golden(calibration: Any) -> list[tuple[str, Any]]:
 
 def say_time(at: float) -> str:
     """A tick of an axis of time."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return time.strftime("%H:%M:%S", units.to_local_time(at))
 
 
 def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -163,11 +163,11 @@ def _moment(at: float | None) -> str:
         return units.NOTHING
     ago = time.time() - at
     form = "%H:%M:%S" if ago < 12 * 3600 else "%b %d %H:%M" if ago < 300 * 86400 else "%Y-%m-%d"
-    return time.strftime(form, time.localtime(at))
+    return time.strftime(form, units.to_local_time(at))
 
 
 def _stamp(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at))
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", units.to_local_time(at))
 
 
 def _age(at: float | None) -> str | markupsafe.Markup:

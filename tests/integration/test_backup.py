@@ -18,7 +18,7 @@ from farm.campaign.engine.state import engine_lock
 from farm.connectivity.services_state import services_lock
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import machine_lock
-from farm.store import Store
+from farm.store import Store, soundness
 from farm.values import Board
 from tests import later_schema
 from tests.unit import artifacts, test_campaign_artifacts
@@ -228,6 +228,24 @@ def spoil(path: pathlib.Path, how: str) -> None:
         ("UPDATE boards SET labels = '{'", PermanentError),
         ("UPDATE boards SET added_at = 'yesterday'", PermanentError),
         ("UPDATE boards SET added_at = 9e999", PermanentError),
+        ("UPDATE boards SET state_since = 1e300", PermanentError),
+        ("UPDATE events SET id = 4611686018427387904", PermanentError),
+        (
+            "UPDATE boards SET labels = '{\"a\": ' || replace(hex(zeroblob(495)), '0', '[') || "
+            "replace(hex(zeroblob(495)), '0', ']') || '}'",
+            PermanentError,
+        ),
+        ("INSERT INTO identity VALUES ('another')", PermanentError),
+        ("INSERT INTO sqlite_sequence VALUES ('leases', 9223372036854775807)", PermanentError),
+        (
+            "CREATE VIEW extra AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT * FROM n",
+            PermanentError,
+        ),
+        ("ALTER TABLE events ADD COLUMN more AS (length(zeroblob(1000000))) VIRTUAL", PermanentError),
+        ("CREATE TRIGGER more AFTER INSERT ON events BEGIN DELETE FROM boards; END", PermanentError),
+        ("CREATE INDEX more ON events (length(zeroblob(1000000)))", PermanentError),
+        ("DROP INDEX ix_trials_wrong", PermanentError),
+        ("CREATE TABLE more (x CHECK (x > 0))", PermanentError),
         ("INSERT INTO leases VALUES (9, 'nobody', 'me', 'test', 1, 1, 1, 'c', 1, '', '', 1, '')", PermanentError),
     ],
 )
@@ -291,3 +309,24 @@ def test_the_check_names_rows_that_no_farm_wrote(home: pathlib.Path) -> None:
     """Table, column and the first row are named; a store that others may read is a finding."""
     spoil(home / "farm.db", "UPDATE events SET at = 'noon'")
     assert backup.check(home) == ["events.at cannot be right in 1 rows, the first of them 1"]
+
+
+def test_what_a_store_computes_without_end_has_a_deadline(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a file that others made ends, whatever it has SQLite compute."""
+    monkeypatch.setattr(soundness, "_LEAST_S", 0.1)
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n"
+    with (
+        pytest.raises(sqlite3.OperationalError, match="not read within"),
+        soundness._reading(home / "farm.db") as connection,
+    ):
+        connection.execute(endless)
+
+
+def test_a_counter_that_is_used_up_does_not_outlive_its_store(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A good backup put back over a store whose leases' counter is at its end gives leases again."""
+    backup.back_up(home, tmp_path / "copy")
+    spoil(home / "farm.db", "INSERT INTO sqlite_sequence VALUES ('leases', 9223372036854775807)")
+    assert backup.check(home) == ["its counter of leases is used up"]
+    backup.put_back(home, tmp_path / "copy")
+    with Store(home / "farm.db") as store:
+        assert store.acquire_lease("b", "me", "test").token == 1
