@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.manifest import FLOAT32, Artifact, Manifest, open_artifact
 from farm.artifacts.places import require_place
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
@@ -17,8 +16,11 @@ from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
-from farm.store import Store
 from farm.units import format_bytes
+
+if TYPE_CHECKING:
+    from farm.artifacts.manifest import Artifact, Manifest
+    from farm.store import Store
 
 LOCAL = "local"
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
@@ -129,6 +131,7 @@ def verify(
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.brought import bring_again
+    from farm.artifacts.manifest import open_artifact
     from farm.artifacts.runtime.inputs import InputError, read_arrays
 
     artifact = open_artifact(folder)
@@ -190,6 +193,7 @@ def package(
     ] = None,
 ) -> output.Document:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
+    from farm.artifacts.manifest import open_artifact
     from farm.artifacts.package import explain_name, write_package
 
     farm_settings.load().share_linker_cache()
@@ -274,6 +278,8 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
 
 
 def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
+    from farm.artifacts.manifest import FLOAT32
+
     manifest = artifact.manifest
     yield {"artifact": str(artifact.folder), **manifest.model_dump(mode="json")}
     tables.print_table(

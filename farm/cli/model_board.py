@@ -9,7 +9,6 @@ import typer
 
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
-from farm.artifacts.manifest import open_artifact
 from farm.artifacts.places import is_artifact, require_room
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
@@ -38,6 +37,7 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
     """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.deploy import deploy_here, deploy_over_ssh
+    from farm.artifacts.manifest import open_artifact
     from farm.artifacts.package import explain_name
     from farm.cli.board_remote import fetch_transport
     from farm.connectivity.addresses import to_ssh_address
@@ -103,6 +103,7 @@ def run(
     Exit code 1 where `farm model verify` found its outputs wrong.
     """
     from farm.artifacts import checking, on_board, running
+    from farm.artifacts.manifest import open_artifact
     from farm.points.requests import parse_point
 
     if out is not None:
@@ -206,6 +207,7 @@ def _say_sent(size: int, sent: int | None) -> str:
 def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
     from farm.artifacts.bench import Subject
     from farm.artifacts.brought import bring, bring_again
+    from farm.artifacts.manifest import open_artifact
 
     if is_artifact(Path(text)):
         artifact = open_artifact(Path(text))

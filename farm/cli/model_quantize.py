@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from farm.artifacts import calibration as calibrations
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 
@@ -39,6 +38,7 @@ def quantize(
         raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
     source, inputs = options.read_model(model, shape, batch)
     # Imported here: ONNX Runtime's tools take a second that wrong usage should not wait for.
+    from farm.artifacts import calibration as calibrations
     from farm.models import quantise
 
     given = calibrations.read_calibration(calibration, inputs, examples)

@@ -13,12 +13,12 @@ from farm.cli import output
 from farm.errors import UnavailableError, UsageError
 from farm.inventory import fleet_addresses
 from farm.settings import Settings
-from farm.store import Store
 from farm.values import Ssh
 
 if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
     from farm.models.source import ModelSource
+    from farm.store import Store
 
 Json = output.Json
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
@@ -94,6 +94,9 @@ def require_float(source: ModelSource, weights: str) -> None:
 
 def open_store(settings: Settings | None = None) -> Store:
     """The farm's store. Raises UsageError for a location that cannot be one, UnavailableError."""
+    # Imported here: the database takes a tenth of a second that commands without it should not wait for.
+    from farm.store import Store
+
     return Store((settings or farm_settings.load()).store_location)
 
 

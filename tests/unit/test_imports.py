@@ -121,6 +121,11 @@ def test_who_lists_campaigns_loads_no_compiler() -> None:
     assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & load("make_app('campaign', 'list')")
 
 
+def test_who_looks_into_a_model_loads_no_store() -> None:
+    """`farm model show` needs no database, and no documents of artifacts."""
+    assert not {"sqlalchemy", "farm.artifacts.manifest", "matplotlib", "ray", "tvm"} & load("make_app('model', 'show')")
+
+
 def test_who_serves_no_page_loads_no_server() -> None:
     """Starting and ending the page's process, its address and its token need nothing of what serves it."""
     commands = [("up",), ("down",), ("web", "url"), ("web", "token")]
