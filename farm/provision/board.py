@@ -120,9 +120,9 @@ class Provisioner:
         shell, layout = self._connect()
         files = render_files(layout, self.target.options)
         survey = self._check(shell, layout, files)
-        if self._job.dry_run:
-            return self._tell_plan(self._step("bundle", lambda: self._plan_bundle(survey, layout, files)))
         bundle, plan = self._step("bundle", lambda: self._find_bundle(survey, layout, files))
+        if bundle is None or self._job.dry_run:
+            return self._tell_plan(plan)
         key = bundle.manifest.key
         try:
             self._install(shell, layout, bundle, plan)
@@ -186,21 +186,15 @@ class Provisioner:
 
         return self._timed("check", work)
 
-    def _plan_bundle(
-        self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]
-    ) -> tuple[ProvisioningPlan, StepStatus, str]:
-        """What would be done, without making a bundle: that fetches its parts."""
-        bundle = self._job.bundles.find(survey.arch, choose_pythons(survey))
-        plan = plan_steps(survey, layout, bundle, files)
-        if bundle is None:
-            return plan, StepStatus.WOULD, "make one (about 45 MB, or 75 MB with a Python) of parts that are fetched"
-        return plan, StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
-
     def _find_bundle(
         self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]
-    ) -> tuple[tuple[Bundle, ProvisioningPlan], StepStatus, str]:
-        bundle = self._job.bundles.require(survey.arch, choose_pythons(survey))
+    ) -> tuple[tuple[Bundle | None, ProvisioningPlan], StepStatus, str]:
+        """The bundle, and what is left to do. A dry run makes none: that fetches its parts."""
+        look = self._job.bundles.find if self._job.dry_run else self._job.bundles.require
+        bundle = look(survey.arch, choose_pythons(survey))
         plan = plan_steps(survey, layout, bundle, files)
+        if bundle is None:
+            return (None, plan), StepStatus.WOULD, "make one of about 45 MB, or 75 MB with a Python"
         return (bundle, plan), StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
 
     def _install(self, shell: BoardShell, layout: Layout, bundle: Bundle, plan: ProvisioningPlan) -> None:
@@ -372,10 +366,7 @@ class Provisioner:
 
     def _tell_plan(self, plan: ProvisioningPlan) -> ProvisioningOutcome:
         for name in ("folder", "send", "python", "install", "user", "services", "switch", "start", "finish"):
-            if name in plan.needed:
-                self._note_step(name, StepStatus.WOULD, "")
-            else:
-                self._note_step(name, StepStatus.ALREADY, "")
+            self._note_step(name, StepStatus.WOULD if name in plan.needed else StepStatus.ALREADY, "")
         return ProvisioningOutcome.PLANNED
 
     def _change(self, plan: ProvisioningPlan, name: str, work: Callable[[], str]) -> None:
