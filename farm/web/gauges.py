@@ -24,7 +24,11 @@ _AT_START, _MOST = 2000, 1200
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a board showed after one trial; what it cannot read is None or missing. Clocks are in Hz by their domain."""
+    """What a board showed of one trial; what it cannot read is None or missing.
+
+    `clocks_hz` by domain: a clock that was held, or the CPU's upper limit in force. What is read of other clocks before
+    and after a run is an idle board's.
+    """
 
     at: float
     point: str
@@ -71,10 +75,9 @@ def read_outcome(row: Mapping[str, Any]) -> Reading | None:
     if not seen:
         return None
     temperatures = _numbers(seen.get("temperature_c"))
-    clocks = {"gpu": seen.get("gpu_freq_hz"), "memory": seen.get("memory_freq_hz")}
-    cores = _numbers(seen.get("cpu_freq_hz"))
-    if cores:
-        clocks["cpu"] = max(cores)
+    held = outcome.get("point") or {}
+    clocks = {"gpu": held.get("gpu_freq_hz"), "memory": held.get("memory_freq_hz")}
+    clocks["cpu"] = max(_numbers(held.get("cpu_freq_hz")) or _numbers(seen.get("cpu_max_hz")), default=None)
     total = ((outcome.get("power") or {}).get("total") or {}).get("power_w")
     return Reading(
         float(row["recorded_at"]),

@@ -7,11 +7,13 @@ import functools
 import shlex
 import time
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from device_agent.protocol import format_mhz
 from farm import units
 from farm.crew import board_core, queue_place
 from farm.crew.board_calibration import fetch_calibration
@@ -139,18 +141,19 @@ def show_board(request: Request, name: str) -> HTMLResponse:
 
 def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
     """Clocks, power and temperature of the last hour, each where the board can tell it."""
-    lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {"Clocks": [], "Power": [], "Temperature": []}
+    titles = ("Clocks in runs", "Power", "Temperature")
+    lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {title: [] for title in titles}
     for domain in ("cpu", "gpu", "memory"):
         found = [(each.at, each.clocks_hz[domain] / 1e6) for each in readings if domain in each.clocks_hz]
         if len(found) > 1:
-            lines["Clocks"].append((domain, found))
+            lines["Clocks in runs"].append((domain, found))
     for title, values in (
         ("Power", [(each.at, each.power_w) for each in readings if each.power_w is not None]),
         ("Temperature", [(each.at, each.temperature_c) for each in readings if each.temperature_c is not None]),
     ):
         if len(values) > 1:
             lines[title].append((title.lower(), values))
-    units_of = {"Clocks": "MHz", "Power": "W", "Temperature": "°C"}
+    units_of = {"Clocks in runs": "MHz", "Power": "W", "Temperature": "°C"}
     charts = []
     for title, drawn in lines.items():
         if drawn:
@@ -172,14 +175,29 @@ def say_time(at: float) -> str:
 
 
 def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What a board says of itself, short things first; nothing is hidden, only folded."""
-    flat: list[tuple[str, Any]] = []
-    for key, value in board["description"].items():
-        if isinstance(value, str | int | float) or value is None:
-            flat.append((key, value))
-        elif value:
-            flat.append((key, f"{len(value)} entries" if len(str(value)) > 300 else str(value)))
-    return flat
+    """A board's description in words: units for bytes, lists with commas, tables by their size."""
+    said = ((key, _say_fact(key, value)) for key, value in board["description"].items())
+    return [(key.removesuffix("_bytes").removesuffix("_hz"), text) for key, text in said if text]
+
+
+def _say_fact(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key.endswith("_bytes") and isinstance(value, int):
+        return units.format_bytes(value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    if key.endswith("_range_hz") and isinstance(value, Mapping):
+        ranges = {tuple(each) for each in value.values() if isinstance(each, Sequence) and len(each) == 2}
+        return ", ".join(f"{format_mhz(low)} to {format_mhz(high)} MHz" for low, high in sorted(ranges))
+    if isinstance(value, Mapping):
+        if all(isinstance(each, str | int | float) for each in value.values()):
+            return ", ".join(f"{name} {each}" for name, each in value.items())
+        return f"{len(value)} part{'s' * (len(value) > 1)}"
+    if isinstance(value, Sequence):
+        is_flat = all(isinstance(each, str | int | float) for each in value)
+        return ", ".join(map(str, value)) if is_flat else f"{len(value)} entries"
+    return ""
 
 
 @router.post("/boards/{name}/orders")

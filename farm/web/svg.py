@@ -5,7 +5,9 @@ they follow light, dark and print; every text in them is escaped.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ _LEAST_TIME = 1e9
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
 # Where energies differ by more than this, only factors tell them apart.
 _LOG_FROM = 4.0
+# Of the median distance between values: a longer one is a time without data.
+_GAP = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,16 +131,35 @@ def draw_steps(
 def draw_lines(
     series: Sequence[tuple[str, Sequence[tuple[float, float]]]], y_title: str, label: str, say_x: Callable[[float], str]
 ) -> Markup:
-    """Values over time."""
+    """Values over time. A line ends where nothing came for much longer than usual, and goes on with the next value."""
     height = 170.0
     points = [point for _, line in series for point in line]
     x = span_axis([at for at, _ in points], _LEFT, WIDTH - _RIGHT)
     y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8)
     parts = list(frame(x, y, "", y_title, say_x))
     for index, (name, line) in enumerate(series):
-        path = "L".join(f"{x.place(at)} {y.place(value)}" for at, value in line)
-        parts.append(f'<path class="line s{index % _SERIES}" d="M{path}"><title>{text(name)}</title></path>')
+        runs = split_at_gaps(line)
+        path = "".join("M" + "L".join(f"{x.place(at)} {y.place(value)}" for at, value in run) for run in runs)
+        parts.append(f'<path class="line s{index % _SERIES}" d="{path}"><title>{text(name)}</title></path>')
+        # A path of one place draws nothing.
+        parts += [
+            f'<circle class="s{index % _SERIES}" cx="{x.place(run[0][0])}" cy="{y.place(run[0][1])}" r="2"/>'
+            for run in runs
+            if len(run) == 1
+        ]
     return picture(parts, height, label)
+
+
+def split_at_gaps(line: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """A line's values, parted where two are more than `_GAP` times the median distance and a minute apart."""
+    apart = [after[0] - before[0] for before, after in itertools.pairwise(line)]
+    longest_s = max(60.0, _GAP * statistics.median(apart)) if apart else 0.0
+    runs = [list(line[:1])]
+    for distance, value in zip(apart, line[1:], strict=True):
+        if distance > longest_s:
+            runs.append([])
+        runs[-1].append(value)
+    return runs
 
 
 def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:

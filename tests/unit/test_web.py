@@ -20,8 +20,9 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import documents, orders, tokens
+from farm.web import documents, orders, pages, svg, tokens
 from farm.web.access import Access, read_token
+from farm.web.gauges import read_outcome
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import WebPlace
 from tests import web_store
@@ -454,3 +455,46 @@ def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestCli
     assert who not in (home / tokens.FILE).read_text()
     assert (home / tokens.FILE).stat().st_mode & 0o077 == 0
     client.cookies.clear()
+
+
+def test_clocks_are_those_of_the_run() -> None:
+    """A held clock, or the CPU's limit in force; what an idle board reads after a run is no clock of the run."""
+    idle = {"cpu_freq_hz": {"0": 102_000_000}, "cpu_max_hz": {"0": 1_479_000_000}, "gpu_freq_hz": 76_800_000}
+    row = {"board": "b", "recorded_at": 1.0, "operating_point": "default", "outcome": {"after": idle}}
+    reading = read_outcome(row)
+    assert reading is not None
+    assert reading.clocks_hz == {"cpu": 1_479_000_000.0}
+    point = {"cpu_freq_hz": {"a57": 921_600_000}, "gpu_freq_hz": 460_800_000}
+    held = read_outcome({**row, "outcome": {"after": idle, "point": point}})
+    assert held is not None
+    assert held.clocks_hz == {"cpu": 921_600_000.0, "gpu": 460_800_000.0}
+
+
+def test_a_time_without_data_is_a_gap() -> None:
+    """A line ends before a distance five times the usual one; a value alone between two gaps is a dot."""
+    line = [(0.0, 1.0), (20.0, 2.0), (40.0, 1.0), (4000.0, 3.0), (8000.0, 2.0), (8020.0, 2.0)]
+    assert [len(run) for run in svg.split_at_gaps(line)] == [3, 1, 2]
+    drawn = str(svg.draw_lines([("power", line)], "W", "Power", str))
+    assert drawn.count("M") == 3
+    assert drawn.count("<circle") == 1
+
+
+def test_facts_of_a_board_are_words() -> None:
+    """Bytes have units, ranges their clocks, tables a size; nothing is shown as Python prints it."""
+    description = {
+        "memory_bytes": 4_166_118_400,
+        "cpu_freq_range_hz": {"0": [102_000_000, 1_479_000_000], "1": [102_000_000, 1_479_000_000]},
+        "engine_versions": {"relax_vm": "0.27.0.post1"},
+        "rails": ["POM_5V_IN", "POM_5V_GPU"],
+        "simulated": True,
+        "clocks": {"clusters": []},
+        "notes": [],
+    }
+    assert pages._list_facts({"description": description}) == [
+        ("memory", "4.17 GB"),
+        ("cpu_freq_range", "102 to 1479 MHz"),
+        ("engine_versions", "relax_vm 0.27.0.post1"),
+        ("rails", "POM_5V_IN, POM_5V_GPU"),
+        ("simulated", "yes"),
+        ("clocks", "1 part"),
+    ]
