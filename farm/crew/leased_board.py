@@ -48,11 +48,11 @@ def free_orphans(
         if lease is None or purpose not in (None, lease["purpose"]):
             continue
         found = _OWNER.search(lease["owner"])
-        # In a store that hosts share, another host's processes cannot be seen from here: their leases expire.
+        # Another host's or container's processes cannot be seen from here: their leases expire.
         if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
             continue
         try:
-            if store.force_release(name, name_owner(), f"its process {found.group(2)} is gone"):
+            if store.release_orphan(name, lease["token"], name_owner(), f"its process {found.group(2)} is gone"):
                 freed.append(name)
         except TransientError:  # the store is busy: at the next look
             continue

@@ -19,9 +19,12 @@ import psutil
 from farm import settings as farm_settings
 from farm.errors import MachineBusyError, UnavailableError
 from farm.store import Store
+from farm.store.clock import read_boot, read_namespace
 from farm.store.engines import name_engine
 
 _LOOK_S = 0.2
+# That of a host itself: PROC_PID_INIT_INO of Linux.
+_HOST_NAMESPACE = str(0xEFFFFFFC)
 
 
 class _Lock:
@@ -42,41 +45,54 @@ def name_user(otherwise: str = "unknown") -> str:
 
 
 def name_coordinator(home: Path | None = None) -> str:
-    """Which of the coordinators that share a store this is, by a name that no other has: `host:FARM_HOME`."""
-    return f"{socket.gethostname()}:{home or farm_settings.load().home_path}"
+    """Which of the coordinators that share a store this is: `host:FARM_HOME`, and in a container which one.
+
+    Containers may share both.
+    """
+    namespace = read_namespace()
+    container = "" if namespace == _HOST_NAMESPACE else f":{namespace}"
+    return f"{socket.gethostname()}:{home or farm_settings.load().home_path}{container}"
 
 
 def process_identity() -> dict[str, Any]:
-    """Which process this is, in a form that no later process shares."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+    """Which process this is, in a form that no other has: later ones, and those of other hosts and containers."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "created": psutil.Process().create_time(),
+        "boot": read_boot(),
+        "namespace": read_namespace(),
+    }
 
 
 def close_abandoned_campaigns(store: Store) -> None:
     """Note as `interrupted` what killed processes of this machine left as `running`."""
     for campaign in store.fetch_campaigns():
-        if campaign["state"] == "running" and _is_abandoned(campaign["settings"] or {}):
+        if campaign["state"] == "running" and is_gone((campaign["settings"] or {}).get("process")):
             store.finish_campaign(campaign["id"], "interrupted")
 
 
 def close_abandoned_sweeps(store: Store) -> list[int]:
     """The same for sweeps; returns those that it noted. To be called before sweeps are shown or resumed."""
-    return store.interrupt_sweeps(_is_abandoned)
-
-
-def _is_abandoned(settings: Mapping[str, Any]) -> bool:
-    """Whether the process that settings name (`process_identity`) was one of this machine and is no more."""
-    return is_gone(settings.get("process"))
+    return store.interrupt_sweeps(lambda settings: is_gone(settings.get("process")))
 
 
 def is_here(identity: Mapping[str, Any]) -> bool:
-    """Whether a process (`process_identity`) is, or was, one of this machine, going by the machine's name."""
-    return bool(identity["host"] == socket.gethostname())
+    """Whether a process (`process_identity`) is, or was, one that can be seen from here.
+
+    Its number says nothing on another host, after another start of the kernel, or in another container, whatever these
+    are called. Identities of earlier versions have the host's name alone.
+    """
+    ours = {"host": socket.gethostname(), "boot": read_boot(), "namespace": read_namespace()}
+    return all(identity.get(key, value) == value for key, value in ours.items())
 
 
 def is_gone(identity: Mapping[str, Any] | None) -> bool:
     """Whether a process (`process_identity`) was one of this machine and is no more; False for None."""
-    if not identity or not is_here(identity):
+    if not identity:
         return False
+    if not is_here(identity):
+        return _was_before_restart(identity)
     try:
         process = psutil.Process(identity["pid"])
         # Nobody waits for the children of some containers: what is left of a killed one works on nothing.
@@ -91,6 +107,12 @@ def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
     """
     living = store.fetch_living_engines()
     return lambda engine: is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living)
+
+
+def _was_before_restart(identity: Mapping[str, Any]) -> bool:
+    """Whether a process ran here before the machine was started anew. Of containers nobody can tell."""
+    host, namespaces = socket.gethostname(), {identity.get("namespace"), read_namespace()}
+    return identity["host"] == host and identity.get("boot") != read_boot() and namespaces == {_HOST_NAMESPACE}
 
 
 @contextlib.contextmanager

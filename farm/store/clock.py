@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import time
 from pathlib import Path
 
@@ -29,11 +30,26 @@ def read_clock() -> Instant:
     Every process of one kernel reads the same clock; another start of it is another clock, random(4). Raises
     UnavailableError where the kernel does not say which start it is.
     """
-    return Instant(_read_boot(), time.clock_gettime(time.CLOCK_BOOTTIME))
+    return Instant(read_boot(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 @functools.cache
-def _read_boot() -> str:
+def read_process_space() -> str:
+    """What tells this kernel's start and this container's processes from all others, as eight hexadecimal digits.
+
+    The number of a process means something within one alone: pid_namespaces(7). Raises UnavailableError.
+    """
+    return hashlib.sha256(f"{read_boot()} {read_namespace()}".encode()).hexdigest()[:8]
+
+
+def read_namespace() -> str:
+    """The number of the namespace of processes that this one is in: pid_namespaces(7)."""
+    return str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
+
+
+@functools.cache
+def read_boot() -> str:
+    """Which start of the kernel this is. Raises UnavailableError where it does not say."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError as error:

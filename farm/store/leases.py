@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.store import schema
+from farm.store.clock import read_process_space
 from farm.store.queue import QueueQueries
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
 from farm.store.ways import find_bar
@@ -73,7 +74,8 @@ class LeaseQueries(QueueQueries):
             if row["lease_token"] is not None:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
             expires_at = wall + ttl_s
-            nonce = secrets.token_hex(_NONCE_BYTES)
+            # Where it was taken, for `release_orphan`; then what is drawn.
+            nonce = read_process_space() + secrets.token_hex(_NONCE_BYTES)
             done = connection.execute(
                 schema.leases.insert().values(
                     board=board,
@@ -192,6 +194,19 @@ class LeaseQueries(QueueQueries):
                 return False
             held = f"the lease {row['lease_token']} of {row['lease_owner']} ({row['lease_purpose']})"
             self._end(connection, row, "lease_forced", f"ended {held}: {reason}", by)
+        return True
+
+    def release_orphan(self, board: str, token: int, by: str, reason: str) -> bool:
+        """End a lease whose process, of this machine and this container, is gone.
+
+        Returns False, with nothing changed, where the board has another lease by now, or that process was elsewhere:
+        the host's name and the process's number may be the same there.
+        """
+        with self._writing() as connection:
+            row = require_row(connection, board)
+            if row["lease_token"] != token or not row["lease_nonce"].startswith(read_process_space()):
+                return False
+            self._end(connection, row, "lease_forced", f"ended the lease {token} of {row['lease_owner']}: {reason}", by)
         return True
 
     def raise_token(self, greatest: int) -> None:

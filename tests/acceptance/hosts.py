@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from farm.processes.machine import name_coordinator
 from farm.store import Store
 from tests.acceptance.conftest import Home, new_home, wait_until
 from tests.integration.board_hosts import BoardHost
@@ -38,7 +39,7 @@ class Coordinator:
     @property
     def name(self) -> str:
         """What the farm calls it."""
-        return f"{socket.gethostname()}:{self.home.environment['FARM_HOME']}"
+        return name_coordinator(pathlib.Path(self.home.environment["FARM_HOME"]))
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from farm.services.take_over import TakeOver
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import Board, CampaignState
+from tests.integration.board_hosts import require_namespaces
 from tests.integration.test_engine_process import wait_until
 from tests.postgresql import Cluster
 from tests.unit.campaign_orders import make_order, submit
@@ -132,6 +133,53 @@ def test_an_engine_of_another_host_is_there_while_it_gives_signs(
         take_over.watch()
         assert (take_over._process is not None) is allowed
         take_over.close()
+
+
+_HOLDER = """
+import os, sys
+from farm.crew import leased_board
+from farm.processes.machine import process_identity
+from farm.settings import parse_store
+from farm.store import Store
+store = Store(parse_store(sys.argv[1]))
+store.acquire_lease("b", leased_board.name_owner(), "campaigns")
+me = process_identity()
+store.note_engine(me)
+store.take_campaign(1, me)
+store.note_campaign(1, "running", "", me)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: str, tmp_path: pathlib.Path) -> None:
+    """Its processes cannot be seen from here: its engine is there while it gives signs, and its lease holds."""
+    require_namespaces()
+    submit(store, make_order("c"))
+    store.save_board(Board("b", "local", simulated=False))
+    holder = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", _HOLDER, url],
+        env=os.environ | {"FARM_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout
+        assert int(holder.stdout.readline()) < 10, "it has a number of its own"
+        engine = store.fetch_fleet_campaign("c").engine
+        assert engine is not None
+        assert engine["host"] == process_identity()["host"]
+        assert control.close_abandoned(store) == []
+        # The number of no process of ours.
+        rows = {row["name"]: row for row in store.fetch_boards()}
+        rows["b"]["lease"]["owner"] = f"ann@{engine['host']} pid {2**22 + 1}"
+        assert leased_board.free_orphans(store, rows, ["b"], "campaigns") == []
+        store.note_engine(engine, ttl_s=0)
+        assert control.close_abandoned(store) == ["c"]
+    finally:
+        holder.kill()
+        holder.communicate(timeout=20)
 
 
 def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:

@@ -11,7 +11,7 @@ import tempfile
 import pytest
 
 from farm.errors import MachineBusyError, UnavailableError
-from farm.processes.machine import machine_lock
+from farm.processes.machine import is_gone, is_here, machine_lock, process_identity
 
 NAME = f"tvm-farm-{os.getuid()}.lock"
 
@@ -105,3 +105,16 @@ def test_another_farm_is_waited_for(shared: pathlib.Path) -> None:
     with machine_lock(30.0, end):
         pass
     assert [f"`farm tune resnet18` (pid {holder.pid})" in text for text in said] == [True]
+
+
+def test_a_process_is_known_by_more_than_its_hosts_name() -> None:
+    """One of this name in another container may live; of one before a restart of this machine nothing is left."""
+    me = process_identity()
+    nobody = {**me, "pid": 2**22 + 1}
+    assert is_here(me)
+    assert is_gone(nobody)
+    assert not is_gone({**nobody, "namespace": "1"})
+    assert not is_gone({**nobody, "namespace": "1", "boot": "another"})
+    on_host = {**me, "namespace": str(0xEFFFFFFC)}
+    assert is_gone({**on_host, "boot": "another"}) is (me["namespace"] == on_host["namespace"])
+    assert is_gone({key: nobody[key] for key in ("host", "pid", "created")}), "as earlier versions wrote it"

@@ -43,7 +43,7 @@ def find_engine(home: Path) -> EngineInfo | None:
         return None
     try:
         document = json.loads((home / _FILE).read_text())
-        return EngineInfo({"host": str(document["host"]), "pid": int(document["pid"]), "created": document["created"]})
+        return EngineInfo({**document, "pid": int(document["pid"]), "created": document["created"]})
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
