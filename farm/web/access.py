@@ -13,10 +13,10 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from farm import folders
 from farm.errors import UnavailableError
@@ -28,6 +28,9 @@ from farm.web.tokens import Person, Role
 COOKIE = "farm_session"
 TOKEN_FILE = "web.token"  # noqa: S105 - a file's name
 _BYTES = 24
+# RFC 9110, 7.2: a name or an address, in brackets where it has colons, and a port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
+_HOW = "Scripts send it: Authorization: Bearer TOKEN, as `farm web token` prints it. In a browser, sign in."
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # Nothing but our own files, no frame around us, no code or style within a page.
 HEADERS: Mapping[str, str] = {
@@ -69,7 +72,8 @@ class Access:
 
     def check_host(self, host: str) -> None:
         """Refuse a name that is not ours."""
-        name = urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+        match = _HOST.fullmatch(host)
+        name = (match[1] or match[2]).lower() if match else ""
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(name)
             return
@@ -94,11 +98,9 @@ class Access:
             if person is None:
                 raise Refused(401, "the token is wrong", "`farm web token` on the farm's machine prints it.")
         else:
-            self.check_origin(headers)
             if not cookie:
-                raise Refused(
-                    401, "changing anything needs the token", "Sign in, or send it: Authorization: Bearer TOKEN."
-                )
+                raise Refused(401, "changing anything needs the token", _HOW)
+            self.check_origin(headers)
             person = self.find_person(headers, cookie)
             if person is None:
                 raise Refused(401, "the token has changed since you signed in", "`farm web token` prints it.")
@@ -116,8 +118,9 @@ class Access:
         origin, host = headers.get("origin"), headers.get("host", "")
         site = headers.get("sec-fetch-site")
         ours = f"{'https' if self.secure else 'http'}://{host}"
-        # A browser says at least one of them with every POST; what says none is no browser, and has no cookie.
-        if (origin is not None and origin != ours) or site not in (None, "same-origin", "none") or not (origin or site):
+        if origin is None and site is None:  # a browser sends at least one of them with every POST
+            raise Refused(403, "a cookie counts only from a browser, which says what page it shows", _HOW)
+        if origin not in (None, ours) or site not in (None, "same-origin", "none"):
             raise Refused(403, "this came from a page of another site", "Send the token in a header instead.")
 
     def open_session(self, token: str) -> str:

@@ -23,7 +23,7 @@ from farm.errors import FarmError
 from farm.foreign import say_plainly
 from farm.settings import Settings
 from farm.version import __version__
-from farm.web import api, live, pages, work_pages
+from farm.web import api, api_page, live, pages, work_pages
 from farm.web.access import COOKIE, HEADERS, SAFE, Access
 from farm.web.live import Hub
 from farm.web.problems import MEDIA_TYPE, ProblemDetails, Refused, from_error
@@ -58,6 +58,7 @@ def make_app(settings: Settings, access: Access) -> FastAPI:
     app.include_router(api.router)
     app.include_router(pages.router)
     app.include_router(work_pages.router)
+    app.include_router(api_page.router)
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route(
         "/live", watch, response_class=EventSourceResponse, include_in_schema=False,
@@ -132,7 +133,7 @@ class Guard:
         await self._app(scope, receive, send_guarded)
 
     def _check(self, request: Request) -> None:
-        headers, cookie, path = request.headers, request.cookies.get(COOKIE, ""), request.url.path
+        headers, cookie, path = request.headers, request.cookies.get(COOKIE, ""), request.scope["path"]
         self._access.check_host(headers.get("host", ""))
         if len(request.scope["query_string"]) > _MOST_QUERY:
             raise Refused(414, f"what stands behind the ? is longer than {_MOST_QUERY} bytes")
@@ -198,8 +199,10 @@ def _say(error: dict[str, object]) -> str:
 
 
 def _answer(request: Request, problem: ProblemDetails) -> Response:
-    if request.url.path.startswith(api.PREFIX) or request.url.path == "/live":
-        return JSONResponse(problem.to_document(), problem.status, media_type=MEDIA_TYPE)
+    path: str = request.scope["path"]
+    if path.startswith(api.PREFIX) or path == "/live":
+        how = {"www-authenticate": "Bearer"} if problem.status == 401 else None
+        return JSONResponse(problem.to_document(), problem.status, headers=how, media_type=MEDIA_TYPE)
     if problem.status == 401 and request.method in SAFE:
         return RedirectResponse("/sign-in", 303)
     return pages.show(request, "problem.html", status=problem.status, problem=problem.to_document(), command="")

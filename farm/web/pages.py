@@ -51,9 +51,9 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
         may_reserve=person is not None and person.role.covers(Role.USER),
         may_change=functools.partial(orders.may_change, person),
         may_operate=person is not None and person.role.covers(Role.OPERATOR),
-        path=request.url.path,
+        path=request.scope["path"],
         query=dict(request.query_params),
-        here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        here=request.scope["path"] + (f"?{query}" if (query := request.scope["query_string"].decode()) else ""),
         **values,
     )
     return HTMLResponse(html, status)

@@ -21,14 +21,13 @@ from farm.errors import UnavailableError, UsageError
 from farm.settings import Settings
 from farm.web.access import Access, read_token
 from farm.web.app import make_app
+from farm.web.connections import MOST_CONNECTIONS, Connection
 from farm.web.running import FILE, LOCK
 
 # As for the tracker: a second farm on this machine finds room.
 _TRIES = 10
 # Requests under way are ended after this; updates are cut at once.
 _GRACE_S = 2
-# What may wait or stall at once, watching pages among it.
-_MOST_CONNECTIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,8 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
             access_log=False,
             ssl_certfile=place.cert,
             ssl_keyfile=place.key,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=MOST_CONNECTIONS,
+            http=Connection,
             timeout_graceful_shutdown=_GRACE_S,
             server_header=False,
             proxy_headers=False,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import logging
 import pathlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +135,42 @@ def test_what_a_server_answers_decides(server: Server, code: int, error: type[Fa
         send(WayDocument(webhook=server.url), NOTICE)
     assert "s3cret" not in str(caught.value)
     assert server.got == []
+
+
+@pytest.mark.parametrize(
+    ("secure", "begin"),
+    [
+        (False, b""),
+        (False, b"HTTP/1.1 200 OK\r\n"),
+        (False, b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n"),
+        (False, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"),
+        (True, b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc"),  # the head of a long ServerHello
+    ],
+)
+def test_a_deadline_holds_for_the_whole_exchange(secure: bool, begin: bytes) -> None:
+    """A server that drips its handshake, head or body, with or without closing afterwards, is left at the deadline."""
+    ended, gone = threading.Event(), threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with contextlib.suppress(OSError), client:
+            client.sendall(begin)
+            while not ended.wait(0.02):
+                client.sendall(b"X")
+        gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        url = f"http{'s' if secure else ''}://127.0.0.1:{listener.getsockname()[1]}/hook/s3cret"
+        try:
+            with pytest.raises(TransientError, match="does not answer") as caught:
+                send(WayDocument(webhook=url), NOTICE, 0.4)
+            assert "s3cret" not in str(caught.value)
+            assert gone.wait(10.0)  # our end was closed, not the server's
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_nobody_is_waited_for_longer_than_the_deadline(server: Server) -> None:

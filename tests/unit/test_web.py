@@ -113,7 +113,7 @@ def test_the_api_describes_itself(client: TestClient) -> None:
 
 
 PAGES = ("/", "/campaigns", f"/campaigns/{web_store.CAMPAIGN}", "/boards/nano-01", "/sweeps", "/sweeps/1?beside=2")
-PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in")
+PAGES += ("/records?simulated=true", "/records/re01eeeeeeeeeeee", "/artifacts", "/sign-in", "/docs")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -203,13 +203,14 @@ ORDER = f"/api/v1/campaigns/{web_store.CAMPAIGN}/pause"
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 403),
+        ({}, 401),
         ({"sec-fetch-site": "same-origin"}, 401),
         ({"authorization": "Bearer wrong"}, 401),
         ({"authorization": "Basic x"}, 401),
         ({"origin": "http://elsewhere.example", "cookie": "farm_session=x"}, 403),
         ({"origin": "http://localhost", "cookie": "farm_session=x"}, 401),
         ({"sec-fetch-site": "cross-site", "cookie": "farm_session=x"}, 403),
+        ({"cookie": "farm_session=x"}, 403),
         ({"host": "evil.example", "authorization": "Bearer TOKEN"}, 421),
     ],
 )
@@ -222,6 +223,32 @@ def test_nobody_changes_anything_without_the_token(
     assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
     with Store(home / "farm.db") as store:
         assert store.fetch_fleet_campaign(web_store.CAMPAIGN).wanted == "run"
+
+
+def test_a_script_without_the_token_is_told_what_to_send(client: TestClient) -> None:
+    """Curl's plain POST gets 401 with the header to send, and the API's page says which role an order takes."""
+    answer = client.post(ORDER)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert "Authorization: Bearer TOKEN, as `farm web token` prints it" in answer.json()["hint"]
+    signing = client.post("/sign-in", data={"token": "x"})
+    assert signing.status_code == 403
+    assert "another site" not in signing.text
+    page = client.get("/docs").text
+    assert "<code>POST /api/v1/campaigns/{name}/{order}</code>" in page
+    assert page.count('<th scope="row">') == sum(
+        len(methods) for methods in client.get("/api/v1/openapi.json").json()["paths"].values()
+    )
+    [order] = [row for row in page.split("<tr>") if "POST /api/v1/boards/{name}/{order}" in row]
+    assert "reason: string" in order
+    assert "operator" in order
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "]", "a[b]", "//", "localhost:x[", "[::1]x", "\\", "%5b"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/api/v1/boards", "/sign-in"])
+def test_a_host_that_cannot_be_is_refused(client: TestClient, host: str, method: str, path: str) -> None:
+    """A name in the Host header that is none of ours, or no name, is refused with 421."""
+    assert client.request(method, path, headers={"host": host}).status_code == 421
 
 
 def test_a_good_cookie_from_another_site_is_refused(home: pathlib.Path, client: TestClient) -> None:
