@@ -22,7 +22,7 @@ from farm.errors import UsageError
 from farm.inventory import core_figures, fleet_ranges
 from farm.inventory.fleet_addresses import require_new_end
 from farm.processes.machine import name_user
-from farm.store.standing import is_reserved_by, parse_transport
+from farm.store.standing import find_cause, is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
 _NOUN: dict[str, Any] = {
@@ -82,7 +82,7 @@ def list_boards() -> output.Document:
         )
     yield boards
     tables.print_table(
-        ("Name", "Type", "Simulated", "State", "Health", "Held by", "Labels", "Last seen"),
+        ("Name", "Type", "Simulated", "State", "Health", "Why", "Held by", "Labels", "Last seen"),
         [
             (
                 board["name"],
@@ -90,13 +90,14 @@ def list_boards() -> output.Document:
                 "yes" if board["simulated"] else "no",
                 board["state"],
                 board["health"],
+                "–" if (cause := find_cause(board)) is None else cause.why,
                 output.holder(board["lease"]),
                 ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
                 output.moment(board["seen_at"]),
             )
             for board in boards
         ],
-        left=(0, 1, 2, 3, 4, 5, 6, 7),
+        left=(0, 1, 2, 3, 4, 5, 6, 7, 8),
         spare=("Labels", "Last seen", "Simulated", "Held by"),
         empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
     )

@@ -18,7 +18,7 @@ from farm.connectivity.services_state import is_held
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import is_on_demand, require_kept
+from farm.store.standing import find_cause, is_on_demand, require_kept
 from farm.values import Health
 
 _LOOK_S = 0.25
@@ -67,7 +67,7 @@ def up(
     if web:
         _serve_page(settings)
     if wait_s:
-        _wait_probed(settings, services, wait_s)
+        _wait_probed(settings, wait_s)
     yield from _show(settings, services)
 
 
@@ -169,11 +169,10 @@ def _serve_page(settings: Settings) -> None:
     output.stderr.print(f"the farm's page: {running.start(settings)}")
 
 
-def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:
+def _wait_probed(settings: Settings, wait_s: float) -> None:
     """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
     deadline = time.monotonic() + wait_s
     while True:
-        ways = {board["name"]: board for board in services.fetch_status()["boards"]}
         with options.open_store(settings) as store:
             rows = list_in_service(store)
         waiting = [row for row in rows if row["health"] != Health.GOOD or row["state"] == "offline"]
@@ -181,7 +180,8 @@ def _wait_probed(settings: Settings, services: Services, wait_s: float) -> None:
             return
         if time.monotonic() > deadline:
             first = waiting[0]
-            why = ways.get(first["name"], {}).get("trouble") or f"{first['health']}: {first['health_reason']}"
+            cause = find_cause(first)
+            why = f"{cause.what}: {cause.why}" if cause else ""
             raise DeadlineError(
                 f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first['name']}: {why}",
                 "The services stay up and go on trying; `farm status` shows how far they are.",
@@ -222,6 +222,8 @@ def _show(settings: Settings, services: Services) -> output.Document:
     for board in status["boards"]:
         row = rows.get(board["name"], {})
         board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}
+        cause = find_cause(row) if row else None
+        board["why"] = "" if cause is None else cause.why
     yield {"running": True, **status}
     tracker = status["tracker"]
     lasted = _span(time.time() - status["started_at"])
@@ -246,7 +248,7 @@ def _show(settings: Settings, services: Services) -> output.Document:
                 output.holder(board["lease"]),
                 board["health"] or "–",
                 _probed(board["probe"]),
-                board["trouble"] or (board["health_reason"] if board["health"] != Health.GOOD else None) or "–",
+                board["why"] or board["trouble"] or "–",
             )
             for board in status["boards"]
         ],

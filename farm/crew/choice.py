@@ -15,7 +15,7 @@ from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
-from farm.store.standing import unknown_board
+from farm.store.standing import find_cause, unknown_board
 from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
@@ -192,11 +192,8 @@ def find_unfit(row: Mapping[str, Any] | None) -> str:
     """Why a board must not be worked on, whoever holds it; "" where it may."""
     if row is None:
         return "it was removed"
-    if row["state"] == State.OFFLINE:
-        return f"offline: {row['state_reason']}"
-    if row["health"] != Health.GOOD:
-        return f"{row['health']}: {row['health_reason']}"
-    return ""
+    cause = find_cause(row)
+    return "" if cause is None else f"{cause.what}: {cause.why}"
 
 
 def plan_target(board_type: BoardType, description: Mapping[str, Any], host_cores: int) -> TargetPlan:

@@ -352,6 +352,10 @@ class Keeper:
                 board.way.close()
                 self._boards.pop(board.name)
             if board.reachable == (row["state"] != State.OFFLINE):
+                why = Observation(Kind.LOST, board.trouble).text
+                if not board.reachable and row["state_reason"] != why:
+                    self._store.note_unreachable(board.name, why)
+                    row["state_reason"] = why
                 continue
             if board.reachable:
                 self._tell(board.name, Kind.BACK, "")

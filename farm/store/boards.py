@@ -256,6 +256,13 @@ class BoardQueries(Base):
         with self._writing() as connection:
             return {name: self._observe(connection, name, kind, by, decide) for name in names}
 
+    def note_unreachable(self, name: str, reason: str) -> None:
+        """Keep why a board that is offline cannot be reached now, which may be another reason than when it was lost."""
+        table = schema.boards
+        with self._writing() as connection:
+            mine = (table.c.name == name) & ~table.c.reachable
+            connection.execute(table.update().where(mine).values(state_reason=reason))
+
     def fetch_board_events(self, board: str | None = None) -> list[dict[str, Any]]:
         """What happened to a board, or to all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from farm.store import schema
 from farm.store.boards import BoardQueries
-from farm.store.standing import require_row
+from farm.store.standing import note_seen, require_row
 from farm.values import GoldenSample
 
 # Weeks of idle probes; what is older says nothing about the board of today.
@@ -28,6 +28,7 @@ class GoldenQueries(BoardQueries):
             require_row(connection, sample.board)
             values = dataclasses.asdict(sample) | {"at": sample.at or self._wall_clock()}
             connection.execute(table.insert().values(**values | {"samples_s": list(sample.samples_s)}))
+            note_seen(connection, [sample.board], float(values["at"]))
             same = (
                 (table.c.board == sample.board)
                 & (table.c.kernel == sample.kernel)

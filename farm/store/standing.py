@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +18,8 @@ _TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: k
 # What commands of the user's may do to a board's power.
 POWER_ACTIONS = ("off", "on", "cycle")
 _LEASE_PREFIX = "lease_"
+# Boards do several trials in a second; when they were last seen is written less often.
+_SEEN_STEP_S = 1.0
 _SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at", "kind")
 
 
@@ -129,6 +131,40 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
         shown["state_reason"] = f"the lease of {row['lease_owner']} expired"
         shown["state_since"] = row["lease_expires_at"]
     return shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """What keeps a board from being used (a state or a health), why, and since when (seconds since the epoch)."""
+
+    what: str
+    why: str
+    since: float
+
+
+def find_cause(row: Mapping[str, Any]) -> Cause | None:
+    """The one reason that every list and page shows for a board, by its row in the store; None where it can be used.
+
+    What an operator or the farm decided about the board counts before its connection, and that before a doubt.
+    """
+    health = Health(row["health"])
+    if health not in (Health.GOOD, Health.SUSPECT):
+        return _by_health(row)
+    if row["state"] == State.OFFLINE:
+        return Cause(str(row["state"]), str(row["state_reason"]), float(row.get("state_since") or 0.0))
+    return None if health is Health.GOOD else _by_health(row)
+
+
+def _by_health(row: Mapping[str, Any]) -> Cause:
+    return Cause(str(row["health"]), str(row["health_reason"]), float(row.get("health_since") or 0.0))
+
+
+def note_seen(connection: sa.Connection, names: Collection[str], at: float) -> None:
+    """Note that boards did something at a moment: a probe or a description is not the only sign of life."""
+    table = schema.boards
+    older = table.c.seen_at.is_(None) | (table.c.seen_at < at - _SEEN_STEP_S)
+    if names:
+        connection.execute(table.update().where(table.c.name.in_(names), older).values(seen_at=at))
 
 
 def to_document(transport: Transport) -> dict[str, Any]:

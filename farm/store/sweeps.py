@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from farm.errors import InternalError, TransientError, UsageError
 from farm.store import schema
 from farm.store.base import Base
+from farm.store.standing import note_seen
 
 RUNNING = "running"
 INTERRUPTED = "interrupted"
@@ -145,6 +146,7 @@ class SweepQueries(Base):
         Returns False where that visit is there already: a second delivery changes nothing. Raises InternalError where
         there is no such sweep.
         """
+        at = self._wall_clock()
         row = {
             "sweep": sweep,
             "variant": variant,
@@ -154,9 +156,10 @@ class SweepQueries(Base):
             "board": board,
             "measurement": dict(measurement),
             "outcome": dict(outcome),
-            "recorded_at": self._wall_clock(),
+            "recorded_at": at,
         }
         with self._writing() as connection:
+            note_seen(connection, [board], at)
             return self._insert_new(connection, schema.sweep_points, row)
 
     def fetch_sweep_points(self, sweep: int) -> list[dict[str, Any]]:

@@ -15,7 +15,11 @@ from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import schema
 from farm.store.base import Base
+from farm.store.standing import note_seen
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
+
+# Of a trial that failed by the board or the farm nobody knows whether the board did anything.
+_NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
 
 
 class TrialQueries(Base):
@@ -38,6 +42,8 @@ class TrialQueries(Base):
             for row, trial in zip(rows, trials, strict=True):
                 if not trial.board_type:
                     row["board_type"] = _require_type(connection, trial)
+            answered = {row["board"] for row in rows if row["board"] and row["fault_side"] not in _NO_SIGN}
+            note_seen(connection, answered, now)
             return self._insert_trials(connection, rows)
 
     def _insert_trials(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:

@@ -14,6 +14,7 @@ from farm import units
 from farm.crew.health import Kind
 from farm.report import campaign_rows
 from farm.store import Store
+from farm.store.standing import find_cause
 from farm.values import CampaignState, FleetCampaign, Health, State
 from farm.web import gauges
 from farm.web.gauges import Gauges
@@ -91,15 +92,8 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
     if lease and not held and fresh and reading is not None and reading.at >= lease["acquired_at"]:
         held = reading.point
     fault = known.faults.get(name)
-    healthy = board["health"] == Health.GOOD
-    # The reason that matters is that of what is wrong; of a good board at work, what it does stands under its holder.
-    why, since = (
-        (board["state_reason"], board["state_since"])
-        if healthy and board["state"] == State.OFFLINE
-        else ("", board["state_since"])
-        if healthy
-        else (board["health_reason"], board["health_since"])
-    )
+    # Of a good board at work, what it does stands under its holder.
+    cause = find_cause(board)
     return {
         "name": name,
         "board_type": board["board_type"],
@@ -107,8 +101,8 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
         "labels": board["labels"],
         "state": board["state"],
         "health": board["health"],
-        "why": why,
-        "since": since,
+        "why": "" if cause is None else cause.why,
+        "since": board["state_since"] if cause is None else cause.since,
         "lease": lease,
         "temperature_c": warm_c,
         "margin_c": margin_c,

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from device_agent.protocol import Outcome, Status
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, transition
 from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, golden, parse_transport
-from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Virtual
+from farm.store.standing import find_cause
+from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Trial, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import execute
 
@@ -317,3 +319,45 @@ def test_a_suspect_shows_its_newest_reason(store: Store) -> None:
     observe(store, Kind.QUARANTINE, "tx2-01")
     observe(store, Kind.PROBE_FAILED, "tx2-01")
     assert "by an operator" in store.require_board("tx2-01")["health_reason"]
+
+
+def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: Clocks) -> None:
+    """A trial, a visit of a sweep and a golden run count as a probe does; a trial that the board lost does not."""
+    number = store.start_campaign("farm tune", "m", "", "jetson-nano", 9, {})
+    row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
+    store.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+
+    def run(candidate: str, status: Status) -> float | None:
+        clocks.wall += 60
+        latency_s = (1e-3,) if status is Status.OK else ()
+        outcome = Outcome(status, latency_s=latency_s, board="nano-01")
+        store.add_trial(Trial(number, "w", candidate, DEFAULT_POINT, 1, outcome, "[]"))
+        seen_at: float | None = store.require_board("nano-01")["seen_at"]
+        return seen_at
+
+    assert run("a", Status.OK) == clocks.wall
+    assert run("b", Status.CRASHED) == clocks.wall
+    before = clocks.wall
+    assert run("c", Status.BOARD_LOST) == before
+
+
+def test_one_reason_keeps_a_board_from_being_used(store: Store) -> None:
+    """What was decided of a board counts before its connection, and that before a doubt; the reason is the newest."""
+    shown = store.require_board("nano-01")
+    good = shown | {"state": "idle", "health": "good"}
+    assert find_cause(good) is None
+    offline = good | {"state": "offline", "state_reason": "no route"}
+    for row, what, why in (
+        (offline, "offline", "no route"),
+        (offline | {"health": "suspect", "health_reason": "doubt"}, "offline", "no route"),
+        (good | {"health": "suspect", "health_reason": "doubt"}, "suspect", "doubt"),
+        (offline | {"health": "maintenance", "health_reason": "a new fan"}, "maintenance", "a new fan"),
+    ):
+        found = find_cause(row)
+        assert found is not None
+        assert (found.what, found.why) == (what, why)
+    store.note_unreachable("nano-01", "it cannot be reached: not while it can")
+    assert store.require_board("nano-01")["state_reason"] == shown["state_reason"]
+    observe(store, Kind.LOST)
+    store.note_unreachable("nano-01", "it cannot be reached: its key has changed")
+    assert store.require_board("nano-01")["state_reason"] == "it cannot be reached: its key has changed"

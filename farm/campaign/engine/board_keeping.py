@@ -18,11 +18,12 @@ from farm.campaign.engine.board_held import CrewBoard
 from farm.campaign.engine.board_queue import BoardsAsked, TrialQueue
 from farm.campaign.engine.host import HostBoard
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import find_unfit, plan_choice
+from farm.crew.choice import plan_choice
 from farm.crew.leased_board import free_orphans
 from farm.crew.site import find_trouble
 from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
 from farm.store import Store
+from farm.values import State
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.
 _LOOK_S = 0.5
@@ -120,7 +121,7 @@ class BoardKeeping:
         rows = {row["name"]: row for row in self._store.fetch_boards()}
         self._queue.look(list(rows.values()), self._yielding)
         self._note_asked_back()
-        offline = [held for held in self._held.values() if find_unfit(rows.get(held.name)).startswith("offline")]
+        offline = [held for held in self._held.values() if rows.get(held.name, {}).get("state") == State.OFFLINE]
         for held in list(self._held.values()):
             if reason := held.find_end(rows):
                 if held in offline and not held.over:
