@@ -16,7 +16,7 @@ from farm.campaign.engine import ray_calls
 
 # In a process of its own: a test session may have a Ray already.
 _PROGRAM = """
-import json, psutil
+import json, os, psutil, ray
 from farm.campaign.engine.ray_calls import ray_running
 with ray_running(1):
     found, words = [], []
@@ -26,15 +26,22 @@ with ray_running(1):
             found += [each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"]
         except psutil.Error:
             pass
-print(json.dumps([found, words]))
+    config = ray._private.worker.global_worker.core_worker.get_job_config()
+    folders = [os.getcwd(), *config.py_driver_sys_path]
+print(json.dumps([found, words, folders]))
 """
 
 
 @pytest.mark.core
-def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
-    """No process of Ray's has a port open on an address that another machine could reach; none is there for nothing."""
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=150, check=True)
-    found, words = json.loads(done.stdout.splitlines()[-1])
+def test_a_ray_of_our_own_listens_on_loopback_alone(tmp_path: pathlib.Path) -> None:
+    """No process of Ray's has a port open on an address that another machine could reach; none is there for nothing.
+    Its workers look for no modules in the folder of the command, which goes on there.
+    """
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True, cwd=tmp_path)
+    found, words, (folder, *workers) = json.loads(done.stdout.splitlines()[-1])
+    assert folder == str(tmp_path)
+    assert folder not in workers
     assert not [word for word in words if word.endswith(("log_monitor.py", "monitor.py", "dashboard.py"))]
     addresses = [ipaddress.ip_address(text) for text in found]
     assert addresses
