@@ -97,6 +97,7 @@ class Records:
             for record in sorted((r for r in theirs if r.board_type == relative.board_type), key=self._order):
                 yield RecordChoice(record, RecordFit.OTHER_TYPE)
 
-    def _order(self, record: Record) -> tuple[bool, bool, float]:
+    def _order(self, record: Record) -> tuple[bool, bool, bool, float]:
+        # An imported time is another farm's word: it comes after what was measured here, at whatever clocks.
         point = record.operating_point
-        return point != self._point, point != DEFAULT_POINT, record.median_s
+        return record.origin is not None, point != self._point, point != DEFAULT_POINT, record.median_s

@@ -129,3 +129,19 @@ def test_an_engine_that_a_fault_ended_is_followed_by_another(url: str) -> None:
         ):
             store.note_campaign(1, CampaignState.INTERRUPTED, reason)
             assert (store.fetch_left_campaigns(lambda _: False) == ["c"]) is is_left
+
+
+def test_a_run_begins_again_once_the_store_answers(url: str) -> None:
+    """The campaign is submitted again to the engine that had it, as often as the store fails."""
+    me, states = process_identity(), []
+    with Store(url) as store:
+
+        def run() -> None:
+            states.append(store.fetch_fleet_campaign("c").state)
+            assert store.take_campaign(1, me)
+            store.note_campaign(1, CampaignState.RUNNING, "", me)
+            if len(states) < 3:
+                raise StoreFaultError("the server is gone")
+
+        run_through_outages(run, store, me, lambda: False)
+    assert states == [CampaignState.SUBMITTED] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_of_other_points_the_usual_clocks_come_first() -> None:
         f"nano {DEFAULT_POINT}",
         RecordFit.OTHER_POINT,
     )
+
+
+def test_what_was_measured_here_comes_before_what_was_imported() -> None:
+    """Another farm's record at the very clocks serves only where there is none of our own for the type."""
+    imported = dataclasses.replace(record("nano", DEFAULT_POINT, 1e-9), origin={"store": "other"})
+    assert [name for name, _ in found([imported, record("nano", FAST, 2.0)])] == [
+        f"nano {FAST}",
+        f"nano {DEFAULT_POINT}",
+    ]
 
 
 def test_a_type_that_is_no_relative_is_left_alone() -> None:

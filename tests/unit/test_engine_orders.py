@@ -1,0 +1,42 @@
+"""What an engine hears of its campaigns from the store."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, cast
+
+import pytest
+
+from farm.campaign.engine.orders import CampaignOrders
+from farm.campaign.scheduler import values as v
+from farm.campaign.scheduler.state import FleetState
+from farm.errors import StoreFaultError
+from farm.settings import Settings
+from farm.store import Store
+from tests.unit.campaign_orders import make_order, submit
+
+
+class NoSearches:
+    """Takes plans and searches nothing."""
+
+    def open(self, plan: Any) -> None:
+        """Nothing is begun."""
+
+
+@pytest.mark.parametrize("engine", [{}, {"host": "elsewhere", "pid": 1, "created": 1.0}], ids=["left", "taken"])
+def test_an_engine_that_was_believed_gone_lets_go(tmp_path: pathlib.Path, engine: dict[str, Any]) -> None:
+    """It carries on with no campaign that others noted as left, or that another engine has."""
+    with Store(tmp_path / "farm.db") as store:
+        submit(store, make_order("c"))
+        searches = cast("Any", NoSearches())
+        orders = CampaignOrders(Settings(home=str(tmp_path)), store, searches, lambda task: [], lambda text: None)
+        state, verifying = FleetState(v.SchedulerSettings()), cast("Any", None)
+        [begun] = orders.poll(state, verifying)
+        assert isinstance(begun, v.CampaignAdded)
+        store.interrupt_campaigns(lambda _: True)
+        if engine:
+            store.want_campaign("c", "run", "op")
+            assert store.take_campaign(1, engine)
+        orders._look_at = 0.0
+        with pytest.raises(StoreFaultError, match="believed gone, and lost c"):
+            orders.poll(state, verifying)
