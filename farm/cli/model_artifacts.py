@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farm.store import Store
 
 LOCAL = "local"
+_MOST_LABELS = 16 << 20
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
 
@@ -250,12 +251,13 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
 def _read_labels(path: Path | None) -> bytes | None:
     if path is None:
         return None
+    from farm.artifacts.runtime.inputs import InputError, reading
+
     try:
-        return "\n".join(path.read_text(encoding="utf-8").splitlines()).encode() + b"\n"
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text") from error
+        with reading(path, "UTF-8 text", _MOST_LABELS) as file:
+            return "\n".join(file.read().decode().splitlines()).encode() + b"\n"
+    except InputError as error:
+        raise UsageError(str(error)) from error
 
 
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:

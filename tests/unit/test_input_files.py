@@ -15,6 +15,8 @@ from PIL import Image
 from farm.artifacts import running
 from farm.artifacts.runtime import images
 from farm.artifacts.runtime.inputs import InputError, read_arrays
+from farm.cli import model_artifacts
+from farm.errors import UsageError
 from farm.measure.arrays import pack_arrays, unpack_arrays
 
 
@@ -133,3 +135,12 @@ def test_images_are_refused_for_what_they_are(tmp_path: pathlib.Path) -> None:
     for name, reason in reasons.items():
         with pytest.raises(InputError, match=reason):
             images.read_image(tmp_path / name, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/dev/zero", "regular file"), ("/proc/self/exe", "not UTF-8 text|bytes")]
+)
+def test_names_of_classes_are_text(path: str, reason: str) -> None:
+    """A device or a program given with --classes is refused, and not read to its end."""
+    with pytest.raises(UsageError, match=reason):
+        model_artifacts._read_labels(pathlib.Path(path))
