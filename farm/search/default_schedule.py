@@ -38,7 +38,7 @@ class Default:
 
 def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
     """How the rule schedules the workload `entry` (MetaSchedule's); None where no family does."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     import tvm.s_tir.meta_schedule as ms
 
     context = traces.make_context(entry.mod, target)
@@ -64,7 +64,7 @@ def predict_seconds(workload: Workload) -> float | None:
 
     Nothing is scheduled for it: that of the best plan is told, though TVM may refuse that one (`find_default`).
     """
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     if not _is_canonical(workload):
         return None
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
@@ -78,7 +78,7 @@ def _is_canonical(workload: Workload) -> bool:
 
 def describe_default(workload: Workload) -> str:
     """Which family serves a workload where nothing was tuned, and which ones TVM refused, for people."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     import tvm.s_tir.meta_schedule as ms
 
     if not _is_canonical(workload):

@@ -55,6 +55,7 @@ def restore(text: str, entry: Any, target: Any) -> Any:
 
 def make_context(module: Any, target: Any) -> Any:
     """MetaSchedule's own rules and post-processors for a function."""
+    tvm_env.load_for(target)
     import tvm.s_tir.meta_schedule as ms
 
     return ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)

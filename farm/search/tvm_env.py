@@ -23,6 +23,7 @@ from typing import Any
 # arm_cpu for every Jetson. They cost 0.1 and 0.3 s; the package's own __init__ also builds cuda, rocm and hexagon,
 # which no CPU target asks for.
 _FAMILIES = ("x86", "arm_cpu")
+_BY_MACHINE = {"x86_64": ("x86",), "aarch64": ("arm_cpu",)}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 # What `_imported_quickly` changes for a while is the process's: one thread after the other.
 _LOADING = threading.RLock()
@@ -32,10 +33,23 @@ _LOADING = threading.RLock()
 def load() -> Any:
     """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
     tvm = load_compiler()
-    with _imported_quickly():
-        for family in _FAMILIES:
-            importlib.import_module(f"{_INTRINSICS}.{family}")
+    for family in _FAMILIES:
+        _load_intrinsics(family)
     return tvm
+
+
+def load_for(target: Any) -> None:
+    """Import the intrinsics alone that MetaSchedule's rules look up for a target. `load` has those of all."""
+    load_compiler()
+    machine = str(target.attrs.get("mtriple", "")).partition("-")[0]
+    for family in _BY_MACHINE.get(machine, _FAMILIES):
+        _load_intrinsics(family)
+
+
+@functools.cache
+def _load_intrinsics(family: str) -> None:
+    with _imported_quickly():
+        importlib.import_module(f"{_INTRINSICS}.{family}")
 
 
 @functools.cache

@@ -211,6 +211,26 @@ def test_the_compiler_is_loaded_whatever_the_environment_asks() -> None:
     subprocess.run(command, timeout=120, env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}, check=True)
 
 
+_DESCRIBE = """
+import sys
+from farm.campaign.survey import survey_model
+from farm.inventory.board_types import require_board_type
+from farm.models.inputs import read_inputs
+from farm.models.source import resolve_model
+from farm.search.default_schedule import describe_default
+source = resolve_model("mlp")
+workloads, _ = survey_model(source, read_inputs(source.load()), require_board_type("jetson-nano"))
+assert {describe_default(each) for each in workloads} == {"dense"}
+print(*(name for name in ("x86", "arm_cpu") if f"tvm.s_tir.tensor_intrin.{name}" in sys.modules))
+"""
+
+
+def test_a_default_schedule_loads_its_targets_intrinsics() -> None:
+    """Those of other processors take a quarter of a second that `farm model show` does not spend."""
+    done = subprocess.run([sys.executable, "-c", _DESCRIBE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.split(), done.stderr) == (["arm_cpu"], "")
+
+
 def test_a_hash_holds_target_and_pipeline(conv: Workload) -> None:
     """The same function for another CPU, or another graph pipeline, is another workload."""
     module = tvm.ir.load_json(conv.module_json)

@@ -94,7 +94,7 @@ def count_uses(function: Any) -> Mapping[Any, int]:
 
 def is_call(value: Any, operator: str) -> bool:
     """Whether an expression calls a Relax operator of this name."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     from tvm import relax
 
     return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator
@@ -128,7 +128,7 @@ def replace_buffer(
 
     What is read stands as `read` makes it.
     """
-    tvm_env.load()
+    tvm_env.load_compiler()
     import tvm_ffi
     from tvm import tirx
     from tvm.ir import Range
@@ -189,7 +189,7 @@ def chain(first: Any, second: Any) -> Any:
     Its arguments are those of both but for what lies between, its attributes the second's. Blocks have names of their
     own.
     """
-    tvm_env.load()
+    tvm_env.load_compiler()
     import tvm_ffi
     from tvm import s_tir, tirx
 
@@ -236,5 +236,5 @@ def _rename_blocks(body: Any, other: Any) -> Any:
 
 def schedule(function: Any) -> Any:
     """A schedule of a function of TIR, to read it by or to change it."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")

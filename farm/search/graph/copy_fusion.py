@@ -62,7 +62,7 @@ def _gains(function: Any) -> bool:
 
 def _merge(copying: Any, function: Any) -> Any | None:
     """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     schedule = bindings.schedule(bindings.chain(copying, function))
     names = facts.list_blocks(schedule)
     if len(set(names)) < len(names):

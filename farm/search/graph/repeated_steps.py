@@ -27,7 +27,7 @@ def repeat(
     They do to every buffer what the step `place(step)` did; to those of `wider` what their own step does, in the buffer
     that stands there for the old one. `zero`: one of these, and for which steps zeros are stored there.
     """
-    tvm_env.load()
+    tvm_env.load_compiler()
     import tvm_ffi
     from tvm import s_tir, tirx
     from tvm.ir import Range

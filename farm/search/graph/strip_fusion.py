@@ -144,7 +144,7 @@ def _read_step(function: Any) -> _Step | None:
 
 def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
     """Both, with the rows that so many rows of the step would read; None where TVM refuses."""
-    tvm = tvm_env.load()
+    tvm = tvm_env.load_compiler()
     pooled = isinstance(step.family, Pooled)
     read = (rows - 1) * step.stride + step.reach
     if step.pad is not None and not pooled:
