@@ -1,4 +1,4 @@
-"""Connections to the page's server: a deadline for each request's head, and a limit per address.
+"""Connections to the page's server: a limit per address, and a deadline for each request's head.
 
 Uvicorn has neither: connections that say nothing would take all places. A request's body has its deadline in `app`.
 """
@@ -6,7 +6,10 @@ Uvicorn has neither: connections that say nothing would take all places. A reque
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import socket
+import weakref
 from typing import Any
 
 import h11
@@ -16,6 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST_CONNECTIONS = 1000
 # One address never takes all places. A proxy and all who come by SSH are one address: loopback.
 MOST_OF_ADDRESS = MOST_CONNECTIONS // 2
+# Those in a TLS handshake among them, which uvicorn does not count: each takes a descriptor.
+MOST_ACCEPTED = 2 * MOST_CONNECTIONS
 # A browser sends a head at once; a slow link needs a second or two.
 HEAD_TIMEOUT_S = 10.0
 _REFUSAL = b"too many connections from this address\n"
@@ -25,22 +30,38 @@ _REFUSED = (
 )
 
 
+class Listener(socket.socket):
+    """A listening socket that refuses connections beyond an address's share, before a byte of them is read."""
+
+    speaks_tls = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._networks: weakref.WeakKeyDictionary[socket.socket, str] = weakref.WeakKeyDictionary()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """See `socket.accept`. Raises ConnectionAbortedError for one that was refused, which asyncio passes over."""
+        connection, address = super().accept()
+        network = find_network(address[0])
+        accepted = [each for sock, each in self._networks.items() if sock.fileno() >= 0]
+        if len(accepted) < MOST_ACCEPTED and accepted.count(network) < MOST_OF_ADDRESS:
+            self._networks[connection] = network
+            return connection, address
+        with contextlib.suppress(OSError), connection:
+            connection.setblocking(False)
+            if not self.speaks_tls:
+                connection.send(_REFUSED)
+        raise ConnectionAbortedError(f"too many connections from {network}")
+
+
 class Connection(H11Protocol):
     """One connection. It is closed where the head of a request is not whole after `HEAD_TIMEOUT_S`."""
 
-    network = ""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self.network = _find_network(self.client)
-        # All are of this class: `farm.web.serve` names it.
-        if sum(each.network == self.network for each in self.connections) > MOST_OF_ADDRESS:  # type: ignore[union-attr]
-            self.connections.discard(self)
-            transport.write(_REFUSED)
-            transport.close()
-            return
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -70,12 +91,12 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-def _find_network(client: tuple[str, int] | None) -> str:
+def find_network(text: str) -> str:
     """What counts as one address: of IPv6 a /64, which one machine has whole, and all of loopback."""
     try:
-        address: Any = ipaddress.ip_address(client[0] if client else "")
+        address: Any = ipaddress.ip_address(text)
     except ValueError:
-        return ""
+        return text
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_loopback:
         return "loopback"

@@ -18,10 +18,11 @@ import uvicorn
 
 from farm.connectivity.services_state import hold_lock, write_whole
 from farm.errors import UnavailableError, UsageError
+from farm.processes.listening import raise_descriptor_limit
 from farm.settings import Settings
 from farm.web.access import Access, read_token
 from farm.web.app import make_app
-from farm.web.connections import MOST_CONNECTIONS, Connection
+from farm.web.connections import MOST_CONNECTIONS, Connection, Listener
 from farm.web.running import FILE, LOCK
 
 # As for the tracker: a second farm on this machine finds room.
@@ -66,6 +67,7 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
     Raises UnavailableError where no port is free, or this FARM_HOME has a server already.
     """
     home = settings.home_path
+    raise_descriptor_limit()
     token = read_token(home)
     assert token  # made now, so that a disk that takes nothing is told of at once
     access = Access(home, private=place.is_private, secure=place.cert is not None, names=_list_names(place))
@@ -117,7 +119,8 @@ def _list_names(place: WebPlace) -> tuple[str, ...]:
 def _listen(place: WebPlace) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     for port in range(place.port, min(place.port + _TRIES, 65536)) if place.port else (0,):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = Listener(family, socket.SOCK_STREAM)
+        sock.speaks_tls = place.cert is not None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((place.host, port))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import uvicorn
 
 from farm.web import connections
-from farm.web.connections import Connection
+from farm.web.connections import Connection, Listener
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -26,11 +27,17 @@ async def answer(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callab
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[tuple[int, int]]:
+async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, int]]:
     """A server on both loopback addresses, as for two clients' addresses; their ports."""
     config = uvicorn.Config(answer, http=Connection, lifespan="off", log_level="critical", limit_concurrency=1000)
+    config.load()
+    config.ssl = context
     server = uvicorn.Server(config)
-    sockets = [socket.create_server(("127.0.0.1", 0)), socket.create_server(("::1", 0), family=socket.AF_INET6)]
+    sockets = [Listener(socket.AF_INET), Listener(socket.AF_INET6)]
+    for sock, address in zip(sockets, ("127.0.0.1", "::1"), strict=True):
+        sock.speaks_tls = context is not None
+        sock.bind((address, 0))
+        sock.listen()
     running = asyncio.create_task(server._serve(sockets))
     try:
         yield sockets[0].getsockname()[1], sockets[1].getsockname()[1]
@@ -86,7 +93,7 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_address_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its share an address is refused with 503 at once; others are served, and so is it once it lets go."""
     monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 20)
-    monkeypatch.setattr(connections, "_find_network", lambda client: client[0])
+    monkeypatch.setattr(connections, "find_network", lambda text: text)
 
     async def run() -> None:
         async with serving() as (port, other_port):
@@ -106,6 +113,28 @@ def test_one_address_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
 
 
+def test_silent_handshakes_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TLS an address has no more places for connections that begin no handshake, and all have a limit."""
+    monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 20)
+    monkeypatch.setattr(connections, "MOST_ACCEPTED", 30)
+
+    async def run() -> None:
+        async with serving(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as (port, _):
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            refused = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(refused[0].read(), 20) == b""
+            monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 100)
+            held += [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
+            refused = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(refused[0].read(), 20) == b""
+            for _, writer in held:
+                writer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
@@ -119,5 +148,5 @@ def test_one_address_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_is_one_address(one: str, other: str, same: bool) -> None:
     """Loopback is one address, and a /64 of IPv6, since one machine has as many of them as it likes."""
-    found = [connections._find_network((text, 1)) for text in (one, other)]
+    found = [connections.find_network(text) for text in (one, other)]
     assert (found[0] == found[1]) is same
