@@ -23,10 +23,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # other would take longer than one. `farm` itself sets it, too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Most tests are not about what virtual boards cost: this machine's code runs at once, emulated code after a second.
-# Those that are say so.
-os.environ.setdefault("FARM_VIRTUAL_CODE", "native")
-
 # What Zig makes on first use, ten seconds of a core, is the same for all tests: no home of theirs needs its own.
 os.environ.setdefault("FARM_ZIG_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "farm-test-zig"))
 

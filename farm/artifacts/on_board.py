@@ -86,10 +86,10 @@ def require_made_for(manifest: Manifest, name: str, description: Description) ->
     Code for another type's cores may end there by an instruction that they lack, and its figures hold for neither.
     """
     is_real = manifest.simulated and not description.simulated
-    if (description.architecture, description.board_type) == (
-        manifest.architecture,
-        manifest.board_type,
-    ) and not is_real:
+    # A virtual GPU's code is for the machine that simulates the board, whatever the board's processor is.
+    is_virtual_gpu = manifest.gpu is not None and manifest.simulated
+    is_for_it = is_virtual_gpu or description.architecture == manifest.architecture
+    if is_for_it and description.board_type == manifest.board_type and not is_real:
         return
     made = manifest.board_type + (", simulated" if manifest.simulated else "")
     kind = description.board_type + (", simulated" if description.simulated else "")

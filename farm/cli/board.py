@@ -71,7 +71,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the boa
 @app.command("list")
 @output.command
 def list_boards() -> output.Document:
-    """List the boards in the store: state, health, and who holds them since when."""
+    """List the boards. Each with state, health, and who holds it since when."""
     with options.open_store() as store:
         boards = store.fetch_boards()
     _note_age(boards)
@@ -106,7 +106,7 @@ def list_boards() -> output.Document:
 @app.command("types")
 @output.command
 def list_types() -> output.Document:
-    """List the board types: the farm's own, and those in the folder that FARM_BOARD_TYPES names."""
+    """List the board types. The farm's own, and those in the folder that FARM_BOARD_TYPES names."""
     from farm.cli import board_types
     from farm.inventory.board_types import load_board_types
 
@@ -228,7 +228,7 @@ def replace(
     ] = "",
     reason: Reason = "",
 ) -> None:
-    """Another machine takes a board's name and place: its host key is new, and nothing of the old one counts for it.
+    """Give a board's name to another machine. Its host key is new, and nothing of the old one counts for it.
 
     Trials and events of the old one stay, with an event between the two. A probe decides about the new one.
     """
@@ -264,7 +264,7 @@ _ORDERS = {
     Kind.DRAIN: "Give boards no new work, until `undrain`.",
     Kind.UNDRAIN: "Put drained boards back in service; a probe decides.",
     Kind.QUARANTINE: "Keep boards out of service until `clear`.",
-    Kind.CLEAR: "Trust boards again that were quarantined, unsafe or retired; a probe decides.",
+    Kind.CLEAR: "Trust boards again; a probe decides.",
     Kind.RETIRE: "Keep boards for their history only.",
 }
 
@@ -287,7 +287,7 @@ def release(
     force: Annotated[bool, typer.Option("--force", help="Revoke the current lease.")] = False,
     reason: Reason = "",
 ) -> None:
-    """Give back a board that you have reserved, or end another's lease by force; who did it and why is kept."""
+    """End a reservation or, by force, a lease. Who did it and why is kept."""
     with options.open_store() as store:
         board = store.require_board(name)
         lease = board["lease"]

@@ -20,7 +20,7 @@ def calibrate_model(
         Path, typer.Option("--out", metavar="DIR", help="Folder for the constants, a file for each core type.")
     ] = Path("core-types"),
 ) -> output.Document:
-    """Learn from certificates what a core can do, and write it as an inventory overlay.
+    """Fit a core type to certificates. Written as an inventory overlay.
 
     Figures of the core that are not what its type says, and the two constants of its model, fitted to what programs
     took. FARM_CORE_TYPES names the folder, for the farm and for the agents of virtual boards alike: predictions and

@@ -36,7 +36,7 @@ def certify(
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Check a board's hardware for a minute or two, harmlessly, and write a report that can be sent away.
+    """Check a board's hardware. Takes a minute or two, harms nothing, and writes a report that can be sent away.
 
     What `farm board doctor` checks, then clock tables, holding and letting go, speed against the clock, rails and
     power, what would tell of throttling, what the core can do, and what programs take beside what its model says.

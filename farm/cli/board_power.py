@@ -26,7 +26,7 @@ def power(
     force: Annotated[bool, typer.Option("--force", help="Revoke the lease of whoever holds the board.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the board's events.")] = "",
 ) -> None:
-    """Switch a board's power by the commands of its fleet file, run on this host.
+    """Switch a board's power. Runs the commands of its fleet file on this host.
 
     A board that is switched off gets no work, as with `drain`, until it is switched on again.
     """

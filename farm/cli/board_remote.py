@@ -60,7 +60,7 @@ def execute(
     accept_host_key: first_contact.Accept = None,
     json: options.Json = False,
 ) -> None:
-    """Run a command on boards over SSH; ends with its exit code, of several boards with the greatest.
+    """Run a command on boards over SSH. Ends with its exit code, of several boards with the greatest.
 
     One word after `--` is a line for the board's shell; several are a program and its arguments, passed as they are.
     """

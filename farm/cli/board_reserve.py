@@ -18,7 +18,7 @@ def reserve(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, which others see.")] = "",
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Time limit of waiting for the board.")] = "10m",
 ) -> output.Document:
-    """Reserve a board: nobody else's work gets it, and yours does, until the time is over or `farm board release`.
+    """Reserve a board. Only your work gets it until the time is over or `farm board release`.
 
     A campaign gives it up after the trial under way. Reserved again, it is yours for that time from now.
     """

@@ -22,7 +22,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
 ) -> output.Document:
-    """Show a board and what happened to it; or a board type with its clocks, sensors and power modes."""
+    """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
     from farm.crew import board_core
     from farm.crew.board_calibration import fetch_calibration, to_document
 

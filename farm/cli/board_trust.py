@@ -37,7 +37,7 @@ def trust(
         bool, typer.Option("--forget", help="Remove the pinned keys, for instance after a reinstallation.")
     ] = False,
 ) -> None:
-    """Confirm the host keys of boards reached over SSH: shows each fingerprint and asks, or takes the one given."""
+    """Confirm the host keys of boards. Shows each fingerprint and asks, or takes the one given."""
     if forget and fingerprint:
         raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
     settings = farm_settings.load()

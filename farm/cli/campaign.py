@@ -31,7 +31,7 @@ _LIMITS = {
 @app.command("plan")
 @output.command
 def plan(file: File) -> output.Document:
-    """Say what a campaign would do: workloads, boards, what records cover, trials, board-hours, time."""
+    """Say what a campaign would do. Workloads, boards, what records cover, trials, board-hours, time."""
     # Imported here: a tenth of a second that no other command should wait for.
     from farm.campaign.plan import to_document
     from farm.campaign.plan_kept import keep_plan

@@ -48,7 +48,7 @@ def list_campaigns() -> output.Document:
 
 @output.command
 def show(name: Name) -> output.Document:
-    """Show a campaign: its tasks, how far each is, its boards and winners."""
+    """Show a campaign. Its tasks, how far each is, its boards and winners."""
     with options.open_store_to_show() as store:
         campaign = store.fetch_fleet_campaign(name)
         document = make_document(store, name)
@@ -85,7 +85,7 @@ def report(
         typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./campaign-NAME."),
     ] = None,
 ) -> output.Document:
-    """Write a campaign's report: a page with its pictures and tables, as HTML and Markdown, and JSON. At any time."""
+    """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
     # Here, as it loads Matplotlib.
     from farm.report.campaign_page import write_campaign_report
 
@@ -100,7 +100,7 @@ def report(
 
 @output.command
 def pause(name: Name) -> output.Document:
-    """Stop a campaign for now: boards end what they measure and go to others. `resume` lets it go on."""
+    """Pause a campaign. Boards end what they measure and go to others. `resume` lets it go on."""
     yield from _change(name, "pause", CampaignState.PAUSED)
 
 

@@ -82,7 +82,7 @@ def attach(name: Name, json: options.Json = False) -> None:
 def resume(
     name: Name, detach: Detach = False, compile_to: ordered_packages.CompileTo = None, json: options.Json = False
 ) -> None:
-    """Let a campaign go on that was paused or interrupted: every trial that it made is kept, and none is made twice.
+    """Resume a paused or interrupted campaign. Every trial that it made is kept, and none is made twice.
 
     What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
     """
@@ -117,7 +117,7 @@ def clone(
     detach: Detach = False,
     json: options.Json = False,
 ) -> None:
-    """Carry out a campaign's order once more under another name, maybe with another budget. Needs no file."""
+    """Run a campaign again under another name. Maybe with another budget. Needs no file."""
     from farm.campaign.submit import clone as submit_clone
 
     changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)

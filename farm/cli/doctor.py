@@ -57,7 +57,7 @@ def board_doctor(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Boards, as `farm board list` names them.")],
     json: options.Json = False,
 ) -> None:
-    """Go through every hop to a board, from its address to a kernel run on it, and say what to do where one fails."""
+    """Check every hop to a board. From its address to a kernel run on it; says what to do where one fails."""
     _examine_boards(list(dict.fromkeys(names)), json)
 
 

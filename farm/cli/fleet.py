@@ -27,7 +27,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/h
 @app.command("check")
 @output.command
 def check(file: File) -> output.Document:
-    """Say what is wrong with a fleet file, or list the boards that it describes. Nothing is changed."""
+    """Check a fleet file. Says what is wrong, or lists the boards that it describes. Nothing is changed."""
     boards = read_fleet(file).boards
     yield {"file": str(file), "boards": [_board_document(board) for board in boards]}
     for board in boards:
@@ -43,7 +43,7 @@ def apply(
     prune: Annotated[bool, typer.Option("--prune", help="Also remove boards that the file does not name.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Make the farm's boards agree with a fleet file; what will be done is shown first."""
+    """Apply a fleet file. What will be done is shown first."""
     fleet = read_fleet(file)
     settings = farm_settings.load()
     # A dry run makes nothing, not even an empty store.

@@ -23,7 +23,7 @@ model_quantize.register(app)
 @app.command("zoo")
 @output.command
 def list_zoo() -> output.Document:
-    """List the models that come with the farm: real topologies, seeded random weights."""
+    """List the models of the farm. Real topologies, seeded random weights."""
     rows: list[dict[str, Any]] = [
         {
             "name": model.name,
@@ -65,7 +65,7 @@ def show(
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
 ) -> output.Document:
-    """Show what a model is made of, its workloads as `farm tune` would see them, and what TVM cannot import of it.
+    """Show what a model is made of. Its workloads as `farm tune` sees them, and what TVM cannot import of it.
 
     Exit code 2 where it cannot be imported.
     """

@@ -81,7 +81,7 @@ def compile_(
     batch: options.Batch = None,
     trust_model: options.TrustModel = False,
 ) -> output.Document:
-    """Compile a model for a board type with the best records there are: a folder with a library and its manifest."""
+    """Compile a model for a board type. With the best records there are, into a folder with library and manifest."""
     since = time.monotonic()
     from farm.artifacts import make
     from farm.artifacts.brought import bring

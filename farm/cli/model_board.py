@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 @output.command
 def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output.Document:
-    """Put a verified artifact on a board, as a Python package that the board's TVM runtime runs."""
+    """Put a verified artifact on a board. As a Python package that the board's TVM runtime runs."""
     from farm.artifacts import checking, on_board
     from farm.artifacts.deploy import deploy_here, deploy_over_ssh
     from farm.artifacts.manifest import open_artifact
@@ -98,7 +98,7 @@ def run(
     per_layer: PerLayer = False,
     wait: Wait = "60s",
 ) -> output.Document:
-    """Run an artifact on a board, on an input of yours: latency, energy, and for a classifier the best classes.
+    """Run an artifact on a board. On an input of yours: latency, energy, and for a classifier the best classes.
 
     Exit code 1 where `farm model verify` found its outputs wrong.
     """
@@ -155,7 +155,7 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for charts and figures.")] = None,
     wait: Wait = "60s",
 ) -> output.Document:
-    """Time models on a board beside ONNX Runtime and untuned code, in turns. Exit code 1 where outputs are wrong."""
+    """Time models beside ONNX Runtime. In turns on a board, with untuned code; exit code 1 where outputs are wrong."""
     from farm.artifacts import bench as benching
     from farm.artifacts import on_board
     from farm.points.requests import parse_point

@@ -31,7 +31,7 @@ def quantize(
     shape: options.Shapes = None,
     batch: options.Batch = None,
 ) -> output.Document:
-    """Write a model in 8 bits (QDQ, weights per channel); show how far its outputs are from the float model's."""
+    """Write a model in 8 bits. QDQ, weights per channel; shows how far its outputs are from the float model's."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder", "Give the name of a file.")
     if not out.absolute().parent.is_dir():

@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a c
 @app.command("list")
 @output.command
 def list_ways() -> output.Document:
-    """Show the ways of FARM_HOME/notices.yaml and what each hears of; never a URL's path, a header or an argument."""
+    """List notices. The routes of notices.yaml and what each is sent; never a URL's path, a header or an argument."""
     ways = _read(farm_settings.load().home_path)
     rows = [{"name": name, "way": way.shown, "classes": list(way.classes)} for name, way in ways.items()]
     yield rows

@@ -61,7 +61,7 @@ def provision(
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Number of boards at a time.")] = 8,
     accept_host_key: first_contact.Accept = None,
 ) -> output.Document:
-    """Install the agent on boards over SSH, or bring it up to date, and prove that it works. Safe to run again."""
+    """Install or update the agent on boards. Goes over SSH and proves that the agent works. Safe to run again."""
     settings = farm_settings.load()
     settings.share_linker_cache()
     targets = _find_targets(settings, names)

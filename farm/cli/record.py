@@ -51,7 +51,7 @@ def list_records(wanted: Filters) -> output.Document:
 @app.command("show")
 @output.command
 def show_record(workload: _Which) -> output.Document:
-    """Show all records of a workload: where they hold, how they were verified, where they are from."""
+    """Show all records of a workload. Where they hold, how they were verified, where they are from."""
     with options.open_store() as store:
         key, name = require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
@@ -80,7 +80,7 @@ def best_trials(
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
     simulated: filters.Simulated = False,
 ) -> output.Document:
-    """Show the fastest candidates of a workload, verified or not, at each place where it was measured."""
+    """Show a workload's fastest candidates. Verified or not, at each place where it was measured."""
     if not 1 <= top <= 1000:
         raise UsageError(f"--top must be between 1 and 1000, not {top}")
     kind = require_board_type(board_type).name if board_type else None

@@ -38,7 +38,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     wanted: Filters,
 ) -> output.Document:
-    """Write records as a MetaSchedule database that any TVM script applies, with all that another farm needs."""
+    """Write records as a MetaSchedule database. Any TVM script applies it, and another farm imports it."""
     with options.open_store() as store:
         records = wanted.fetch(store)
         if not records:
@@ -65,7 +65,7 @@ def import_(
     ] = "script",
     simulated: Annotated[bool, typer.Option("--simulated", help="Take them as results of virtual boards.")] = False,
 ) -> output.Document:
-    """Take in another farm's records, or the candidates of MetaSchedule's files: those count as unverified trials."""
+    """Import records of another farm. Or candidates of MetaSchedule's files, which count as unverified trials."""
     bundle = exchange.read_folder(folder)
     if bundle is not None:
         if board_type:

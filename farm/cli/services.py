@@ -118,7 +118,7 @@ def probe(
         str, typer.Option("--timeout", metavar="2m", help="Time limit for all of them together.")
     ] = "2m",
 ) -> output.Document:
-    """Run the golden kernel on boards now, and let the result decide about their health."""
+    """Probe boards now. The golden kernel's result decides about their health."""
     # A virtual board takes seconds to start, and a rack of them a minute.
     timeout_s = read_duration_s("--timeout", timeout)
     settings = farm_settings.load()

@@ -43,7 +43,7 @@ def check(
         bool, typer.Option("--remove", help="Remove workloads that are not what they say, with records and trials.")
     ] = False,
 ) -> output.Document:
-    """Look for damage: pages, indexes, tables, values that no farm writes, workloads that are not what they say.
+    """Check the store for damage. Pages, indexes, tables, values that no farm writes, workloads under wrong hashes.
 
     Exit code 1 where there is any.
     """
@@ -81,7 +81,7 @@ def _tell_progress(done: int, of: int) -> None:
 @app.command("upgrade")
 @output.command
 def upgrade() -> output.Document:
-    """Bring the store to this version's schema; everything on every host that uses it must have ended."""
+    """Upgrade the store to this version. Everything on every host that uses it must have ended."""
     location = farm_settings.load().store_location
     before = farm_backup.upgrade(location)
     after = farm_backup.SCHEMA

@@ -101,7 +101,7 @@ def run(
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Out = None,
 ) -> output.Document:
-    """Measure a model at the clocks that a board has; say which setting to ship. Exit code 1 where none can be."""
+    """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
     from farm.artifacts.on_board import choose_board
     from farm.sweep.plan.order import SweepPlace
     from farm.sweep.run import runner
@@ -153,7 +153,7 @@ def plan(
     repeat: Repeat = 1,
     window: MeasuredFor = "5s",
 ) -> output.Document:
-    """Say what `farm sweep run` would do, without taking a board: points, visits, time."""
+    """Say what `farm sweep run` would do. Points, visits, time; no board is taken."""
     from farm.artifacts.on_board import choose_board
     from farm.sweep.plan import preview
     from farm.sweep.plan.order import SweepPlace
@@ -183,7 +183,7 @@ def resume(
     sweep: Sweep,
     out: Out = None,
 ) -> output.Document:
-    """Go on with a sweep that was interrupted, from the visits that it holds."""
+    """Resume an interrupted sweep. Goes on from the visits that it holds."""
     from farm.sweep.run import runner
 
     if out is not None:

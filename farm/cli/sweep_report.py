@@ -41,7 +41,7 @@ def report(
         pathlib.Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report; default: ./sweep-ID.")
     ] = None,
 ) -> output.Document:
-    """Write a sweep's report: a page with its pictures and tables, CSV and JSON."""
+    """Write a sweep's report. A page with its pictures and tables, CSV and JSON."""
     # Here, as it loads Matplotlib.
     from farm.report import sweep_page
 
@@ -82,7 +82,7 @@ def export(
         pathlib.Path | None, typer.Option("--out", metavar="FILE", help="File to write instead of stdout.")
     ] = None,
 ) -> None:
-    """Write a measured operating point so that a board can be set to it, with the evidence as comments."""
+    """Write the setting of a measured point. For a board to be set to it, with the evidence as comments."""
     document = _fetch(sweep, lambda goal: read_goal(goal, deadline, max_power, objective))
     series = _choose_series(document, variant, batch)
     chosen = exporting.choose_point(document, series, rank=pick, key=key)
@@ -100,7 +100,7 @@ def compare(
     other: Annotated[int, typer.Argument(metavar="B", help="Number of the second sweep.")],
     mixed: Annotated[bool, typer.Option("--mixed", help="Compare even a simulated with a real one.")] = False,
 ) -> output.Document:
-    """Compare two sweeps at the operating points that both measured; ratios are B over A."""
+    """Compare two sweeps. At the operating points that both measured; ratios are B over A."""
     first, second = _fetch(one), _fetch(other)
     pairs = comparing.compare_sweeps(first, second, mixed=mixed)
     yield comparing.comparison_to_dict(first, second, pairs)

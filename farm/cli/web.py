@@ -43,7 +43,7 @@ def serve(
     serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
 
 
-tokens_app = typer.Typer(help="Tokens: the farm's own, and named ones of people and scripts with a role.")
+tokens_app = typer.Typer(help="Tokens. The farm's own, and named ones of people and scripts with a role.")
 app.add_typer(tokens_app, name="token")
 Who = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is: a person's name, or a script's.")]
 
@@ -88,7 +88,7 @@ def add_token(
 @tokens_app.command("list")
 @output.command
 def list_tokens() -> output.Document:
-    """List whose tokens there are, and what they may do; never the tokens."""
+    """List tokens. Whose they are and what they may do; never the tokens."""
     require_server()
     from farm.web import tokens
 

@@ -200,15 +200,17 @@ def plan_target(board_type: BoardType, description: Mapping[str, Any], host_core
     """The target for a board of a type that describes itself so: of its processor, or its GPU where the type is as
     `gpus.require_device` gives it.
 
-    A simulated board runs its host's code: it gets this host's target with the board's cores. Raises UnavailableError
+    A simulated board that runs its host's code gets this host's target with the board's cores. Raises UnavailableError
     where a real board is of another architecture than its type.
     """
     plan = _plan_processor(board_type, description, host_cores)
     if not is_for_gpu(board_type.pipeline):
         return plan
+    # The stand-in for a virtual board's GPU is a library of this machine, also where the board's own code is emulated.
     # The processor only starts kernels: which of this machine's it is makes no difference to their code.
-    host = plan.config or {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"}
-    config = gpus.to_config(board_type.name, plan_gpu(board_type), host, simulated=plan.config is None)
+    simulated = plan.config is None or bool(description.get("simulated"))
+    host = {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"} if simulated else plan.config
+    config = gpus.to_config(board_type.name, plan_gpu(board_type), host or {}, simulated=simulated)
     return TargetPlan(config, 1, 1)
 
 

@@ -95,14 +95,15 @@ def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]
 
 
 def plot_gains(folder: pathlib.Path, gains: Sequence[Gain], title: str, *, simulated: bool) -> Picture:
-    """Draw two bars for each model on each type at each point: without a trial, and as it is compiled.
+    """Draw two bars or dots for each model on each type at each point: without a trial, and as it is compiled.
 
     Gains that lack a figure are left out; at least one must be whole.
     """
     whole = [each for each in gains if each.predicted_s is not None and each.last_s is not None]
     shown = sorted(whole, key=lambda each: each.last_s or 0.0, reverse=True)[:_MOST_BARS]
-    first = [(each.predicted_s or 0.0) * 1e3 for each in shown]
-    last = [(each.last_s or 0.0) * 1e3 for each in shown]
+    unit = units.seconds_scale([each.last_s or 0.0 for each in shown])
+    first = [(each.predicted_s or 0.0) * unit.factor for each in shown]
+    last = [(each.last_s or 0.0) * unit.factor for each in shown]
     handles = [Patch(color=canvas.GREY, label="without a trial")] + [
         Patch(color=colour, label=label)
         for verified, (colour, label) in _OURS.items()
@@ -115,15 +116,15 @@ def plot_gains(folder: pathlib.Path, gains: Sequence[Gain], title: str, *, simul
         axes = figure.subplots()
         labels = [f"{each.model}\n{each.board_type} @ {each.point}" for each in shown]
         places = canvas.name_rows(axes, labels, fontsize=8.5)
-        axes.barh([place + 0.19 for place in places], first, height=0.34, color=canvas.GREY, zorder=2)
         colours = [_OURS[each.verified][0] for each in shown]
-        axes.barh([place - 0.19 for place in places], last, height=0.34, color=colours, zorder=2)
         log = canvas.scale(axes, "x", first + last)
-        axes.set_xlim(min(last) / 2 if log else 0)
-        axes.set_xlabel(f"latency per inference, ms{' (logarithmic axis)' if log else ''}")
+        for shift, values, inks in ((0.19, first, [canvas.GREY] * len(first)), (-0.19, last, colours)):
+            canvas.draw_levels(axes, [place + shift for place in places], values, inks, height=0.34, log=log)
+        axes.set_xlim(min(first + last) / 2 if log else 0)
+        axes.set_xlabel(f"latency per inference, {unit.unit}{' (logarithmic axis)' if log else ''}")
         for place, each, before, after in zip(places, shown, first, last, strict=True):
-            canvas.write_beside(axes, before, place + 0.19, units.format_latency(before / 1e3))
-            gain = f"{units.format_latency(after / 1e3)}   {_times(each)}"
+            canvas.write_beside(axes, before, place + 0.19, units.format_latency(before / unit.factor))
+            gain = f"{units.format_latency(after / unit.factor)}   {_times(each)}"
             canvas.write_beside(axes, after, place - 0.19, gain, color=canvas.INK, fontweight="bold")
         return canvas.finish(figure, folder, "gains", caption)
 

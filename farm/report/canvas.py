@@ -135,6 +135,17 @@ def write_beside(axes: Axes, value: float, place: float, text: str, **style: Any
     return axes.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", **look)
 
 
+def draw_levels(
+    axes: Axes, places: Sequence[float], values: Sequence[float], colours: Sequence[str], *, height: float, log: bool
+) -> None:
+    """Draw a bar from zero for each value; on a logarithmic axis, which has no zero, a dot."""
+    if not log:
+        axes.barh(places, values, height=height, color=colours, zorder=2)
+        return
+    for place, value, colour in zip(places, values, colours, strict=True):
+        axes.plot(value, place, "o", color=colour, markersize=4 + 6 * height, zorder=3)
+
+
 def scale(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> bool:
     """Make an axis logarithmic where the longest would dwarf the shortest; whether it is.
 

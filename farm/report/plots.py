@@ -52,19 +52,19 @@ class Reference:
 def plot_latency(
     path: pathlib.Path, rows: Sequence[LatencyRow], title: str, subtitle: str, *, simulated: bool = False
 ) -> None:
-    """Write a chart with one horizontal bar per row, the first row on top. Error bars are the confidence intervals.
+    """Write a chart with one horizontal bar or dot per row, the first on top. Whiskers are the confidence intervals.
 
-    The axis is logarithmic, and says so, where the longest bar would dwarf the shortest. `rows` must not be empty.
+    The axis is logarithmic, and says so, where the largest would dwarf the smallest. `rows` must not be empty.
     """
     unit = units.seconds_scale(row.median_s for row in rows)
     medians = [row.median_s * unit.factor for row in rows]
     has_interval = any(row.low_s is not None for row in rows)
-    note = "Bars: median. Whiskers: 95 % confidence interval of the median." if has_interval else ""
+    note = "Median. Whiskers: 95 % confidence interval of the median." if has_interval else ""
     with canvas.framed(0.6 + 0.5 * len(rows), title, subtitle, note, simulated=simulated) as figure:
         axes = figure.subplots()
         places = canvas.name_rows(axes, [row.label for row in rows])
-        axes.barh(places, medians, height=0.62, color=[row.colour for row in rows], zorder=2)
         log = canvas.scale(axes, "x", medians)
+        canvas.draw_levels(axes, places, medians, [row.colour for row in rows], height=0.62, log=log)
         axes.set_xlabel(f"latency per inference, {unit.unit}{' (logarithmic axis)' if log else ''}; less is better")
         for place, row in zip(places, rows, strict=True):
             _draw_row(axes, place, row, unit)

@@ -169,7 +169,7 @@ TWO = (FIRE, "mlp")
 CAMPAIGN = f"""\
 name: two
 models: [{FIRE}.onnx, mlp]
-boards: {{ types: [jetson-nano] }}
+boards: {{ types: [local] }}
 budget: {{ per_workload: 1 }}
 search: {{ ops: [conv2d, dense] }}
 measure: {{ repeat: 2, min_repeat: 5ms, verify_top: 1 }}
@@ -201,7 +201,6 @@ def make_fire() -> bytes:
 def test_models_of_a_campaign_run_as_packages(tmp_path: pathlib.Path) -> None:
     """One command tunes, compiles, verifies and packs two models; their wheels, side by side, compute them."""
     with new_home() as home:
-        home.run("board", "add", "nano", "--virtual", "jetson-nano")
         (home.path / "two.yaml").write_text(CAMPAIGN)
         (home.path / f"{FIRE}.onnx").write_bytes(make_fire())
         done = home.run("campaign", "run", "two.yaml", "--compile", "packages", "--json", timeout_s=800.0)

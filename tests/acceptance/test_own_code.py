@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.acceptance.conftest import Home
 
-OWN = {"FARM_VIRTUAL_CODE": "emulated"}
-
 
 def test_a_virtual_board_leads_to_a_wheel_for_a_real_one(home: Home) -> None:
     """One command: boards made, tuned, compiled, checked against ONNX Runtime in the emulator, packed. A second
@@ -13,7 +11,7 @@ def test_a_virtual_board_leads_to_a_wheel_for_a_real_one(home: Home) -> None:
     """
     out = home.path / "packages"
     wanted = ("tune", "tiny-cnn", "--board-type", "jetson-nano", "--virtual", "--trials", "8")
-    done = home.run(*wanted, "--compile", str(out), "--json", **OWN)
+    done = home.run(*wanted, "--compile", str(out), "--json")
     assert done.code == 0, done.err
     document = done.json()
     assert document["trials"]["ok"] == 8
@@ -23,7 +21,7 @@ def test_a_virtual_board_leads_to_a_wheel_for_a_real_one(home: Home) -> None:
     [wheel] = out.glob("*.whl")
     assert (str(wheel), wheel.name.endswith("_aarch64.whl")) == (made["package"], True)
     first, second = (
-        home.run("model", "bench", made["folder"], "--board", "virtual-jetson-nano-1", "--json", **OWN).json()
+        home.run("model", "bench", made["folder"], "--board", "virtual-jetson-nano-1", "--json").json()
         for _ in range(2)
     )
     assert first["models"] == second["models"]

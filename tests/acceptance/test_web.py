@@ -36,7 +36,6 @@ ATTEMPTS = 6
 def farm() -> Iterator[Home]:
     """Services, the page, a sweep that has ended and a campaign that goes on."""
     with new_home() as home:
-        home.environment["FARM_VIRTUAL_CODE"] = "native"
         (home.path / "vision.yaml").write_text(CAMPAIGN)
         assert home.run("board", "add", "nano", "--virtual", "jetson-nano", "--count", "6").code == 0
         try:
