@@ -78,6 +78,7 @@ EXAMPLES: Mapping[str, str] = {
     "fleet check": "fleet check fleet.yaml",
     "fleet apply": "fleet apply fleet.yaml --dry-run",
     "sweep run": "sweep run resnet18 --board nano-01 --cpu-freqs 'a57=614.4MHz,921.6MHz,1479MHz' --deadline 50ms",
+    "sweep plan": "sweep plan resnet18 --board nano-01 --cpu-freqs all --deadline 50ms",
     "sweep resume": "sweep resume 3",
     "sweep list": "sweep list",
     "sweep show": "sweep show 3",

@@ -115,8 +115,12 @@ def test_real_boards_leave_simulated_ones_out(types: dict[str, BoardType]) -> No
     assert (asked.pool, asked.simulated) == (("v",), True)
     assert real.target.config is not None
     assert real.target.config["mtriple"] == "aarch64-linux-gnu"
+    assert simulated.target == real.target  # its own code, emulated
     if platform.machine() == "x86_64":
-        assert simulated.target.config is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FARM_VIRTUAL_CODE", "native")
+            (native,), _ = choose(campaign(), types, row("v"))
+        assert native.target.config is None
 
 
 def test_this_machine_needs_no_registration(types: dict[str, BoardType]) -> None:
