@@ -34,18 +34,21 @@ def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
 
 
 def require_private(home: Path) -> None:
-    """Make a FARM_HOME with mode 0700, or close one of ours that other users can enter, with a warning. Raises OSError.
+    """Make a FARM_HOME with mode 0700, or close one of ours that other users can enter. Raises OSError.
 
-    Folders of another owner and folders for everybody's files (`/tmp`) stay as they are.
+    A warning says so, unless the folder was empty. Folders of another owner, and those for everybody's files (`/tmp`),
+    stay as they are.
     """
     make_private(home)
     status = home.stat()
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid() or not mode & 0o077 or mode & stat.S_ISVTX or home in (Path.home(), Path("/")):
         return
-    if any((home / name).exists() for name in _MARKS):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        is_new = not any(home.iterdir())
+        if is_new or any((home / name).exists() for name in _MARKS):
             home.chmod(PRIVATE)
+        if not is_new and not home.stat().st_mode & 0o077:
             _log.warning(
                 "%s was open to other users (mode %o) and is now closed to them (mode 700). "
                 "If they may have read it: `farm web token --new` makes a new token.",

@@ -94,6 +94,15 @@ def test_an_old_home_is_closed_with_a_word(parent: pathlib.Path, maker: str, cap
     assert "farm web token --new" in record.getMessage()
 
 
+def test_an_empty_folder_becomes_a_private_home(parent: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A home that its owner made before the first command is closed without a warning: it held nothing."""
+    home = parent / "home"
+    home.mkdir(0o755)
+    Store(home / "farm.db").close()
+    assert not find_open(home)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("mode", "name"), [(0o1777, "farm.db"), (0o755, "notes.txt")])
 def test_other_folders_stay_as_they_are(parent: pathlib.Path, mode: int, name: str) -> None:
     """A folder for everybody's files, or one that is no FARM_HOME, keeps its mode."""
