@@ -31,7 +31,7 @@ _FAR = 1.5
 
 
 def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bool) -> Picture:
-    """Draw for each board its trials, by whose fault they ended, and the hours for which they held it.
+    """Draw for each board its trials, by whose fault they ended, and the time for which they held it.
 
     `boards` must not be empty.
     """
@@ -41,7 +41,7 @@ def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bo
     counts = {side: [_count(each, side) for each in shown] for side in SIDES}
     used = [side for side in SIDES if any(counts[side])]
     handles = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in used]
-    subtitle = f"trials of every board, and the hours that they held it{left_out}"
+    subtitle = f"trials of every board, and the time that they held it{left_out}"
     room = 0.7 + 0.32 * len(shown)
     with canvas.framed(room, title, subtitle, "", handles, simulated=simulated, columns=5) as figure:
         trials, hours = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
@@ -50,16 +50,25 @@ def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bo
         for side in used:
             trials.barh(places, counts[side], left=start, height=0.66, color=SIDES[side][1], zorder=2)
             start = [before + count for before, count in zip(start, counts[side], strict=True)]
-        held = [each["board_hours"] for each in shown]
+        factor, unit = _choose_span(max(each["board_hours"] for each in shown))
+        held = [each["board_hours"] * factor for each in shown]
         hours.barh(places, held, height=0.66, color=canvas.GREY, zorder=2)
-        for axes, what, ends, form in ((trials, "trials", start, "{:,.0f}"), (hours, "board-hours", held, "{:,.2f}")):
+        for axes, what, ends, form in (
+            (trials, "trials", start, "{:,.0f}"),
+            (hours, f"board time, {unit}", held, "{:,.1f}"),
+        ):
             axes.tick_params(axis="y", length=0)
             canvas.strip(axes, "x")
             axes.set_xlabel(what)
             axes.set_xlim(0, max(*ends, 1e-9) * 1.02)
             for place, end in zip(places, ends, strict=True):
                 canvas.write_beside(axes, end, place, form.format(end))
-        return canvas.finish(figure, folder, "boards", "Trials and hours of every board")
+        return canvas.finish(figure, folder, "boards", "Trials and time of every board")
+
+
+def _choose_span(hours: float) -> tuple[float, str]:
+    """The factor from hours, and the unit, in which a span has a digit before the point."""
+    return (1.0, "h") if hours >= 1 else (60.0, "min") if hours >= 1 / 60 else (3600.0, "s")
 
 
 # By what a record's evidence says of a rival: its colour, and what that means.

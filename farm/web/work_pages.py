@@ -222,6 +222,7 @@ def show_sweep(
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, _read_number(beside)) if beside else None
         choices = [row for row in store.fetch_sweep_page(PER_PAGE, 0)[0] if row["id"] != sweep]
+    shown = [*document["series"], *(other["series"] if other else ())]
     words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
     words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
     words += [f"--objective {goal.objective}"]
@@ -237,6 +238,8 @@ def show_sweep(
         said_goal=sweep_answer.describe_goal(document["goal"]),
         objectives=[str(each) for each in Objective],
         scatter=svg.draw_scatter(document, [other] if other else []) if sweep_rows.has_energy(document) else "",
+        has_pick=any(each["pick"] for each in shown),
+        has_predicted=any(row["predicted"] for each in shown for row in each["rows"]),
         compared=sweep_answer.compare_variants(document),
         pairs=pair_variants(document),
         series=sweep_rows.order_series(document),
