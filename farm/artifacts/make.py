@@ -22,6 +22,7 @@ from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.listed import list_model_options, list_options
+from farm.artifacts.made_here import note_artifact
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import BOX_CHANNELS, find_task
@@ -102,7 +103,7 @@ class CompileWay:
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
     """Compile and write. Raises UsageError, PermanentError, and what `compile_in_subprocess` raises."""
     require_place(out)
-    return manifests.write_artifact(out, *_compile(order, settings, store))
+    return _write(out, *_compile(order, settings, store), settings)
 
 
 def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store) -> Artifact:
@@ -126,7 +127,13 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
             made[manifest.device] = manifest, files
     taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
     manifest, files = made[taken]
-    return manifests.write_artifact(out, manifest.model_copy(update=changes), files)
+    return _write(out, manifest.model_copy(update=changes), files, settings)
+
+
+def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings) -> Artifact:
+    artifact = manifests.write_artifact(out, manifest, files)
+    note_artifact(settings.home_path, artifact)
+    return artifact
 
 
 def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:

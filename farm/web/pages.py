@@ -291,21 +291,31 @@ def show_record(request: Request, workload: str) -> HTMLResponse:
 
 @router.get("/artifacts")
 def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
-    """What was compiled of campaigns, and what would compile it again."""
+    """What was compiled on this machine, and of campaigns what can be."""
     from farm.artifacts.listed import list_artifacts as list_wanted
+    from farm.artifacts.made_here import list_made_here
     from farm.campaign.artifacts import list_made
     from farm.report.campaign_document import summarise
 
-    with get_view(request).stores.lend() as store:
+    view = get_view(request)
+    with view.stores.lend() as store:
         campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
-    rows = []
+    packages: dict[str, tuple[str, int]] = {}
+    pending = []
     for campaign in campaigns:
-        made = {each["name"]: (index, each) for index, each in enumerate(list_made(campaign))}
-        for wanted in list_wanted(summarise(campaign)):
-            index, done = made.get(wanted.name, (None, None))
-            rows.append({"campaign": campaign.name, "wanted": wanted, "index": index, "made": done})
+        made = list_made(campaign)
+        packages |= {each["folder"]: (campaign.name, index) for index, each in enumerate(made) if each["package"]}
+        names = {each["name"] for each in made}
+        wanted = [each for each in list_wanted(summarise(campaign)) if each.name not in names]
+        pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
+    rows = [(each, packages.get(str(each.folder))) for each in list_made_here(view.settings.home_path)]
     return show(
-        request, "artifacts.html", rows=rows, turning=turn(request, page, total, PER_PAGE), command="farm campaign list"
+        request,
+        "artifacts.html",
+        rows=rows,
+        pending=pending,
+        turning=turn(request, page, total, PER_PAGE),
+        command="farm model compile",
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pathlib
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer.testing
 from fastapi.testclient import TestClient
 
 from farm import settings as farm_settings
+from farm.artifacts import made_here
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
@@ -26,6 +28,7 @@ from farm.web.gauges import read_outcome
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import WebPlace
 from tests import web_store
+from tests.unit.artifacts import write
 
 PROBLEM = "application/problem+json"
 SCRIPT = "<script>alert(1)</script>"
@@ -525,3 +528,16 @@ def test_facts_of_a_board_are_words() -> None:
         ("simulated", "yes"),
         ("clocks", "1 part"),
     ]
+
+
+def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:
+    """What was compiled on this machine is listed with its folder until it is removed; what could be, apart."""
+    folder = tmp_path / "tiny-nano"
+    made_here.note_artifact(home, write(folder))
+    page = client.get("/artifacts").text
+    listed, _, pending = page.partition("not compiled yet")
+    assert str(folder) in listed
+    assert "farm model compile" in pending
+    shutil.rmtree(folder)
+    assert made_here.list_made_here(home) == []
+    assert str(folder) not in client.get("/artifacts").text
