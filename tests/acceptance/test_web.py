@@ -199,7 +199,7 @@ def test_who_does_not_finish_holds_up_nobody(farm: Home, browser: Browser) -> No
         assert "Boards" in browser.open("/").inner_text("main")
     with socket.create_connection((address.hostname or "", address.port or 0), 10.0) as sock:
         sock.sendall(b"POST /api/v1/campaigns/vision/cancel HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
-        assert b" 403 " in sock.recv(4096)
+        assert b" 401 " in sock.recv(4096)
     assert farm.rows("SELECT wanted FROM fleet_campaigns")[0][0] != "cancel"
 
 
