@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import OperatingPoint, Outcome, Status
+from device_agent.protocol import FaultSide, OperatingPoint, Outcome, Status
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.remeasurement import Verification
@@ -88,6 +88,7 @@ class Rack:
         self.factor: Callable[[str, str], float] = lambda board, candidate: 1.0
         self.fault: Callable[[str, str, int], Status | None] = lambda board, candidate, count: None
         self.run_fault = self.fault
+        self.build_fault: Callable[[str], Status] = lambda candidate: Status.OK
         self.wrong: set[str] = set()
         self.planned = False  # whether candidates are a family's
         # What unscheduled code takes in its one run, and where it takes part.
@@ -121,9 +122,11 @@ class Rack:
             )
         return campaign
 
-    def open(self, campaign: int, rests: bool = False) -> Verification:
+    def open(
+        self, campaign: int, rests: bool = False, count_fault: Callable[[FaultSide], None] = lambda side: None
+    ) -> Verification:
         """A verification of all tasks, as an engine begins one."""
-        verification = Verification(campaign, self.order, self.store, Settings(), rests=rests)
+        verification = Verification(campaign, self.order, self.store, Settings(), rests=rests, count_fault=count_fault)
         verification.expect({NANO: len(self.boards)})
         self.queues = {}
         return verification
@@ -156,8 +159,9 @@ class Rack:
         if isinstance(request, ReplayWanted):
             request.answer = Replay(json.loads(request.trace_json)[0] if request.trace_json else UNTUNED)
         elif isinstance(request, BuildWanted):
-            library = request.module_json.encode()
-            request.answer = BuildResult(Status.OK, "", library, request.module_json)
+            status = self.build_fault(request.module_json)
+            library = request.module_json.encode() if status is Status.OK else None
+            request.answer = BuildResult(status, "", library, request.module_json)
         else:
             candidate = (request.program if isinstance(request, RunWanted) else request.library).decode()
             fault = self.run_fault if isinstance(request, RunWanted) else self.fault
@@ -667,6 +671,30 @@ def test_without_a_reference_there_is_no_winner(store: Store) -> None:
     assert rack.drive(verification)
     assert rack.record() is None
     assert "unscheduled" in verification.verdict.undecided[KEY]
+
+
+@pytest.mark.parametrize("slow", ["reference", "b"])
+def test_a_slow_host_costs_no_winner(store: Store, slow: str) -> None:
+    """One missed deadline of a build and one of a run are farm faults: they are counted, and the winner is the same."""
+    rack = Rack(store, make_order(), FOUR)
+    faults: Counter[FaultSide] = Counter()
+    missed = {Status.BUILD_TIMEOUT, Status.RUN_TIMEOUT}
+
+    def miss_once(status: Status, candidate: str) -> Status:
+        if candidate != slow or status not in missed:
+            return Status.OK
+        missed.discard(status)
+        return status
+
+    rack.build_fault = lambda candidate: miss_once(Status.BUILD_TIMEOUT, candidate)
+    rack.run_fault = lambda board, candidate, count: miss_once(Status.RUN_TIMEOUT, candidate)
+    campaign = rack.search("vision", FOUR)
+    assert rack.drive(rack.open(campaign, count_fault=lambda side: faults.update([side])))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == "b"
+    assert faults == {FaultSide.FARM: 2}
+    assert rack.events()["winner_retried"] == 2
 
 
 def test_points_share_programs(store: Store) -> None:

@@ -101,6 +101,10 @@ class Active:
             if latency_s is not None and (row["best_s"] is None or latency_s < row["best_s"]):
                 row["best_s"] = latency_s
 
+    def count_fault(self, side: FaultSide) -> None:
+        """Count a failure by its side."""
+        self.faults[f"{side}_faults"] += 1
+
     def note_clocks(self, task: TaskKey, outcome: Outcome) -> None:
         """What the board's clocks were in a task's trial."""
         place = (task.board_type, task.point)

@@ -41,7 +41,7 @@ class Journal:
     def _write(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> bool:
         side = outcome.status.fault_side
         if side is not None:
-            active.faults[f"{side}_faults"] += 1
+            active.count_fault(side)
         return self._store.add_trial(
             Trial(
                 campaign=active.id,

@@ -12,7 +12,7 @@ from typing import Any
 
 from farm.campaign.engine import foreign
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.progress import fetch_recorded, sum_latencies, to_progress, to_rows
+from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
@@ -205,7 +205,7 @@ class CampaignOrders:
         used_s = float(progress.get("wall_clock_s", 0.0))
         active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)
         counts = self._store.count_trials(row.id, purpose=SEARCH_TRIAL)
-        active.faults |= {key: count for key, count in counts.items() if key in active.faults}
+        active.faults = merge_faults(counts, progress)
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
         active.searched_s = float(progress.get("search_s", 0.0))

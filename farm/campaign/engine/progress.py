@@ -67,7 +67,7 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
         "at": time.time(),
         "phase": str(campaign.state),
         "counted": sum(task["counted"] for task in tasks),
-        "faults": {side: count for side, count in counts.items() if side != "ok"},
+        "faults": merge_faults(counts, campaign.progress or {}),
         "board_s": store.fetch_board_seconds(campaign.id),
         "eta_s": None,
         "boards": [],
@@ -76,6 +76,12 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     }
     empty = {"wall_clock_s": 0.0, "history": [], "warm_start": {}, "verdict": None}
     return empty | dict(campaign.progress or {}) | fresh
+
+
+def merge_faults(trials: Mapping[str, int], progress: Mapping[str, Any]) -> dict[str, int]:
+    """Failures by side: those of the search's `trials`, and of winners where the last `progress` counted more."""
+    before = progress.get("faults", {})
+    return {side: max(count, before.get(side, 0)) for side, count in trials.items() if side != "ok"}
 
 
 def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:

@@ -86,7 +86,15 @@ class Verifying:
         counted = sum(int(task["counted"]) for task in active.tasks)
         trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
-        verification = Verification(active.id, active.order, self._store, self._settings, trials=trials, rests=rests)
+        verification = Verification(
+            active.id,
+            active.order,
+            self._store,
+            self._settings,
+            trials=trials,
+            rests=rests,
+            count_fault=active.count_fault,
+        )
         self._open[active.name] = _Open(active, verification)
         if not rests:  # it loads while winners are measured
             self._models.prepare()

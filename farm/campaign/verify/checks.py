@@ -22,6 +22,8 @@ MAX_FAULTS = 4
 # A program that was there when so many compilers or boards went down is given up. One more than in a search, since it
 # ran well there once.
 MAX_LOSSES = 3
+# Every candidate was built and run within these deadlines in the search: missing one here means a slow host or board.
+_TIMEOUTS = (Status.BUILD_TIMEOUT, Status.RUN_TIMEOUT)
 
 
 class OutError(Exception):
@@ -93,17 +95,21 @@ class Program:
         self.failure = Failure(status, message)
         raise OutError
 
-    def judge(self, status: Status, message: str, *, lost: bool = False) -> None:
-        """Something that was done with it failed. Returns where it may be tried again; raises OutError where it is out.
+    def judge(self, status: Status, message: str, *, lost: bool = False) -> FaultSide:
+        """Return who is to blame for a failure after which the program is tried again; raise OutError where it is out.
 
-        What is not known to be its own doing has to happen often for that. `lost`: a process or a board went down
-        under it.
+        Only a candidate's own fault puts it out at once. An unscheduled function has none: it is correct by definition.
+        `lost`: a process or a board went down under it.
         """
-        if status.fault_side is FaultSide.CANDIDATE:
-            self.give_up(status, message)
+        side = status.fault_side or FaultSide.FARM
+        if side is FaultSide.CANDIDATE:
+            if self.candidate is not None and status not in _TIMEOUTS:
+                self.give_up(status, message)
+            side = FaultSide.FARM
         self.faults += 1
         self.losses += lost
         if self.losses >= MAX_LOSSES:
             self.give_up(None, f"took {self.losses} compilers or boards down: {status}: {message}")
         if self.faults >= MAX_FAULTS:
             self.give_up(None, f"failed {self.faults} times: {status}: {message}")
+        return side

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from device_agent.protocol import Outcome, Status, TensorSpec
+from device_agent.protocol import FaultSide, Outcome, Status, TensorSpec
 from farm.artifacts.verify import compare
 from farm.campaign.verify.checks import OutError, Program
 from farm.campaign.verify.requests import BuildWanted, Outbox, Place, ReplayWanted, WinnerKey
@@ -41,8 +41,10 @@ class Programs:
         outbox: Outbox,
         workloads: Mapping[Place, Mapping[str, Any]],
         find_target: Callable[[Program], Mapping[str, Any]],
+        note_retry: Callable[[Program, FaultSide, str], None],
     ) -> None:
-        """`workloads` are rows of the store."""
+        """`workloads` are rows of the store. `note_retry` gets each failure after which a program is tried again."""
+        self._note_retry = note_retry
         self._loop, self._outbox, self._workloads, self._find_target = loop, outbox, workloads, find_target
         self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
         self._checks: list[CheckWanted] = []
@@ -105,7 +107,7 @@ class Programs:
                 return found.module_json
             if not found.lost:  # not the candidate's fault: it ran once
                 program.give_up(None, f"its trace cannot be replayed: {found.reason}")
-            program.judge(Status.FARM_ERROR, found.reason)
+            self._retry(program, Status.FARM_ERROR, found.reason)
 
     async def _build(self, program: Program, module_json: str) -> bytes:
         """Compile it for its check, which is returned, and a candidate beside that for being timed.
@@ -119,7 +121,7 @@ class Programs:
             for standalone, request in asked.items():
                 result = await request
                 if result.status is not Status.OK or result.library is None:
-                    program.judge(result.status, result.message, lost=result.died)
+                    self._retry(program, result.status, result.message, lost=result.died)
                     continue
                 built[standalone] = result.library
                 if not standalone:
@@ -137,4 +139,9 @@ class Programs:
                 self._checks.remove(check)
             if outcome.status is Status.OK:
                 return outcome, outputs
-            program.judge(outcome.status, outcome.message, lost=outcome.status is Status.BOARD_LOST)
+            self._retry(program, outcome.status, outcome.message, lost=outcome.status is Status.BOARD_LOST)
+
+    def _retry(self, program: Program, status: Status, message: str, *, lost: bool = False) -> None:
+        """Note a failure after which a program is tried again. Raises OutError where it is out instead."""
+        side = program.judge(status, message, lost=lost)
+        self._note_retry(program, side, f"{status}: {message}")

@@ -12,10 +12,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from device_agent.protocol import Outcome, Status
+from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.order import Order
 from farm.campaign.verify import checks
 from farm.campaign.verify.checks import Program
@@ -66,10 +66,13 @@ class Verification:
         rule: TieRule | None = None,
         trials: float | None = None,
         rests: bool = False,
+        count_fault: Callable[[FaultSide], None] = lambda side: None,
     ) -> None:
         """Read from the store what was done already. `trials` of the search for each task bound what its winners take;
         None: nothing does. `rests`: nothing is prepared while a board has work, since it is the machine that prepares.
+        `count_fault` gets the side of every failed attempt that is made again.
         """
+        self._count_fault = count_fault
         self.rests = rests
         self._campaign, self._order, self._settings = campaign, order, settings
         rule = rule or TieRule()
@@ -95,7 +98,7 @@ class Verification:
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
         self._loop, self._outbox = Loop(), Outbox()
-        self._programs = Programs(self._loop, self._outbox, self._workloads, self._find_target)
+        self._programs = Programs(self._loop, self._outbox, self._workloads, self._find_target, self._note_retry)
         for key in _all_tasks(order):
             if key.place not in self._workloads:
                 raise InternalError(f"campaign {campaign} has no workload {key.workload} for {key.board_type}")
@@ -195,6 +198,13 @@ class Verification:
         if not any(other.place == key.place for other in (*self._active, *self._pending)):
             self._programs.drop(key.place)
 
+    def _note_retry(self, program: Program, side: FaultSide, reason: str) -> None:
+        """Keep that a program is tried again, and why."""
+        self._count_fault(side)
+        name = str(self._workloads[program.key.place]["name"])
+        what = "its unscheduled function" if program.candidate is None else program.candidate
+        self._journal.event("winner_retried", program.key, name, f"{what} is tried again after {reason}")
+
     def _note_failure(self, key: WinnerKey, program: Program, reason: str) -> None:
         """Keep why a candidate is out."""
         kind = "winner_failed"
@@ -275,6 +285,8 @@ class Verification:
     def _take_in(self, task: WinnerTask, run: RoundRun, program: Program, outcome: Outcome, board_s: float) -> None:
         if not outcome.board:
             outcome = dataclasses.replace(outcome, board=run.board)
+        if (side := outcome.status.fault_side) not in (None, FaultSide.CANDIDATE):
+            self._count_fault(side)
         self.measured, self.measured_s = self.measured + 1, self.measured_s + board_s
         median_s = self._journal.write_measurement(task.key, program, run.number, outcome, board_s)
         task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s)
