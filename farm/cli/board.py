@@ -98,7 +98,7 @@ def list_boards() -> output.Document:
             for board in boards
         ],
         left=(0, 1, 2, 3, 4, 5, 6, 7, 8),
-        spare=("Labels", "Last seen", "Simulated", "Held by"),
+        spare=("Labels", "Last seen", "Simulated"),
         empty="no boards yet; `farm quickstart` and `farm tune` add this machine, `farm board add` others",
     )
 

@@ -64,6 +64,7 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
             for event in events[max(0, len(events) - newest) :]
         ],
         left=(0, 1, 2, 3, 4, 5),
+        spare=("By", "From"),
         empty="nothing has happened to it yet",
     )
     if len(events) > newest:
@@ -89,5 +90,4 @@ def _print_board(board: dict[str, Any], calibration: Calibration | None, core: d
     }
     if board["health"] == Health.UNSAFE:
         facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
-    for fact, value in facts.items():
-        output.stdout.print(f"{fact:10} {value}", markup=False)
+    tables.print_facts(facts)

@@ -84,9 +84,7 @@ def _print_facts(board_type: BoardType) -> None:
         if board_type.simulation
         else "no: the file has no simulation section",
     }
-    for fact, text in facts.items():
-        if text:
-            output.say(f"{fact:14}{text}")
+    tables.print_facts({fact: text for fact, text in facts.items() if text})
 
 
 def _clock_rows(board_type: BoardType) -> list[tuple[object, ...]]:

@@ -94,6 +94,5 @@ def _tell(bundle: Bundle) -> output.Document:
         "Brings": manifest.managed_python or "no Python: the board's own is used",
         "Installed": f"{manifest.unpacked_bytes / 1e6:.0f} MB and its bytecode",
     }
-    for fact, value in facts.items():
-        output.say(f"{fact:10} {value}")
+    tables.print_facts(facts)
     tables.print_table(("File", "SHA-256"), [(name, sha256) for name, sha256 in manifest.files.items()], left=(0, 1))

@@ -41,7 +41,7 @@ def list_campaigns() -> output.Document:
         ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
         [_row(each) for each in campaigns],
         left=(0, 1, 2, 3, 4, 6, 7, 8),
-        spare=("Owner", "Why", "Started", "Budget", "Board types"),
+        spare=("Owner", "Started", "Budget", "Board types"),
         empty="no campaigns yet; `farm campaign run FILE` makes one",
     )
 

@@ -178,7 +178,7 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
         ],
         left=(0, 1, 2, 6, 7, 8),
         empty=empty,
-        spare=("Max rel. error", "From", "GFLOPS", "Verified", "Clocks", "Workload"),
+        spare=("Max rel. error", "From", "GFLOPS", "Verified", "Workload"),
     )
 
 

@@ -254,7 +254,7 @@ def _show(settings: Settings, services: Services) -> output.Document:
         ],
         left=(0, 1, 2, 3, 4, 5, 6, 7),
         empty="no boards; `farm board add` registers one",
-        spare=("Connection", "Probed", "Held by", "Reachable"),
+        spare=("Connection", "Probed", "Reachable"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box, markup
@@ -15,7 +15,7 @@ from farm.units import NOTHING
 # Characters between two columns.
 _GAP = 3
 # Text that is longer is broken between words, into lines of no less than this.
-_LEAST_TEXT = 24
+_LEAST_TEXT = 16
 
 
 def print_table(
@@ -52,6 +52,16 @@ def print_table(
     if missing := [column for index, column in enumerate(columns) if index not in shown]:
         text = f"this terminal has no room for {', '.join(missing)}; `--json` has all"
         output.stdout.print(text, markup=False)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Names and what they are on stdout, a line each; on a terminal long values go on below themselves."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=max(10, *map(len, facts)), no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact, value in facts.items():
+        table.add_row(markup.escape(fact), markup.escape(value))
+    output.stdout.print(table)
 
 
 def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str | int] = ()) -> list[int]:

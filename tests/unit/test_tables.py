@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from farm.cli import board, campaign_orders, model, output, sweep, tables
+from farm.cli import board, board_show, campaign_orders, model, output, record, sweep, tables
 from farm.store import Store
-from farm.values import Board
+from farm.values import Board, Record
 from tests.unit import campaign_orders as orders
 
 _LISTS: dict[str, Callable[[], None]] = {
@@ -74,3 +74,35 @@ def test_numbers_are_whole_and_what_is_left_out_is_said(
     assert ("no room for" in " ".join(said.out.split())) == (len(shown) < 4)
     for value, column in zip(rows[0][:3], columns, strict=False):
         assert (value in said.out) == (column in shown)
+
+
+def test_why_and_who_stay_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 80 columns the list of boards keeps why and who, events keep why, records keep clocks."""
+    listed = _render(board.list_boards, 80, monkeypatch, capsys)
+    assert "Why" in listed
+    assert "Held by" in listed
+    held = Record(
+        "w" * 16, "conv2d_add_relu 3x3", "jetson-nano", "a57=921.6MHz", "graph/2", "c", 1e-3, 1e6, 0.0, 0.0, True, ""
+    )
+    event = {
+        "at": 1e9,
+        "kind": "lease_taken",
+        "before": "idle",
+        "after": "leased",
+        "reason": "a probe of it",
+        "by": "x",
+    }
+    shown = _render(lambda: board_show._print_events([event], 5), 80, monkeypatch, capsys)
+    assert "a probe of it" in " ".join(shown.split())
+    found = _render(lambda: record._print_records([held], {}, ""), 80, monkeypatch, capsys)
+    assert "a57=921.6MHz" in found
+
+
+def test_a_long_fact_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next line of a value begins where the value began, never under the name."""
+    text = _render(lambda: tables.print_facts({"State": "word " * 30, "Health": "good"}), 80, monkeypatch, capsys)
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith(" " * 11 + "word") for line in lines[1:3])
