@@ -16,6 +16,7 @@ from farm.cli import model_artifacts
 from farm.errors import CodeRefusedError, FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus
+from farm.settings import Settings
 from tests.unit.artifacts import LIBRARY, make_manifest
 
 NANO = load_board_types()["jetson-nano"]
@@ -68,8 +69,8 @@ def compile_both(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, error: F
     monkeypatch.setattr(artifacts, "_compile", compile_one)
     kinds = [gpus.require_device(NANO, each) for each in gpus.list_devices(gpus.BOTH)]
     orders: Any = [SimpleNamespace(board_type=kind) for kind in kinds]
-    nothing: Any = None
-    return artifacts.make_faster(orders, folder, nothing, nothing)
+    store: Any = None
+    return artifacts.make_faster(orders, folder, Settings(home=str(folder.parent / "home")), store)
 
 
 @pytest.mark.parametrize("kind", [CodeRefusedError, ModelRefusedError])
