@@ -12,7 +12,7 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.plan_points import format_spec, plan_point, to_point
+from farm.campaign.plan_points import format_spec, plan_points
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
 from farm.crew import choice as board_choice
 from farm.crew.choice import TargetPlan
@@ -20,10 +20,9 @@ from farm.errors import FarmError, UsageError
 from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
-from farm.points.known import find_clocks
 from farm.search.gpus import require_device
 from farm.search.graph.pipeline import make_exact
-from farm.values import DEFAULT_POINT, Health, State
+from farm.values import Health, State
 
 # What a system without a desktop and the agent leave nobody else of a board's memory.
 SYSTEM_BYTES = 512 << 20
@@ -51,6 +50,7 @@ class BoardsOfType:
     `pool` are all boards chosen by type and labels; of them `good` are fit for work, `idle` could be taken now, and
     `usable` will be without an operator. `lacking`: points that no board of the type has, with the reason; `too_big`:
     models that none can hold, with the reason. `left_out`: boards of the other kind, real or simulated, and why.
+    `merged`: points of the file that a board makes the same.
     """
 
     board_type: BoardType
@@ -65,6 +65,7 @@ class BoardsOfType:
     too_big: Mapping[str, str]
     notes: tuple[str, ...] = ()
     left_out: str = ""
+    merged: tuple[str, ...] = ()
 
 
 def choose_boards(
@@ -142,7 +143,9 @@ def _choose_type(
             misfits[row["name"]] = error.message
     if not targets:
         raise UsageError("; ".join(misfits.values()), "`farm board doctor` says what such a board is.")
-    points, lacking = _plan_points(spec.operating_points, board_type, [r for r in rows if r["name"] not in misfits])
+    points, lacking, merged = _plan_points(
+        spec.operating_points, board_type, [r for r in rows if r["name"] not in misfits]
+    )
     unfit = {row["name"] for row in rows if board_choice.find_hopeless(rows, [row["name"]])} | misfits.keys()
     notes = [f"{name}: {reason}" for name, reason in misfits.items()]
     if board_type.target is not None and not any(row["description"] for row in rows):
@@ -161,46 +164,43 @@ def _choose_type(
         lacking=lacking,
         too_big=dict(_find_too_big(models, board_type, rows)),
         notes=tuple(notes),
+        merged=merged,
     )
 
 
 def _plan_points(
     specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[Row]
-) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str]]:
-    """The points that some board has, those that come to the same once, and why none has each of the others."""
+) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str], tuple[str, ...]]:
+    """The points that some board has, those that come to the same once; why none has each of the others; and which
+    points are one.
+    """
     found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
     reasons: dict[str, dict[str, str]] = {}
     lacking = {}
-    for spec in specs:
+    merged: dict[str, None] = {}
+    by_board = {row["name"]: list(plan_points(specs, board_type, row["description"])) for row in rows}
+    for index, spec in enumerate(specs):
         missing = {}
         keys = []
-        for row in rows:
-            try:
-                key, point = _plan_for(spec, board_type, row)
-            except UsageError as error:
-                missing[row["name"]] = f"{error.message}; {error.hint}" if error.hint else error.message
+        for name, points in by_board.items():
+            planned = points[index]
+            if isinstance(planned, str):
+                missing[name] = planned
                 continue
-            found.setdefault(key, (point, {}))[1][row["name"]] = None
-            keys.append(key)
+            found.setdefault(planned.key, (planned.point, {}))[1][name] = None
+            keys.append(planned.key)
+            if planned.written != planned.key:
+                missing[name] = f"it makes the same of {planned.written} as of {planned.key}"
+                merged[f"{planned.written} is the same as {planned.key} on {name}: done once"] = None
         for key in keys:
             reasons.setdefault(key, {}).update(missing)
         if not keys:
             lacking[format_spec(spec)] = next(iter(missing.values()))
-    points = []
+    at = []
     for key, (point, names) in found.items():
         others = {name: why for name, why in reasons[key].items() if name not in names}
-        points.append(BoardsAtPoint(key, point, tuple(names), others))
-    return tuple(points), lacking
-
-
-def _plan_for(spec: PointSpec, board_type: BoardType, row: Row) -> tuple[str, OperatingPoint]:
-    if spec.is_default:
-        return DEFAULT_POINT, OperatingPoint()
-    clocks = find_clocks(board_type, row["description"])
-    if clocks is None:
-        return format_spec(spec), to_point(spec)
-    planned = plan_point(spec, clocks, board_type)
-    return planned.key, planned.point
+        at.append(BoardsAtPoint(key, point, tuple(names), others))
+    return tuple(at), lacking, tuple(merged)
 
 
 def _find_too_big(

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
 from device_agent.protocol import Clocks, OperatingPoint
 from farm.campaign.spec import PointSpec
+from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
-from farm.points.grid import Coupling, GridRequest, format_point, plan_grid
+from farm.points.grid import Coupling, GridRequest, format_point, is_default, plan_grid
+from farm.points.known import find_clocks
 from farm.points.values import GridPoint
+from farm.values import DEFAULT_POINT
 
 
-def plan_point(spec: PointSpec, clocks: Clocks, board_type: BoardType) -> GridPoint:
+class PointOnBoard(NamedTuple):
+    """What a board makes of a point: the key and what to ask for. `written`: the point's own key, before merging."""
+
+    key: str
+    point: OperatingPoint
+    written: str
+
+
+def plan_points(
+    specs: Sequence[PointSpec], board_type: BoardType, description: Mapping[str, Any]
+) -> Iterator[PointOnBoard | str]:
+    """What a board makes of each point, or why it lacks it.
+
+    Points that the board makes the same get one key: the default's where it is among them, else the first one's.
+    """
+    clocks = find_clocks(board_type, description)
+    coupling = Coupling.of(board_type)
+    has_default = any(spec.is_default for spec in specs)
+    kept: dict[object, GridPoint] = {}
+    for spec in specs:
+        if spec.is_default:
+            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), DEFAULT_POINT)
+            continue
+        if clocks is None:
+            yield PointOnBoard(format_spec(spec), to_point(spec), format_spec(spec))
+            continue
+        try:
+            planned = _plan_point(spec, clocks, coupling)
+        except UsageError as error:
+            yield f"{error.message}; {error.hint}" if error.hint else error.message
+            continue
+        if has_default and is_default(planned, clocks, coupling):
+            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), planned.key)
+        else:
+            first = kept.setdefault((planned.domains, planned.variant), planned)
+            yield PointOnBoard(first.key, first.point, planned.key)
+
+
+def _plan_point(spec: PointSpec, clocks: Clocks, coupling: Coupling) -> GridPoint:
     """The point as this board would be asked for it. Raises UsageError naming what the board lacks and what it has."""
     request = GridRequest(
         cpu_freqs_hz={name: (hz,) for name, hz in spec.cpu_freq_hz.items()} or None,
@@ -18,7 +62,7 @@ def plan_point(spec: PointSpec, clocks: Clocks, board_type: BoardType) -> GridPo
         memory_freqs_hz=None if spec.memory_freq_hz is None else (spec.memory_freq_hz,),
         power_modes=None if spec.power_mode is None else (spec.power_mode,),
     )
-    (point,) = plan_grid(clocks, request, Coupling.of(board_type)).points
+    (point,) = plan_grid(clocks, request, coupling).points
     return point
 
 

@@ -68,6 +68,8 @@ def gather(
     for each in types:
         if each.left_out:
             note(each.left_out)
+        for text in each.merged:
+            note(f"{each.board_type.name}: {text}")
     begin()
     surveyed = _survey(campaign, models, types, note, texts)
     known = {each.board_type.name: _fetch_known(store, each, surveys) for each, surveys in surveyed}

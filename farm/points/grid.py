@@ -159,6 +159,28 @@ def merge_reached(grid: Grid, key: str, reached: OperatingPoint) -> Grid:
     return Grid(tuple(p for p in grid.points if p.key != key), (*grid.merged, merge))
 
 
+def is_default(point: GridPoint, clocks: Clocks, coupling: Coupling) -> bool:
+    """Whether a board that is asked for nothing is at `point`: its current power mode alone, with that mode's limits.
+
+    False where the board type does not know the mode: an operator may have moved a limit since.
+    """
+    mode = point.point.power_mode
+    if mode is None or mode != clocks.power_mode or mode not in coupling.modes:
+        return False
+    now = {domain.name: domain for domain in (*clocks.clusters, clocks.gpu) if domain is not None}
+    for domain in point.domains:
+        if domain.held and domain.name != MEMORY:
+            return False
+        current = now.get(domain.name)
+        if current is None:
+            continue
+        if current.online and len(current.online) != domain.units:
+            return False
+        if None not in (current.max_hz, domain.freq_hz) and current.max_hz != domain.freq_hz:
+            return False
+    return point.point.memory_freq_hz is None
+
+
 def format_point(point: OperatingPoint) -> str:
     """A point for people and as a key, such as `cores=0,3-5 a57=1420.8MHz gpu=1300.5MHz`."""
     words = [f"mode={point.power_mode}"] if point.power_mode else []

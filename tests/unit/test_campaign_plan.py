@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_agent.clocks.controller import Controller
+from device_agent.platforms.platform import Platform
 from device_agent.protocol import Clocks, Description, DomainClocks
+from device_agent.virtual.tree import VirtualTree
 from farm.campaign.plan import (
     ASSUMED_BUILD_S,
     CampaignPlan,
@@ -33,6 +36,7 @@ from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.document_lines import Place
 from farm.search.workloads import Workload
 from farm.store.coverage import TrialCosts
+from tests.unit.virtual_boards import board_types, make_board
 
 CORES = 2
 MAXN = {"power_mode": "MAXN"}
@@ -65,6 +69,16 @@ def row(name: str, board_type: str = "jetson-nano", **given: Any) -> dict[str, A
         "health_reason": "",
     }
     return known | given
+
+
+def describe(name: str, clocks: Clocks, board_type: str = "jetson-nano") -> dict[str, Any]:
+    """What a virtual board with these clocks says of itself."""
+    told = Description(
+        name=name, board_type=board_type, agent_version="1", protocol_version=1, simulated=True,
+        architecture=platform.machine(), cpu_model="", cores_online=(0, 1, 2, 3), cpu_freq_range_hz={},
+        memory_bytes=4 << 30, engines=(), engine_versions={}, rails=(), thermal_zones=(), clocks=clocks,
+    )  # fmt: skip
+    return told.to_dict()
 
 
 def read(spec: CampaignSpec) -> list[ModelVariant]:
@@ -163,12 +177,7 @@ def test_a_point_is_used_where_a_board_has_it(types: dict[str, BoardType]) -> No
 def test_a_board_speaks_for_itself(types: dict[str, BoardType]) -> None:
     """What a board said of its clocks counts, not its type's file; others may have the point all the same."""
     clocks = Clocks(clusters=(DomainClocks("a57", available_hz=(102_000_000,), cpus=(0, 1, 2, 3)),))
-    told = Description(
-        name="odd", board_type="jetson-nano", agent_version="1", protocol_version=1, simulated=True,
-        architecture=platform.machine(), cpu_model="", cores_online=(0, 1, 2, 3), cpu_freq_range_hz={},
-        memory_bytes=4 << 30, engines=(), engine_versions={}, rails=(), thermal_zones=(), clocks=clocks,
-    )  # fmt: skip
-    odd = row("odd", description=told.to_dict())
+    odd = row("odd", description=describe("odd", clocks))
     (found,), faults = choose(campaign(operating_points=[FAST]), types, row("n1"), odd)
     assert not faults
     assert found.points[0].boards == ("n1",)
@@ -181,6 +190,29 @@ def test_points_that_come_to_the_same_are_one(types: dict[str, BoardType]) -> No
     """One clock written for every cluster and by the cluster's name is one point."""
     (found,), _ = choose(campaign(operating_points=[FAST, {"cpu_freq_hz": {"a57": 1_428_000_000}}]), types, row("n1"))
     assert [each.key for each in found.points] == ["a57=1428MHz"]
+
+
+@pytest.mark.parametrize("first", ["default", "mode"])
+@pytest.mark.parametrize("kind", ["jetson-nano", "jetson-tx2"])
+def test_the_power_mode_that_is_set_is_the_default(types: dict[str, BoardType], kind: str, first: str) -> None:
+    """A board in its default mode does `default` and that mode once; a moved limit makes two points of them."""
+    board, _ = make_board(kind)
+    clocks = Controller.read(Platform.discover(VirtualTree(board), board_types()[kind]))
+    assert clocks.power_mode is not None
+    other = next(name for name in clocks.power_modes if name != clocks.power_mode)
+    points: list[Any] = ["default", {"power_mode": clocks.power_mode}, {"power_mode": other}]
+    spec = campaign(
+        boards={"types": [kind]}, operating_points=points if first == "default" else [points[1], points[0], points[2]]
+    )
+    (found,), faults = choose(spec, types, row("b1", kind, description=describe("b1", clocks, kind)))
+    assert not faults
+    assert [each.key for each in found.points] == ["default", f"mode={other}"]
+    assert found.merged == (f"mode={clocks.power_mode} is the same as default on b1: done once",)
+    moved = dataclasses.replace(clocks.clusters[0], max_hz=clocks.clusters[0].available_hz[0])
+    clocks = dataclasses.replace(clocks, clusters=(moved, *clocks.clusters[1:]))
+    (found,), _ = choose(spec, types, row("b1", kind, description=describe("b1", clocks, kind)))
+    assert len(found.points) == 3
+    assert not found.merged
 
 
 @pytest.mark.parametrize(
