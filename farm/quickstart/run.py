@@ -303,6 +303,7 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
             points,
             title,
             "sum of the best latencies of its workloads",
+            trials=sum(int(task["counted"]) for task in tuned.tasks),
             references=references,
             simulated=board["simulated"],
         )

@@ -46,7 +46,11 @@ def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) 
         yield campaign_plots.plot_gains(folder, gains, f"{name}: what tuning gained", simulated=simulated)
     if any(each["steps"] for each in document["curves"]):
         yield campaign_plots.plot_course(
-            folder, document["curves"], f"{name}: latency over trials", simulated=simulated
+            folder,
+            document["curves"],
+            (document["progress"] or {}).get("counted", 0),
+            f"{name}: latency over trials",
+            simulated=simulated,
         )
     if campaign_evidence.list_contests(document["winners"]):
         yield campaign_evidence.plot_winners(

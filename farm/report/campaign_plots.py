@@ -33,10 +33,10 @@ _OURS = {
 _SAME = 0.005
 
 
-def plot_course(folder: pathlib.Path, curves: Curves, title: str, *, simulated: bool) -> Picture:
+def plot_course(folder: pathlib.Path, curves: Curves, counted: int, title: str, *, simulated: bool) -> Picture:
     """Draw a panel for each board type and operating point with a line for each model: its latency over trials.
 
-    Curves without steps are left out; at least one must have some.
+    Lines end at the last of the `counted` trials. Curves without steps are left out; at least one must have some.
     """
     curves = [each for each in curves if each["steps"]]
     panels = list(dict.fromkeys((each["board_type"], each["point"]) for each in curves))
@@ -47,7 +47,7 @@ def plot_course(folder: pathlib.Path, curves: Curves, title: str, *, simulated: 
     }
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    last = max(each["steps"][-1][0] for each in curves)
+    last = max(counted, *(each["steps"][-1][0] for each in curves))
     handles = [
         Line2D([], [], color=colour, linestyle=dash, linewidth=2, label=model)
         for model, (colour, dash) in looks.items()

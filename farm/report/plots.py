@@ -78,23 +78,25 @@ def plot_progress(
     title: str,
     subtitle: str,
     *,
+    trials: int = 0,
     references: Sequence[Reference] = (),
     simulated: bool = False,
 ) -> None:
     """Write a chart of the best model latency over trials, as steps, with the last value at its end.
 
-    `points` must not be empty.
+    `points` must not be empty; the line goes on to the last of `trials`.
     """
+    points = [*points, ProgressPoint(max(trials, points[-1].trials), points[-1].latency_s)]
     levels = [*(point.latency_s for point in points), *(reference.latency_s for reference in references)]
     unit = units.seconds_scale(levels)
-    trials = [point.trials for point in points]
+    counts = [point.trials for point in points]
     values = [point.latency_s * unit.factor for point in points]
     with canvas.framed(3.0, title, subtitle, simulated=simulated) as figure:
         axes = figure.subplots()
         canvas.strip(axes, "both")
-        axes.step(trials, values, where="post", color=OURS, linewidth=2, zorder=3)
-        axes.plot(trials[-1], values[-1], "o", color=OURS, markersize=6, zorder=4)
-        axes.set_xlim(0, max(1, *trials) * 1.02)
+        axes.step(counts, values, where="post", color=OURS, linewidth=2, zorder=3)
+        axes.plot(counts[-1], values[-1], "o", color=OURS, markersize=6, zorder=4)
+        axes.set_xlim(0, max(1, *counts) * 1.02)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 4, 5, 8, 10]))
         log = canvas.scale(axes, "y", levels)
         low, high = min(levels) * unit.factor, max(levels) * unit.factor

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
-from farm.report import canvas, plots
+from farm.report import campaign_plots, canvas, plots
 from farm.report.plots import LatencyRow, ProgressPoint, Reference
 
 ROWS = {
@@ -69,6 +71,25 @@ def test_progress_chart_is_whole(tmp_path: pathlib.Path, name: str) -> None:
     for lines in (references, []) if name == "one" else (references,):
         plots.plot_progress(path, POINTS[name], "squeezenet1.1", "best so far", references=lines)
         assert_whole(path)
+
+
+def test_lines_over_trials_end_at_the_last_trial(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last gain came at trial 7 of 12, a campaign's lines and quickstart's end at 12."""
+    figures: list[Figure] = []
+    for name in ("finish", "save"):
+        real = getattr(canvas, name)
+
+        def keep(figure: Figure, *rest: Any, real: Any = real) -> Any:
+            figures.append(figure)
+            return real(figure, *rest)
+
+        monkeypatch.setattr(canvas, name, keep)
+    curve = {"model": "mlp", "board_type": "jetson-nano", "point": "default", "steps": [[3, 2e-3], [7, 1e-3]]}
+    campaign_plots.plot_course(tmp_path, [curve], 12, "vision", simulated=True)
+    plots.plot_progress(tmp_path / "p.png", [ProgressPoint(3, 2e-3), ProgressPoint(7, 1e-3)], "m", "s", trials=12)
+    assert len({id(figure) for figure in figures}) == 2
+    for figure in figures:
+        assert max(x for x in figure.axes[0].lines[0].get_xdata()) == 12
 
 
 def test_long_texts_are_cut_not_lost(tmp_path: pathlib.Path) -> None:
