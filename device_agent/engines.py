@@ -99,7 +99,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         timing_s=timing_s,
         before=before,
         after=plan.sensors.read(),
-        details=RunDetails(first_s, _read_peak_bytes(spec, plan), layers),
+        details=RunDetails(first_s if plan.emulator is None else None, _read_peak_bytes(spec, plan), layers),
     )
     return protocol.pack_frame(outcome.to_json(), payload)
 

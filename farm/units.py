@@ -77,11 +77,13 @@ def format_bytes(size: int) -> str:
 
 
 def format_percent(ratio: float, more: str, less: str, same: str) -> str:
-    """How far a ratio is from 1: `38 % longer`."""
+    """How far a ratio is from 1: `38 % longer`, from 2 on `6.03 times as long`."""
     percent = abs(ratio - 1) * 100
     if percent < 0.5:
         return same
-    return f"{percent:.0f} % {more if ratio > 1 else less}" if ratio < 2 else f"{format_number(ratio)} times {more}"
+    if ratio < 2:
+        return f"{percent:.0f} % {more if ratio > 1 else less}"
+    return f"{format_number(ratio)} times {more.replace('longer', 'as long').replace('more', 'as much')}"
 
 
 def parse_duration_s(text: str) -> float:

@@ -71,12 +71,13 @@ class Layer(Message):
 class RunDetails(Message):
     """Beside its latency, what a model's run showed.
 
-    `first_s` is the very first inference after loading, which warm-up drops. `peak_memory_bytes` is the most that the
+    `first_s` is the very first inference after loading, which warm-up drops; null where a model of the core gives the
+    times, since that has no first-time costs. `peak_memory_bytes` is the most that the
     worker had in memory, its interpreter and runtime included; null where that is not the board's memory. `layers` are
     in the order in which they first ran, where they were asked for; instrumented runs after the timed ones give them.
     """
 
-    first_s: float
+    first_s: float | None
     peak_memory_bytes: int | None = None
     layers: tuple[Layer, ...] = ()
 

@@ -36,6 +36,7 @@ from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
+from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision
 from farm.search.graph.pipeline import require_pipeline
 from farm.search.target import host_target
@@ -316,10 +317,10 @@ def _describe(
         Tensor(name=name, shape=shape, dtype=dtype)
         for name, (shape, dtype) in zip(_list_outputs(source), compiled.outputs, strict=True)
     )
-    latencies = [each.latency_s for each in compiled.served]
-    predicted = None
-    if all(latency is not None for latency in latencies):
-        predicted = math.fsum(each.workload.weight * (each.latency_s or 0.0) for each in compiled.served)
+    factor = find_clock_factor(config, order.board_type)
+    served = tuple(_describe_workload(each, factor) for each in compiled.served)
+    times = [each.weight * each.latency_s for each in served if each.latency_s is not None]
+    predicted = math.fsum(times) if len(times) == len(served) else None
     return Manifest(
         name=source.name,
         model=order.brought.about,
@@ -333,7 +334,7 @@ def _describe(
         link_triple=find_triple(order.board_type, target),
         threads=target.threads,
         pipeline=compiled.pipeline,
-        workloads=tuple(_describe_workload(each) for each in compiled.served),
+        workloads=served,
         weights=_describe_weights(order.board_type.pipeline, compiled),
         # The file's bytes pass through a buffer before they are loaded.
         memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
@@ -373,7 +374,7 @@ def _describe_weights(pipeline: str, compiled: Compiled) -> StoredWeights:
     return StoredWeights(asked=asked, workloads=len(halved), bytes=compiled.half_bytes)
 
 
-def _describe_workload(served: Served) -> WorkloadServed:
+def _describe_workload(served: Served, clock_factor: float) -> WorkloadServed:
     workload, choice = served.workload, served.choice
     used = None
     if choice is not None:
@@ -394,6 +395,6 @@ def _describe_workload(served: Served) -> WorkloadServed:
         weight=workload.weight,
         algorithm=find_algorithm(workload.name),
         source="record" if choice else "rule" if served.by_rule else "none",
-        latency_s=served.latency_s,
+        latency_s=served.latency_s if choice or served.latency_s is None else served.latency_s * clock_factor,
         record=used,
     )

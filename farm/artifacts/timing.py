@@ -64,10 +64,11 @@ class Timed:
     def describe_details(self, name: str) -> dict[str, Any]:
         """First inference (s, the median of blocks), peak memory (bytes, the largest), layers; None where unknown."""
         found = self.details.get(name, [])
+        firsts = [each.first_s for each in found if each.first_s is not None]
         peaks = [each.peak_memory_bytes for each in found if each.peak_memory_bytes is not None]
         layers = next((each.layers for each in reversed(found) if each.layers), ())
         return {
-            "first_s": statistics.median(each.first_s for each in found) if found else None,
+            "first_s": statistics.median(firsts) if firsts else None,
             "peak_memory_bytes": max(peaks, default=None),
             "layers": [dataclasses.asdict(each) for each in layers],
         }

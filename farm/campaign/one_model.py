@@ -26,6 +26,7 @@ from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.kept import keep_model
 from farm.search import gpus
+from farm.search.cores import find_clock_factor
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
@@ -134,7 +135,8 @@ def submit(
     """Put a campaign of these workloads into the store; returns its name."""
     model, kind = request.model, request.board_type
     gpus.prepare_boards(workloads[0].target, settings)
-    planned = merge_workloads([(model, dataclasses.replace(survey, workloads=tuple(workloads)))], ())
+    factor = find_clock_factor(workloads[0].target, kind)
+    planned = merge_workloads([(model, dataclasses.replace(survey, workloads=tuple(workloads)))], (), factor)
     order = Order(
         name=_find_name(store, f"{request.command}-{model.name}"),
         owner=by,

@@ -15,6 +15,7 @@ from farm.campaign.plan_estimate import CampaignEstimate, LaneEstimate, estimate
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_survey import WorkloadSurvey
 from farm.campaign.spec import BudgetSpec
+from farm.search.cores import find_clock_factor
 from farm.store.coverage import TrialCosts
 
 # Assumed until trials of the type say better. What a board is held for besides its samples: upload, loading, warm-up,
@@ -112,9 +113,12 @@ class CampaignPlan:
 
 
 def merge_workloads(
-    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str]
+    surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str], clock_factor: float = 1.0
 ) -> tuple[WorkloadOrder, ...]:
-    """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first."""
+    """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first.
+
+    Predictions are for the core type's clock; `clock_factor` makes them the board type's.
+    """
     found: dict[str, WorkloadOrder] = {}
     for model, survey in surveys:
         for each in survey.workloads:
@@ -123,6 +127,7 @@ def merge_workloads(
             known = found.get(each.hash)
             if known is None:
                 predicted_s = survey.predicted_s.get(each.hash)
+                predicted_s = None if predicted_s is None else predicted_s * clock_factor
                 known = WorkloadOrder(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
             calls = dict(zip(known.models, known.calls, strict=True))
             calls[model.name] = calls.get(model.name, 0) + each.weight
@@ -163,7 +168,8 @@ def _plan_type(
     sampling: Sampling,
     ops: Sequence[str],
 ) -> PlannedType:
-    workloads = merge_workloads(surveys, ops)
+    factor = find_clock_factor(boards.target.config or {}, boards.board_type)
+    workloads = merge_workloads(surveys, ops, factor)
     costs = known.costs
     assumed_s = sampling.repeat * sampling.min_repeat_s + ASSUMED_OVERHEAD_S
     return PlannedType(

@@ -16,7 +16,7 @@ from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.settings import Settings
-from farm.units import format_bytes
+from farm.units import format_bytes, format_latency, format_number
 
 if TYPE_CHECKING:
     from farm.artifacts.manifest import Artifact, Manifest
@@ -292,14 +292,18 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
                 each.algorithm or None,
                 each.weight,
                 _say_source(manifest, each),
-                None if each.latency_s is None else f"{each.latency_s * 1e6:,.1f}",
+                None if each.latency_s is None else _say_latency(each.latency_s, each.source),
             )
             for each in manifest.workloads
         ],
         left=(0, 1, 3),
         empty="no workloads",
     )
-    summed = "unknown" if manifest.predicted_latency_s is None else f"{manifest.predicted_latency_s * 1e3:.3f} ms"
+    estimated = len(manifest.workloads) - manifest.count("record")
+    mark = "~" if estimated else ""
+    summed = "unknown"
+    if manifest.predicted_latency_s is not None:
+        summed = f"{mark}{format_latency(manifest.predicted_latency_s)}"
     board = board or (LOCAL if manifest.board_type == LOCAL else "NAME")
     lines = [
         f"{manifest.name} for {manifest.board_type}{' (simulated)' if manifest.simulated else ''}: "
@@ -314,6 +318,8 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
             f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
+    if estimated:
+        lines.insert(1, "~: estimated from facts of the board type's core, not measured")
     if manifest.weights.asked != FLOAT32:
         lines.insert(2, _say_weights(manifest))
     if manifest.devices:
@@ -321,6 +327,11 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
     for device, why in manifest.not_made.items():
         lines.insert(1, f"taken for the {manifest.device}, since no code was made for the {device}: {why}")
     output.say(*lines)
+
+
+def _say_latency(latency_s: float, source: str) -> str:
+    """One call in microseconds; marked as an estimate where no record gives it."""
+    return f"{'' if source == 'record' else '~'}{format_number(latency_s * 1e6)}"
 
 
 def _say_weights(manifest: Manifest) -> str:

@@ -13,6 +13,7 @@ from farm.cli import record_filters as filters
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.processes.machine import name_user
+from farm.report import campaign_rows
 from farm.report.record_choice import Filters, point_to_others, require_workload
 from farm.report.record_document import make_document, name_codes, to_document
 from farm.units import format_minute
@@ -124,6 +125,7 @@ def best_trials(
         spare=("Measured", "GFLOPS", "Board"),
         empty="nothing was measured there; `farm tune MODEL` does",
     )
+    _say_flop([name] if rows else [])
     if others:
         output.stderr.print(point_to_others("trials", simulated))
 
@@ -180,6 +182,12 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
         empty=empty,
         spare=("Max rel. error", "From", "GFLOPS", "Verified", "Workload"),
     )
+    _say_flop([each.workload_name for each in records])
+
+
+def _say_flop(names: list[str]) -> None:
+    if note := campaign_rows.note_flop(names):
+        output.stderr.print(note, soft_wrap=True, markup=False)
 
 
 def _show_point(point: str) -> str:

@@ -6,7 +6,8 @@ The live table and the report are drawn from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.points.conditions import format_conditions, format_threads
@@ -14,6 +15,8 @@ from farm.units import format_latency
 from farm.values import DEFAULT_POINT
 
 Document = Mapping[str, Any]
+# Names of convolutions that a pool or another convolution was joined to (`farm.search.graph.strip_fusion`).
+_JOINED = re.compile(r"conv2d\w*_(max_pool2d|conv2d)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,16 @@ def sum_weighted(tasks: Sequence[Document]) -> float | None:
 def find_gflops(task: Document) -> float | None:
     """Billions of operations per second of the best candidate; None where that, or the count, is not known."""
     return task["flop"] / task["best_s"] / 1e9 if task["best_s"] and task["flop"] else None
+
+
+def note_flop(names: Iterable[str]) -> str:
+    """What FLOP count, where functions of these names compute another number of them; empty where none does."""
+    if not any("winograd" in name or _JOINED.search(name) for name in names):
+        return ""
+    return (
+        "FLOP are those of the direct algorithm, each result computed once: Winograd's computes fewer, so that its "
+        "GFLOPS may exceed the core's peak, and joined convolutions compute some rows twice."
+    )
 
 
 def list_faults(progress: Document) -> dict[str, int]:

@@ -64,7 +64,10 @@ def draw(
         for cells, style in _rows(group, room):
             first, *rest = (cell for cell, (_, always) in zip(cells, _TITLES, strict=True) if wide or always)
             table.add_row(Text(first, no_wrap=True, overflow="ellipsis"), *rest, style=style)
-    below = Text("\n".join([_cut(_head(name, state, reason), width), *summary(progress, budget, width)]))
+    told = [_cut(_head(name, state, reason), width), *summary(progress, budget, width)]
+    if wide and height is None:
+        told += filter(None, [campaign_rows.note_flop(task["name"] for group in groups for task in group.tasks)])
+    below = Text("\n".join(told))
     return Stack(table, below) if groups else below
 
 
@@ -114,7 +117,7 @@ def _rows(group: RowGroup, room: int | None) -> Iterator[tuple[tuple[str, ...], 
     state = f"{done}/{len(group.tasks)} ended" if done else ""
     if group.predicted and group.latency_s:
         state = f"{group.predicted}/{len(group.tasks)} predicted"
-    yield (group.title, "", "", f"{group.counted:,}", "", "", _us(group.latency_s), state), "bold"
+    yield (group.title, "", "", f"{group.counted:,}", "", "", _sum(group), state), "bold"
     if room == 0:
         return
     shown = group.tasks[:room]
@@ -147,9 +150,10 @@ def _list_models(progress: Mapping[str, Any]) -> Iterator[str]:
         latency_s = timed_s or each["latency_s"]
         if latency_s is not None:
             where = f" on {each['board_type']} @ {each['point']}" if several else ""
-            if not timed_s and each.get("predicted"):
-                where += f" ({each['predicted']} of {each['workloads']} workloads predicted)"
-            yield f"{each['name']} {latency_s * 1e3:.3g} ms{where}"
+            estimated = "" if timed_s else each.get("predicted")
+            how = "timed whole" if timed_s else "sum of its workloads"
+            how += f", {estimated} of {each['workloads']} predicted" if estimated else ""
+            yield f"{each['name']} {'~' if estimated else ''}{latency_s * 1e3:.3g} ms{where} ({how})"
 
 
 def _list_boards(boards: Sequence[Mapping[str, Any]]) -> str:
@@ -163,6 +167,13 @@ def _list_boards(boards: Sequence[Mapping[str, Any]]) -> str:
 
 def _cut(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else line[: width - 1] + "…"
+
+
+def _sum(group: RowGroup) -> str:
+    """The sum over a group's workloads, measured one by one; `~` where some of them are estimates."""
+    if group.latency_s is None:
+        return _us(None)
+    return f"sum {'~' if group.predicted else ''}{_us(group.latency_s)}"
 
 
 def _us(seconds: float | None) -> str:

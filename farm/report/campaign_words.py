@@ -109,7 +109,10 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
     rows = [
         (
             *(each.model, each.board_type, each.point, _latency(each.predicted_s)),
-            (_latency(each.last_s), "" if each.verified or each.last_s is None else _describe_sources(each)),
+            (
+                f"{'' if each.timed or not each.guessed else '~'}{_latency(each.last_s)}",
+                "" if each.verified or each.last_s is None else _describe_sources(each),
+            ),
             "–" if each.factor is None else f"{each.factor:.2f}",
             each.said or "–",
             f"{each.recorded}/{each.workloads}",
@@ -121,7 +124,8 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
     yield (
         "No trial and compiled now: the model itself, timed in turns on one board, scheduled by prediction "
         "alone and as farm model compile makes it from now on. Where it was not timed, compiled now is the sum over "
-        "its workloads: of the record, else of the best trial, else of the prediction."
+        "its workloads: of the record, else of the best trial, else of the prediction (~). A sum of functions timed "
+        "one by one is not the latency of the model."
     )
     if costs := list(_list_costs(document)):
         titles = ("model", "board type", "point", "p50", "p90", "p99", "first inference", "peak memory", "size")

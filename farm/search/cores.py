@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type
+from farm.values import is_for_gpu
 
 # Instructions that a core looks ahead where its type does not say how many, and one that executes in order.
 _WINDOW, _IN_ORDER = 120.0, 2.0
@@ -85,6 +87,17 @@ def find_core(target: Mapping[str, Any], threads: int | None = None) -> Core | N
     """As `core_of`; None for an architecture without any core type."""
     kind = find_core_type(str(target.get("mcpu", "")), _name_machine(target))
     return None if kind is None else _make_core(kind, threads or int(target.get("num-cores", 1)))
+
+
+def find_clock_factor(target: Mapping[str, Any], kind: BoardType) -> float:
+    """By what a predicted time is multiplied for boards of a type: the core type's clock over the type's highest.
+
+    1 where either is not known, and for GPUs, whose clock is the board type's own.
+    """
+    core = None if is_for_gpu(kind.pipeline) else find_core(target)
+    clocks = (hz for each in kind.clusters if core and each.core == core.name for hz in each.freqs_hz)
+    highest = max(clocks, default=0)
+    return core.freq_hz / highest if core and highest else 1.0
 
 
 def _name_machine(target: Mapping[str, Any]) -> str:

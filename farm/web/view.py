@@ -140,7 +140,7 @@ def _environment() -> jinja2.Environment:
         "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
         "asdict": dataclasses.asdict,
     }  # fmt: skip
-    environment.globals |= {"clock": time.time}
+    environment.globals |= {"clock": time.time, "note_flop": campaign_rows.note_flop}
     return environment
 
 

@@ -25,4 +25,6 @@ def test_a_virtual_board_leads_to_a_wheel_for_a_real_one(home: Home) -> None:
         for _ in range(2)
     )
     assert first["models"] == second["models"]
+    # A model of the core has no first-time costs, so no first inference is reported.
+    assert {each["first_s"] for each in first["models"][0]["variants"].values() if each["latency_s"]} == {None}
     home.expect_no_processes()

@@ -17,10 +17,10 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import bring
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
 from farm.artifacts.make import find_algorithm
-from farm.artifacts.manifest import Artifact, Manifest, StoredWeights, Tensor, Verified
+from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
 from farm.artifacts.task import find_task
-from farm.cli.model_artifacts import _say_weights
+from farm.cli.model_artifacts import _say_weights, _show
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
@@ -236,6 +236,28 @@ def test_why_no_weights_are_in_16_bits(pipeline: str, asked: str, workloads: int
     told = _say_weights(make_manifest(pipeline=pipeline, weights=weights))
     assert said in told
     assert ("--weights bf16-all" in told) == (workloads == 0 and pipeline == "graph/2-bf16")
+
+
+def test_estimates_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """A predicted time of 33 ns is `~0.033`, not a measured 0.0, and so is a sum with one in it."""
+    record = RecordUsed(
+        fit="exact", candidate="c", board_type="jetson-nano", operating_point="default", latency_s=2.2e-6,
+        simulated=False, verified_at=1.0,
+    )  # fmt: skip
+    served = (
+        WorkloadServed(hash="1" * 16, name="softmax 10", flop=50.0, weight=1, algorithm="", source="rule",
+                       latency_s=3.3e-8),
+        WorkloadServed(hash="2" * 16, name="dense 8>8", flop=128.0, weight=1, algorithm="", source="record",
+                       latency_s=2.2e-6, record=record),
+    )  # fmt: skip
+    manifest = make_manifest(workloads=served, predicted_latency_s=2.233e-6)
+    list(_show(Artifact(pathlib.Path("art"), manifest), 0.0))
+    shown = capsys.readouterr().out
+    softmax, dense = (next(line for line in shown.splitlines() if name in line) for name in ("softmax", "dense"))
+    assert softmax.rstrip().endswith(" ~0.033")
+    assert dense.rstrip().endswith(" 2.20")
+    assert "latency summed over them ~2.23 µs" in shown
+    assert "~: estimated" in shown
 
 
 def test_classifiers_are_told_by_their_inputs_and_outputs() -> None:

@@ -32,8 +32,9 @@ from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, WorkloadSurvey
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
-from farm.inventory.board_types import BoardType, load_board_types
+from farm.inventory.board_types import BoardType, load_board_types, require_board_type
 from farm.inventory.document_lines import Place
+from farm.search.cores import find_clock_factor
 from farm.search.workloads import Workload
 from farm.store.coverage import TrialCosts
 from tests.unit.virtual_boards import board_types, make_board
@@ -290,6 +291,18 @@ def test_equal_workloads_are_one() -> None:
         [(two, WorkloadSurvey((workload("a"), workload("c", kind="conv2d")), "graph/1"))], ("conv2d",)
     )
     assert [each.hash for each in chosen] == ["c"]
+
+
+def test_predictions_are_made_for_the_clock_of_each_board_type() -> None:
+    """A TX2's A57 has 2,035 MHz, a Nano's 1,479: equal functions are not predicted to take equally long."""
+    (one,) = read(campaign(models=["mlp"]))
+    survey = WorkloadSurvey((workload("a"),), "graph/2", {"a": 1.0})
+    times = []
+    for name in ("jetson-nano", "jetson-tx2", "local"):
+        kind = require_board_type(name)
+        factor = find_clock_factor({} if kind.target is None else kind.target.to_tvm(), kind)
+        times.append(merge_workloads([(one, survey)], (), factor)[0].predicted_s)
+    assert times == pytest.approx([1.0, 1479 / 2035.2, 1.0])
 
 
 def test_equal_targets_are_imported_once() -> None:

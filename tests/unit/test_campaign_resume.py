@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.active import Active, Work, to_measure_spec
@@ -120,7 +122,22 @@ def test_a_model_is_told_before_its_trials_are_made() -> None:
     assert (found["b", "nano", "default"]["predicted"], found["b", "nano", "default"]["workloads"]) == (1, 2)
     assert found["b", "nano", "*=102MHz"]["latency_s"] is None
     lines = list(campaign_table.summary(progress, {}))
-    assert any("b 1.6e+03 ms on nano @ default (1 of 2 workloads predicted)" in line for line in lines)
+    assert any("b ~1.6e+03 ms on nano @ default (sum of its workloads, 1 of 2 predicted)" in line for line in lines)
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(campaign_table.draw("vision", "running", "", {}, progress))
+    assert "sum ~2,600,000.0" in drawn.getvalue()
+
+
+def test_what_flop_count_is_said_where_it_is_not_what_is_computed() -> None:
+    """Winograd's GFLOPS may exceed a core's peak: the last table of a campaign says so, and no other does."""
+    for name, is_said in (("winograd4_conv2d 3x3 14x14x64>64", True), ("conv2d 3x3", False)):
+        order = make_order()
+        kinds = [dataclasses.replace(each, workloads=(dataclasses.replace(CONV, name=name),)) for each in order.types]
+        active, state = begin([], order=dataclasses.replace(order, types=tuple(kinds)))
+        drawn = io.StringIO()
+        progress = to_progress(active, state, [], "running", 130.0)
+        Console(file=drawn, width=300).print(campaign_table.draw("vision", "finished", "", {}, progress))
+        assert ("FLOP are those of the direct algorithm" in drawn.getvalue()) is is_said
 
 
 def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:

@@ -6,6 +6,14 @@ import pytest
 
 from farm.cli.durations import read_duration_s
 from farm.errors import UsageError
+from farm.units import format_percent
+
+
+def test_a_ratio_says_as_long_and_not_longer() -> None:
+    """Six times as long is five times longer."""
+    said = [format_percent(ratio, "longer", "shorter", "no longer") for ratio in (0.62, 1.0, 1.38, 6.03)]
+    assert said == ["38 % shorter", "no longer", "38 % longer", "6.03 times as long"]
+    assert format_percent(2.5, "more energy", "less energy", "the same energy") == "2.50 times as much energy"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("10 m", 600), ("500ms", 0.5)])
