@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.campaign.after_trials import CHECK_S, estimate_final_s
 from farm.campaign.order import WorkloadOrder
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType
 from farm.campaign.plan_estimate import CampaignEstimate, LaneEstimate, estimate
@@ -192,6 +193,12 @@ def _to_lane(planned: PlannedType, at: BoardsAtPoint) -> LaneEstimate:
         held_s=planned.held_s,
         host_core_s=planned.search_s + planned.build_s,
         alone=planned.boards.board_type.host_is_board,
+        check_s=CHECK_S,
+        finals_s=sum(
+            estimate_final_s(count)
+            for model in {name for each in planned.workloads for name in each.models}
+            if (count := sum(model in each.models for each in planned.workloads))
+        ),
     )
 
 
@@ -241,6 +248,7 @@ def to_document(plan: CampaignPlan) -> dict[str, Any]:
             "ends_at": estimated.limit,
             "boards_seconds": estimated.boards_s,
             "winners_seconds": estimated.winners_s,
+            "finals_seconds": estimated.finals_s,
             "host_seconds": estimated.host_s,
             "host_as_board_seconds": estimated.alone_s,
             "host_cores": plan.host_cores,

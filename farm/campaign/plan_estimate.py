@@ -10,9 +10,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from farm.campaign.after_trials import leave_time
 from farm.campaign.spec import BudgetSpec
 from farm.campaign.winner_share import leave_room, plan_allowance
-from farm.selection.looks import LOOKS
+from farm.selection.looks import LEAST_ROUNDS, LOOKS
 
 _HOUR_S = 3600.0
 # 0.1 hours must pay for 360 trials of a second, and not for 359.99999.
@@ -25,7 +26,8 @@ class LaneEstimate:
     """Trials of one board type at one operating point: `jobs` workloads share `boards` that have the point.
 
     `held_s` is how long a trial holds a board, `host_core_s` what its search and build cost this host. `alone`: the
-    host is the board, and does nothing else while it measures.
+    host is the board, and does nothing else while it measures. `check_s` is what checking the winner of one workload
+    takes, `finals_s` what compiling and timing the models takes after that.
     """
 
     board_type: str
@@ -34,6 +36,8 @@ class LaneEstimate:
     held_s: float
     host_core_s: float
     alone: bool = False
+    check_s: float = 0.0
+    finals_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,8 @@ class CampaignEstimate:
     part of the budget is reached first.
 
     `boards_s` and `host_s` are what boards and host would need for the search were the other never slow, `alone_s` what
-    this machine needs as a board, `winners_s` what boards need for winners; `eta_s` is all of it together.
+    this machine needs as a board, `winners_s` what checking and measuring winners takes, `finals_s` what compiling and
+    timing the models takes; `eta_s` is all of it together.
     """
 
     trials: tuple[int, ...]
@@ -53,6 +58,7 @@ class CampaignEstimate:
     host_s: float
     alone_s: float
     winners_s: float
+    finals_s: float
     limit: str
 
 
@@ -66,12 +72,18 @@ def estimate(
     open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
     if not open_jobs:
         nothing = (0,) * len(lanes)
-        return CampaignEstimate(nothing, nothing, (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, 0.0, NO_BOARDS)
+        return CampaignEstimate(nothing, nothing, (0.0,) * len(lanes), None, 0.0, 0.0, 0.0, 0.0, 0.0, NO_BOARDS)
     shares = [lane.jobs / open_jobs if lane.boards else 0.0 for lane in lanes]
     boards_s, host_s, alone_s = _spend(lanes, shares, host_cores)
     held_s = sum(share * lane.held_s for share, lane in zip(shares, lanes, strict=True))
+    finals_s = sum(lane.finals_s for lane in lanes if lane.boards)
+    least = [2 * LEAST_ROUNDS * lane.jobs for lane in lanes]
+    least_s, _, least_alone_s = _spend(lanes, least, host_cores)
+    checks_s = sum(lane.jobs * lane.check_s for lane in lanes if lane.boards)
+    wall_clock_s = leave_time(budget.wall_clock, checks_s + finals_s, least_s + least_alone_s)
     limit, total = min(
-        _read_limits(budget, open_jobs, held_s, max(boards_s, host_s) + alone_s), key=lambda each: each[1]
+        _read_limits(budget, wall_clock_s, open_jobs, held_s, max(boards_s, host_s) + alone_s),
+        key=lambda each: each[1],
     )
     trials = _spread(math.floor(total * (1 + _ROUNDING)), shares)
     boards_s, host_s, alone_s = _spend(lanes, trials, host_cores)
@@ -81,23 +93,28 @@ def estimate(
         for n, lane in zip(trials, lanes, strict=True)
     ]
     winners_s, _, winners_alone_s = _spend(lanes, winners, host_cores)
-    winners_s += winners_alone_s
+    winners_s += winners_alone_s + sum(min(n, lane.jobs) * lane.check_s for n, lane in zip(trials, lanes, strict=True))
     held = [(n + more) * lane.held_s for n, more, lane in zip(trials, winners, lanes, strict=True)]
     return CampaignEstimate(
         trials=tuple(trials),
         winners=tuple(winners),
         board_hours=tuple(each / _HOUR_S for each in held),
-        eta_s=max(boards_s, host_s) + alone_s + winners_s,
+        eta_s=max(boards_s, host_s) + alone_s + winners_s + finals_s,
         boards_s=boards_s,
         host_s=host_s,
         alone_s=alone_s,
         winners_s=winners_s,
+        finals_s=finals_s,
         limit=limit,
     )
 
 
-def _read_limits(budget: BudgetSpec, jobs: int, held_s: float, wall_s: float) -> list[tuple[str, float]]:
-    """How many trials each limit allows. `held_s` and `wall_s` are of one trial, spread as all are."""
+def _read_limits(
+    budget: BudgetSpec, wall_clock_s: float | None, jobs: int, held_s: float, wall_s: float
+) -> list[tuple[str, float]]:
+    """How many trials each limit allows. `held_s` and `wall_s` are of one trial, spread as all are; `wall_clock_s` is
+    the part of the wall clock that is the trials'.
+    """
     limits: list[tuple[str, float]] = []
     if budget.trials is not None:
         limits.append(("trials", budget.trials))
@@ -105,8 +122,8 @@ def _read_limits(budget: BudgetSpec, jobs: int, held_s: float, wall_s: float) ->
         limits.append(("per_workload", budget.per_workload * jobs))
     if budget.board_hours is not None:
         limits.append(("board_hours", (leave_room(budget.board_hours * _HOUR_S) or 0.0) / held_s))
-    if budget.wall_clock is not None:
-        limits.append(("wall_clock", budget.wall_clock / wall_s))
+    if wall_clock_s is not None:
+        limits.append(("wall_clock", wall_clock_s / wall_s))
     return limits
 
 

@@ -147,7 +147,8 @@ def _describe(planned: CampaignPlan) -> Iterator[str]:
     )
     yield (
         f"about {planned.trials:,} trials, then at most {planned.winners:,} measurements of winners "
-        f"({_span(estimated.winners_s)}); together {_span(3600 * planned.board_hours)} of boards' time, "
+        f"({_span(estimated.winners_s)} with their checks), then models are compiled and timed "
+        f"({_span(estimated.finals_s)}); together {_span(3600 * planned.board_hours)} of boards' time, "
         f"{_span(estimated.eta_s)}; "
         f"it ends when {_LIMITS[estimated.limit]}, or earlier where workloads stop early"
     )

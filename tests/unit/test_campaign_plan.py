@@ -327,7 +327,7 @@ def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_cor
         ({"trials": 100}, "trials", 100),
         ({"trials": 100, "per_workload": 4}, "per_workload", 40),
         ({"trials": 100, "board_hours": 0.01}, "board_hours", 24),
-        ({"trials": 100, "wall_clock": "9s"}, "wall_clock", 18),
+        ({"trials": 1000, "wall_clock": "150s"}, "wall_clock", 200),
         ({"board_hours": 1.13}, "board_hours", 2712),
         ({"per_workload": 1000, "wall_clock": "1h", "board_hours": 0.5, "trials": 10_000}, "board_hours", 1200),
     ],
@@ -348,6 +348,19 @@ def test_the_slower_of_host_and_boards_sets_the_pace() -> None:
     assert estimate([lane("a", 1, "x", host_core_s=4.0)], budget, CORES).eta_s == pytest.approx(200 + 32)
     alone = dataclasses.replace(lane("local", 1, "x", host_core_s=4.0), alone=True)
     assert estimate([alone], budget, CORES).eta_s == pytest.approx(300 + 32)
+
+
+@pytest.mark.parametrize("limit", [300, 3600])
+def test_a_plan_counts_checks_and_models_and_keeps_the_wall_clock(limit: int) -> None:
+    """What follows the trials is in the estimate, and trials are planned so that all of it ends within the limit."""
+    after = dataclasses.replace(lane("a", 10, "x", "y"), check_s=2.0, finals_s=30.0)
+    found = estimate([after], BudgetSpec.model_validate({"wall_clock": f"{limit}s"}), CORES)
+    assert found.limit == "wall_clock"
+    assert found.finals_s == 30.0
+    assert found.eta_s == pytest.approx(found.boards_s + found.winners_s + 30.0)
+    assert found.winners_s == pytest.approx(found.winners[0] / 2 + 10 * 2.0)
+    assert found.boards_s > limit / 3
+    assert found.eta_s <= limit
 
 
 def test_points_share_the_boards_of_their_type() -> None:

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import OperatingPoint
+from farm.campaign.after_trials import CHECK_S
 from farm.campaign.engine.active import Active, Work, to_measure_spec
-from farm.campaign.engine.orders import _to_search_budget
+from farm.campaign.engine.orders import to_search_budget
 from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.order import (
@@ -21,6 +22,7 @@ from farm.campaign.order import (
     TypeOrder,
     WorkloadOrder,
 )
+from farm.campaign.order_time import leave_search_s, list_final_s
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
@@ -141,19 +143,46 @@ def test_what_flop_count_is_said_where_it_is_not_what_is_computed() -> None:
 
 
 def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
-    """Before the search is over, by what its trials took; then by what is left of the winners' measurements."""
+    """Before the search is over, by what its trials took, with checks and finals; then as the verification says."""
     active, state = begin([row(0.5)] * 5)
     # Five of ten trials in 60 s; then five tasks take four measurements each, of 2.4 s, on two boards.
     boards = [{"board": "n-1"}, {"board": "n-2"}]
-    assert to_progress(active, state, boards, "running", 130.0)["eta_s"] == pytest.approx(60 + 5 * 4 * 2.4 / 2)
-    winners = {"measured": 3, "at_most": 20, "eta_s": 99.0}
+    finals_s = sum(list_final_s(active.order))
+    assert len(list(list_final_s(active.order))) == 6  # two models at two points of a nano and one of a TX2
+    expected_s = 60 + 5 * 4 * 2.4 / 2 + 5 * CHECK_S + finals_s
+    assert to_progress(active, state, boards, "running", 130.0)["eta_s"] == pytest.approx(expected_s)
+    assert active.trial_s == pytest.approx(2.4)
+    winners = {"measured": 3, "at_most": 20, "eta_s": 99.0, "timed": 1, "models": 6, "timing": True}
     progress = to_progress(active, state, boards, "verifying", 130.0, winners)
-    assert (progress["eta_s"], progress["winners"]) == (99.0, {"measured": 3, "at_most": 20})
+    assert progress["eta_s"] == 99.0
+    line = campaign_table.summary_line("vision", "verifying", "", {}, progress)
+    assert "winners measured 3 times, at most 20 | models compiled and timed 1/6 |" in line
+
+
+@pytest.mark.parametrize("limit_s", [180.0, 360.0, 7200.0])
+def test_a_wall_clock_leaves_time_for_winners_and_models(limit_s: float) -> None:
+    """The search ends so early that what follows is expected to end within the limit, and so does the time left say."""
+    order = make_order()
+    order = dataclasses.replace(order, budget=v.Budget(wall_clock_s=limit_s))
+    search_s = leave_search_s(order, limit_s)
+    assert search_s is not None
+    after_s = 5 * CHECK_S + sum(list_final_s(order))
+    assert search_s + max(search_s / 2, 5 * 4 * 0.56) + after_s == pytest.approx(limit_s)
+    budget = to_search_budget(dataclasses.asdict(order.budget), order)
+    progress = to_progress(*begin(order=dataclasses.replace(order, budget=budget)), [], "running", 80.0)
+    assert after_s < progress["eta_s"] <= limit_s - progress["wall_clock_s"]
+
+
+def test_the_search_has_a_third_of_a_short_wall_clock() -> None:
+    """A limit too short for winners and models is passed, and the line says by how much and why."""
+    assert leave_search_s(make_order(), 60.0) == pytest.approx(20.0)
+    line = campaign_table.summary_line("v", "verifying", "", {"wall_clock_s": 60.0}, {"wall_clock_s": 95.0})
+    assert "| time 1:35/1:00, 0:35 over: winners and models are measured to their end |" in line
 
 
 def test_board_hours_leave_room_for_winners() -> None:
     """Of limited board-hours the search gets what measuring its winners leaves."""
-    whole = _to_search_budget({"trials": 9, "board_s": 3600.0, "wall_clock_s": None, "per_workload": None})
+    whole = to_search_budget({"trials": 9, "board_s": 3600.0, "wall_clock_s": None, "per_workload": None}, make_order())
     assert (whole.trials, whole.board_s) == (9, 2400.0)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from device_agent.protocol import Layer, OperatingPoint, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
+from farm.campaign.after_trials import estimate_final_s
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.finals import Finals
@@ -295,3 +296,25 @@ def test_a_slow_model_runs_less_often(store: Store) -> None:
     predicted = lab.document["variants"][PREDICTED]
     assert (predicted["count"], predicted["first_s"], predicted["bytes"]) == (8, 15.02, len(PREDICTED))
     assert predicted["peak_memory_bytes"] == 1 << 20
+
+
+def test_the_time_that_is_left_counts_down_and_is_never_nothing(store: Store) -> None:
+    """Two models at one point: expected from their functions, then at the pace of the first, until both are timed."""
+    models = (*ORDER.models, ModelOrder("tiny-mlp", "zoo:tiny-mlp", "cd" * 32, None))
+    of_type = ORDER.types[0]
+    more = (*of_type.workloads, WorkloadOrder("w2", "dense w2", "dense", 1e6, 1.0, ("tiny-mlp",), (1,)))
+    order = dataclasses.replace(ORDER, models=models, types=(dataclasses.replace(of_type, workloads=more),))
+    lab = Lab(store, {RECORDED: 1.0, PREDICTED: 2.0})
+    lab.open(order=order)
+    assert lab.finals.count == (0, 2)
+    first_s = lab.finals.left_s
+    assert first_s == pytest.approx(2 * estimate_final_s(1))
+    seen = [first_s]
+    while not lab.finals.done:
+        lab.now_s += 1.0
+        lab.drive(most=1)
+        seen.append(lab.finals.left_s)
+    assert lab.finals.count == (2, 2)
+    assert seen[1] < first_s
+    assert min(seen[:-1]) > 0
+    assert seen[-1] == 0

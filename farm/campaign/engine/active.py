@@ -50,6 +50,8 @@ class Active:
     began_s: float
     attempts: dict[tuple[str, str, str, str], int]
     used_s: float = 0.0
+    # How long a counted trial held a board on average.
+    trial_s: float | None = None
     # How long earlier engines' searches looked for candidates.
     searched_s: float = 0.0
     faults: dict[str, int] = dataclasses.field(default_factory=lambda: {f"{side}_faults": 0 for side in FaultSide})

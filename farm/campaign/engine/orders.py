@@ -18,6 +18,7 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.order import Order, SearchOrder
+from farm.campaign.order_time import leave_search_s
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.campaign.winner_share import leave_room
@@ -139,7 +140,7 @@ class CampaignOrders:
             phase, _ = self._explained.get(active.name, (phase, ""))
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
-            boards, winners = roster.list_boards(active, state), verifying.to_winners(active)
+            boards, winners = roster.list_boards(active, state), verifying.to_winners(active, active.trial_s)
             progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)
@@ -194,7 +195,7 @@ class CampaignOrders:
             events.append(v.CampaignResumed(row.name))
         if dict(row.budget) != self._budgets.get(row.name) and known.status not in v.OVER:
             self._budgets[row.name] = dict(row.budget)
-            events.append(v.BudgetChanged(row.name, _to_search_budget(row.budget)))
+            events.append(v.BudgetChanged(row.name, to_search_budget(row.budget, active.order)))
         return events
 
     def _begin(self, row: FleetCampaign) -> v.Event:
@@ -217,7 +218,7 @@ class CampaignOrders:
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
         breakers = self._store.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
         board_s = self._store.fetch_board_seconds(row.id)
-        added = to_added(order, _to_search_budget(row.budget), counted, board_s, used_s, breakers)
+        added = to_added(order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers)
         active.tasks = to_rows(order, added.done)
         return added
 
@@ -277,7 +278,8 @@ def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -
     }
 
 
-def _to_search_budget(budget: Mapping[str, Any]) -> v.Budget:
-    """What of a budget is the search's: of board-hours winners need their part."""
+def to_search_budget(budget: Mapping[str, Any], order: Order) -> v.Budget:
+    """What of a budget is the search's: winners and finals need their part of board-hours and wall clock."""
     whole = v.Budget(**budget)
-    return dataclasses.replace(whole, board_s=leave_room(whole.board_s))
+    wall_clock_s = leave_search_s(order, whole.wall_clock_s)
+    return dataclasses.replace(whole, board_s=leave_room(whole.board_s), wall_clock_s=wall_clock_s)

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from farm.campaign.after_trials import CHECK_S
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.order import Order
+from farm.campaign.order_time import count_tasks, list_final_s
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.campaign.winner_share import plan_allowance
@@ -36,6 +38,8 @@ def to_progress(
     counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
     wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
     active.used_s = wall_clock_s
+    if campaign and campaign.counted and campaign.board_s:
+        active.trial_s = campaign.board_s / campaign.counted
     return {
         "at": time.time(),
         "phase": phase,
@@ -43,10 +47,10 @@ def to_progress(
         "faults": dict(active.faults),
         "board_s": campaign.board_s if campaign else 0.0,
         "wall_clock_s": wall_clock_s,
-        "eta_s": _find_eta_s(campaign, counted, wall_clock_s, len(tasks), active.order.measure.verify_top, len(boards))
+        "eta_s": _find_eta_s(campaign, active.order, counted, wall_clock_s, len(boards))
         if winners is None
         else winners["eta_s"],
-        "winners": None if winners is None else {key: winners[key] for key in ("measured", "at_most")},
+        "winners": None if winners is None else {key: value for key, value in winners.items() if key != "eta_s"},
         "boards": [dict(each) for each in boards],
         "tasks": tasks,
         "models": find_latencies(active.order, tasks),
@@ -201,11 +205,9 @@ def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: fl
     return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
 
 
-def _find_eta_s(
-    campaign: CampaignEntry | None, counted: int, used_s: float, tasks: int, top: int, boards: int
-) -> float | None:
-    """When the trials are made at the pace so far, or the wall clock is over, and winners are measured after that; None
-    while that cannot be said.
+def _find_eta_s(campaign: CampaignEntry | None, order: Order, counted: int, used_s: float, boards: int) -> float | None:
+    """When the trials are made at the pace so far, or the search's part of the wall clock is over, winners are checked
+    and measured after that, and models compiled and timed; None while that cannot be said.
     """
     if campaign is None:
         return None
@@ -218,8 +220,10 @@ def _find_eta_s(
     if not times:
         return None
     search_s = max(0.0, min(times))
+    tasks = count_tasks(order)
+    rest_s = tasks * CHECK_S + sum(list_final_s(order))
     if not counted or not tasks:
-        return search_s
+        return search_s + rest_s
     expected = counted * (1 + search_s / used_s) if used_s else counted
-    usual = plan_allowance(expected / tasks, top, LOOKS).usual
-    return search_s + tasks * usual * campaign.board_s / counted / max(1, boards)
+    usual = plan_allowance(expected / tasks, order.measure.verify_top, LOOKS).usual
+    return search_s + tasks * usual * campaign.board_s / counted / max(1, boards) + rest_s

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from farm.campaign.after_trials import CHECK_S
 from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.model_compiles import ModelCompiles
@@ -153,16 +154,27 @@ class Verifying:
         each = self._open.get(active.name)
         return None if each is None else each.verification.verdict.to_document()
 
-    def to_winners(self, active: Active) -> dict[str, Any] | None:
-        """How many measurements of a campaign's winners were made and are left, and how long the rest takes (s)."""
+    def to_winners(self, active: Active, trial_s: float | None) -> dict[str, Any] | None:
+        """How far a campaign's winners and finals are, and how long the rest takes (s).
+
+        `trial_s` is how long a trial of its search held a board: so long a measurement takes until there is one.
+        """
         each = self._open.get(active.name)
         if each is None:
             return None
         verification = each.verification
         usual, most = verification.left
-        mean_s = verification.measured_s / verification.measured if verification.measured else None
-        eta_s = None if mean_s is None else usual * mean_s / max(1, len(each.boards))
-        return {"measured": verification.measured, "at_most": verification.measured + most, "eta_s": eta_s}
+        mean_s = verification.measured_s / verification.measured if verification.measured else trial_s
+        rest_s = verification.unchecked * CHECK_S + verification.finals.left_s
+        timed, models = verification.finals.count
+        return {
+            "measured": verification.measured,
+            "at_most": verification.measured + most,
+            "eta_s": None if mean_s is None else usual * mean_s / max(1, len(each.boards)) + rest_s,
+            "timed": timed,
+            "models": models,
+            "timing": verification.finals.is_begun,
+        }
 
     # Answers; those that say whether it was theirs
 

@@ -86,11 +86,14 @@ def _find_end(draft: Draft, campaign: CampaignEntry) -> str:
     if budget.trials is not None and campaign.counted >= budget.trials:
         return f"its {budget.trials} trials are made"
     if campaign.ends_s is not None and draft.now_s >= campaign.ends_s:
-        return f"its {budget.wall_clock_s:g} s are over"
+        return f"its {budget.wall_clock_s:.0f} s for trials are over"
     if patience is not None and campaign.since_best >= patience:
         return f"no better candidate in {campaign.since_best} trials"
     if not campaign.on_board and not campaign.may_measure(draft.settings.measure_limit_s):
-        return f"its {budget.board_s:g} s of board time are used, or too little is left for one more measurement"
+        return (
+            f"its {budget.board_s:.0f} s of board time for trials are used, or too little is left for one more "
+            "measurement"
+        )
     if not campaign.open and not any(_may_be_asked(draft, campaign, draft.lanes[n]) for n in campaign.lanes):
         return "all its workloads have ended"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
+from farm.campaign.after_trials import estimate_final_s
 from farm.campaign.order import Order, TypeOrder
+from farm.campaign.order_time import count_functions
 from farm.campaign.verify import final_report, final_rules
 from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
@@ -43,6 +46,8 @@ from farm.values import ModelDecision, name_workloads
 _WAIT_S = 600.0
 # What timing one contender should take at most: a model that takes seconds is run less often.
 _TIMING_S = 20.0
+# What is left of a final that takes longer than expected, as a part of what was expected.
+_LEAST_LEFT = 0.1
 # What TVM puts behind the name of a function whose weights are packed beforehand.
 _PACKED = "_prepacked"
 
@@ -85,6 +90,10 @@ class Finals:
         known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
         self._left = [key for key in _list_keys(order) if key not in known]
         self._open: set[FinalKey] = set()
+        self._expected_s = {key: _estimate_s(order, key) for key in self._left}
+        # When the first final began and when the last one ended; the seconds that those which ended were expected to
+        # take.
+        self._began_s = self._changed_s = self._ended_s = 0.0
         self._stages: list[Stage] = []
         self._now_s = 0.0
 
@@ -93,9 +102,31 @@ class Finals:
         """Whether all are decided, or given up for good."""
         return not self._left and not self._open
 
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many models are timed or given up, and how many there are, each on every type at every point."""
+        ended = len(self.documents)
+        return ended, ended + len(self._left) + len(self._open)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether models are being compiled and timed."""
+        return bool(self._open)
+
+    @property
+    def left_s(self) -> float:
+        """How long compiling and timing the models that are left takes: as expected, at the pace of those before."""
+        left_s = math.fsum(self._expected_s[key] for key in (*self._left, *self._open))
+        if not self._open:
+            return left_s
+        if self._ended_s:
+            left_s *= (self._changed_s - self._began_s) / self._ended_s
+        return max(_LEAST_LEFT * left_s, left_s - (self._now_s - self._changed_s))
+
     def begin(self) -> None:
         """Begin all that are left."""
         left, self._left = self._left, []
+        self._began_s = self._changed_s = self._now_s
         self._open.update(left)
         for key in left:
             self._loop.start(self._hold(key))
@@ -135,6 +166,7 @@ class Finals:
             self._store.add_event("model_not_timed", self._order.name, f"{_name(key)}: {error.message}")
         self.documents.append(document)
         self._open.discard(key)
+        self._changed_s, self._ended_s = self._now_s, self._ended_s + self._expected_s[key]
 
     async def _decide(self, key: FinalKey, of_type: TypeOrder) -> dict[str, Any]:
         order = self._to_order(key, of_type)
@@ -356,6 +388,11 @@ def _list_keys(order: Order) -> list[FinalKey]:
         for model in order.models
         if any(model.name in each.models for each in of_type.workloads)
     ]
+
+
+def _estimate_s(order: Order, key: FinalKey) -> float:
+    of_type = next(each for each in order.types if each.board_type == key.board_type)
+    return estimate_final_s(count_functions(of_type, key.model))
 
 
 def _name(key: FinalKey) -> str:

@@ -321,6 +321,16 @@ class Verification:
         return usual + waiting * self._allowance.usual, most + waiting * self._allowance.most
 
     @property
+    def unchecked(self) -> int:
+        """Tasks whose candidates are not all checked yet."""
+        return len(self._pending) + sum(not task.is_checked for task in self._active.values())
+
+    @property
+    def finals(self) -> Finals:
+        """The finals of the campaign's models."""
+        return self._finals
+
+    @property
     def verdict(self) -> WinnersVerdict:
         """What came of it so far."""
         results = self._results

@@ -157,7 +157,7 @@ class WinnerTask:
             self._let_in(make)
             if not set(self._live()) - {UNTUNED}:
                 return TaskResult(reason=_join(self.contest.failed))
-            await until(lambda: reference.failure or self._find_failed() or self._is_checked())
+            await until(lambda: reference.failure or self._find_failed() or self.is_checked)
             live = self._live()
             if reference.failure is not None:
                 return TaskResult(reason=f"its unscheduled function cannot be run: {reference.failure.message}")
@@ -179,8 +179,10 @@ class WinnerTask:
         programs = ((name, self.programs[name]) for name in self._live())
         return {name: program.failure for name, program in programs if program.failure is not None}
 
-    def _is_checked(self) -> bool:
-        return all(self.programs[name].settled for name in self._live())
+    @property
+    def is_checked(self) -> bool:
+        """Whether all who take part are known to compute the right thing."""
+        return bool(self.programs) and all(self.programs[name].settled for name in self._live())
 
     def _may_lose(self, live: Sequence[str], reference: Program) -> bool:
         """Whether code without a record may be as fast as the candidates: then it is measured beside them.
