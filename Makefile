@@ -62,8 +62,12 @@ $(STAMP): requirements/all.txt pyproject.toml
 		rm -rf .venv; \
 		echo "error: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: the package python3-venv)." >&2; exit 2; }
 	@echo "setup: installing the pinned wheels into .venv (560 MB to fetch the first time, 2 GB unpacked)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
-		--no-deps --require-hashes --requirement requirements/all.txt
+	@( while sleep 10 >/dev/null 2>&1; do \
+			megabytes=$$(du -sm .venv | cut -f1); \
+			test $$megabytes -lt 100 && echo "setup: fetching" || echo "setup: $$megabytes of about 2200 MB unpacked"; done ) & \
+		ticker=$$!; trap 'kill $$ticker' EXIT; \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
+			--no-deps --require-hashes --requirement requirements/all.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 	@echo "setup: done, $$($(BIN)/python --version) in .venv"
