@@ -91,7 +91,7 @@ def bench(
             for each in wanted
         }
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
-        done = compile_in_subprocess(job, name)[0] if wanted else {}
+        done = compile_in_subprocess(job, name, say=say)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
         if subject.artifact is not None:
             programs[OURS] = subject.artifact.read_library()

@@ -37,20 +37,25 @@ def require_right_import(source: ModelSource, inputs: Sequence[InputSpec], say: 
     """Raise PermanentError where the imported model's outputs differ; returns where they cannot be compared."""
     say(f"{source.name}: comparing the model without schedules with ONNX Runtime")
     cases = checking.make_seeded(source, inputs)
-    found = compare_import(source, inputs, [cases[0], *cases[-1:]])
+    found = compare_import(source, inputs, [cases[0], *cases[-1:]], say)
     if found is not None and not found.matches:
         raise PermanentError(f"{source.name} as TVM imports it computes something else: {found.reason}", IMPORT_HINT)
 
 
-def compare_import(source: ModelSource, inputs: Sequence[InputSpec], cases: Sequence[Case]) -> OutputComparison | None:
-    """Compare on this machine, with some of `cases`; None where the model does not run here without schedules."""
+def compare_import(
+    source: ModelSource, inputs: Sequence[InputSpec], cases: Sequence[Case], say: Callable[[str], None] | None = None
+) -> OutputComparison | None:
+    """Compare on this machine, with some of `cases`; None where the model does not run here without schedules.
+
+    `say`: see `compile_in_subprocess`.
+    """
     cases = cases[:_MOST_CASES]
     shapes = {spec.name: spec.static_shape for spec in inputs}
     feeds = [[arrays[spec.name] for spec in inputs] for _, arrays in cases]
     job = functools.partial(_run, source.load().SerializeToString(), shapes, feeds)
     try:
         references = checking.run_reference(source, cases)
-        outputs, factor = compile_in_subprocess(job, source.name)
+        outputs, factor = compile_in_subprocess(job, source.name, say=say)
     except (DeadlineError, InternalError, PermanentError, UnavailableError, UsageError):
         # What is wrong with the model is for its compilation to say.
         return None

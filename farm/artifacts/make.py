@@ -12,7 +12,7 @@ import platform
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ MISSING = (RULE, TUNE, REFUSE)
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "ziglang")
 # What Python, NumPy and TVM's runtime take before a model is loaded: 95 MB on aarch64, rounded up.
 _RUNTIME_BYTES = 128 << 20
+
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +103,17 @@ class CompileWay:
     refused: Mapping[str, str] | None = None
 
 
-def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store) -> Artifact:
-    """Compile and write. Raises UsageError, PermanentError, and what `compile_in_subprocess` raises."""
+def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store, say: Say | None = None) -> Artifact:
+    """Compile and write. `say` and what is raised are those of `compile_in_subprocess`, besides UsageError and
+    PermanentError.
+    """
     require_place(out)
-    return _write(out, *_compile(order, settings, store), settings)
+    return _write(out, *_compile(order, settings, store, say), settings)
 
 
-def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store) -> Artifact:
+def make_faster(
+    orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store, say: Say | None = None
+) -> Artifact:
     """Compile for each device of a board type, and write what has an inference done soonest, copies counted.
 
     A device for which no code is made leaves it to the others, and the manifest says why; where that is a bug of ours,
@@ -118,7 +124,7 @@ def make_faster(orders: Sequence[CompileOrder], out: Path, settings: Settings, s
     failed: dict[str, FarmError] = {}
     for order in orders:
         try:
-            manifest, files = _compile(order, settings, store)
+            manifest, files = _compile(order, settings, store, say)
         except (ModelRefusedError, PermanentError, InternalError) as error:
             device = gpus.name_device(order.board_type)
             failed[device] = error
@@ -137,7 +143,9 @@ def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: 
     return artifact
 
 
-def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Manifest, dict[str, bytes]]:
+def _compile(
+    order: CompileOrder, settings: Settings, store: Store, say: Say | None
+) -> tuple[Manifest, dict[str, bytes]]:
     """An artifact's manifest and files."""
     about = {"model": order.brought.about.model_dump(), "inputs": [each.name for each in order.inputs]}
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
@@ -145,7 +153,7 @@ def _compile(order: CompileOrder, settings: Settings, store: Store) -> tuple[Man
     target = find_target(order.board_type, order.simulated)
     ways = {order.board_type.name: CompileWay(order.board_type.pipeline)}
     job = functools.partial(compile_ways, order, target, fetch_candidates(order, store), ways)
-    done, config = compile_in_subprocess(job, order.source.name)
+    done, config = compile_in_subprocess(job, order.source.name, say=say)
     (compiled,) = done.values()
     if order.missing == REFUSE:
         _require_records(order, compiled.served)

@@ -57,7 +57,7 @@ def make_artifacts(
         say(f"{wanted.name}: compiling")
         brought = _bring(wanted)
         order = make.CompileOrder(brought, kind, wanted.point, wanted.simulated)
-        artifact = make.make_artifact(order, out / wanted.name, settings, store)
+        artifact = make.make_artifact(order, out / wanted.name, settings, store, say)
         cases = checking.make_cases(brought, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
         with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say, is_timed=False) as board:

@@ -133,10 +133,11 @@ class _Subject:
             return self._artifact
         output.note(f"compiling {self.brought.about.name} for {kind.name}; big models take minutes")
         order = make.CompileOrder(self.brought, require_device(kind, self._device), simulated=simulated)
+        folder = scratch / f"{kind.name}{'-simulated' * simulated}"
         records = make.fetch_candidates(order, store).records
         if point in {record.operating_point for record in records if record.board_type == order.board_type.name}:
             order = dataclasses.replace(order, operating_point=point)
-        return make.make_artifact(order, scratch / f"{kind.name}{'-simulated' * simulated}", settings, store)
+        return make.make_artifact(order, folder, settings, store, output.note)
 
 
 def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:

@@ -108,9 +108,9 @@ def compile_(
                 _tune(order, settings, store, trials, since)
         output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
         if len(orders) > 1:
-            artifact = make.make_faster(orders, out, settings, store)
+            artifact = make.make_faster(orders, out, settings, store, output.note)
         else:
-            artifact = make.make_artifact(orders[0], out, settings, store)
+            artifact = make.make_artifact(orders[0], out, settings, store, output.note)
     yield from _show(artifact, since, board)
 
 
@@ -213,7 +213,8 @@ def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
 
     output.note("comparing the model without schedules with ONNX Runtime")
     named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
-    found = compare_import(brought.source, brought.inputs, [case for case in cases if case[0] == named] or cases)
+    chosen = [case for case in cases if case[0] == named] or cases
+    found = compare_import(brought.source, brought.inputs, chosen, output.note)
     if found is not None and not found.matches:
         return IMPORT_HINT
     used = list_options(manifest.pipeline)

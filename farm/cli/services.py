@@ -22,6 +22,9 @@ from farm.store.standing import find_cause, is_on_demand, require_kept
 from farm.values import Health
 
 _LOOK_S = 0.25
+# How often a command that waits for boards says so, and how many of them it names.
+_TELL_S = 5.0
+_MOST_NAMED = 3
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 
@@ -129,6 +132,7 @@ def probe(
     if not chosen:
         raise UsageError("there are no boards to probe", "`farm board add` registers one.")
     with using_services(settings, chosen, output.stderr.print) as services:
+        output.note(f"probing {len(chosen)} board{'s' * (len(chosen) > 1)}, for {timeout} at most")
         reports = services.probe(chosen, timeout_s)
     yield output.Failed(reports, _find_failure(reports))
     _print_reports(reports)
@@ -172,6 +176,7 @@ def _serve_page(settings: Settings) -> None:
 def _wait_probed(settings: Settings, wait_s: float) -> None:
     """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
     deadline = time.monotonic() + wait_s
+    told, tell_at = -1, 0.0
     while True:
         with options.open_store(settings) as store:
             rows = list_in_service(store)
@@ -185,6 +190,16 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
             raise DeadlineError(
                 f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first['name']}: {why}",
                 "The services stay up and go on trying; `farm status` shows how far they are.",
+            )
+        ready = len(rows) - len(waiting)
+        if ready != told or time.monotonic() >= tell_at:
+            told, tell_at = ready, time.monotonic() + _TELL_S
+            names = ", ".join(row["name"] for row in waiting[:_MOST_NAMED]) + (
+                " …" if len(waiting) > _MOST_NAMED else ""
+            )
+            output.note(
+                f"{ready} of {len(rows)} boards are ready; waiting for {names}, for "
+                f"{max(0.0, deadline - time.monotonic()):.0f} s more at most"
             )
         time.sleep(_LOOK_S)
 

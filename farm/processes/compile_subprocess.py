@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from farm.processes.worker_processes import Child, Parent
 
 # The biggest models take a minute to import and some to build; the linker's first use half a minute.
 TIMEOUT_S = 900.0
+# How often a user hears that it goes on.
+_TELL_S = 5.0
 
 T = TypeVar("T")
 
@@ -36,10 +39,10 @@ class Apart:
         """One more job, done after the others."""
         self._child.send(job)
 
-    def has_answer(self) -> bool:
-        """Whether `take` need not wait: for a job's end, or the process's."""
+    def has_answer(self, wait_s: float = 0.0) -> bool:
+        """Whether `take` need not wait: for a job's end, or the process's. Waits `wait_s` for that."""
         try:
-            return self._child.connection.poll(0)
+            return self._child.connection.poll(wait_s)
         except (OSError, EOFError):
             return True
 
@@ -56,11 +59,26 @@ class Apart:
             raise error
         return result
 
+    def take_compiled(self, name: str, timeout_s: float = TIMEOUT_S, say: Callable[[str], None] | None = None) -> Any:
+        """What the next job returned, which compiles `name`; `say` gets a line now and then until it is there.
 
-def compile_in_subprocess(job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S) -> T:
-    """What a single job returns; `name` is of what is compiled, for people. Raises what `Apart.take` raises."""
+        Raises what `take` raises.
+        """
+        began_s = time.monotonic()
+        while say is not None and not self.has_answer(_TELL_S) and time.monotonic() - began_s < timeout_s:
+            say(f"{name}: still compiling, {time.monotonic() - began_s:.0f} s so far")
+        return self.take(timeout_s, f"{name} was not compiled")
+
+
+def compile_in_subprocess(
+    job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S, say: Callable[[str], None] | None = None
+) -> T:
+    """What a single job returns; `name` is of what is compiled, for people. `say`: see `Apart.take_compiled`.
+
+    Raises what `Apart.take` raises.
+    """
     with Apart([job]) as apart:
-        answer: T = apart.take(timeout_s, f"{name} was not compiled")
+        answer: T = apart.take_compiled(name, timeout_s, say)
     return answer
 
 

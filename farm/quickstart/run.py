@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
-from farm.processes.compile_subprocess import compile_in_subprocess
+from farm.processes.compile_subprocess import Apart
 from farm.quickstart import sweep as quickstart_sweep
 from farm.report import markdown, plots
 from farm.search.workloads import Workload
@@ -78,10 +78,17 @@ def run(
         )
         decided = store.fetch_decisions(model_sha256=source.sha256, board_type=kind, simulated=False)
         book = Records(records, decisions=decided)
-        listener.note("compiling the model as it was fastest")
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
-        job = functools.partial(_compile, source, shapes, target, workloads, book, board_type, request.sweep)
-        compiled, to_sweep = compile_in_subprocess(job, source.name)
+        jobs: dict[str, Callable[[], Any]] = {
+            "as it was fastest": functools.partial(_compile, source, shapes, target, workloads, book, board_type)
+        }
+        if request.sweep:
+            jobs[f"for a virtual {quickstart_sweep.BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
+            jobs["as untuned TVM does, for the same"] = functools.partial(
+                _compile_untuned, source, shapes, target, board_type
+            )
+        compiled, *others = _compile_all(jobs, source.name, listener)
+        to_sweep = {TUNED: others[0] or compiled, UNTUNED: others[1]} if others else {}
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
     swept = _sweep(request, settings, store, listener, to_sweep, final, notes)
     document = _document(request, settings, tuned, final, compiled, records, notes)
@@ -101,6 +108,16 @@ LABELS = {
 }
 
 
+def _compile_all(jobs: Mapping[str, Callable[[], Any]], name: str, listener: TuneListener) -> list[Any]:
+    """What each job returns, made one after the other in one process; `listener` hears how many are left."""
+    made = []
+    with Apart(list(jobs.values())) as apart:
+        for number, what in enumerate(jobs, 1):
+            listener.note(f"compiling the model {what} ({number} of {len(jobs)})")
+            made.append(apart.take_compiled(name, say=listener.note))
+    return made
+
+
 def _compile(
     source: ModelSource,
     shapes: Mapping[str, tuple[int, ...]],
@@ -108,20 +125,27 @@ def _compile(
     workloads: Sequence[Workload],
     book: Records,
     board_type: BoardType,
-    with_sweep: bool,
-) -> tuple[Compiled, dict[str, Compiled]]:
-    """The model as it was fastest, and the variants of a sweep, if any. Loads TVM's compiler."""
-    model, triple = source.load(), board_type.link_triple
-    pipeline = workloads[0].pipeline
-    compiled = compile_model(model, shapes, target, pipeline, book, triple)
-    if not with_sweep:
-        return compiled, {}
-    swept, tuned = board_type, compiled
-    if own := quickstart_sweep.find_own_type():
-        swept, target = own, to_config(find_target(own, True))
-        tuned = compile_model(model, shapes, target, own.pipeline, [], own.link_triple)
-    untuned = compile_model(model, shapes, target, UNTUNED_PIPELINE, [], swept.link_triple)
-    return compiled, {UNTUNED: untuned, TUNED: tuned}
+) -> Compiled:
+    """The model as it was fastest. Loads TVM's compiler."""
+    return compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
+
+
+def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Compiled | None:
+    """The model for the board that is swept; None where that runs this machine's code. Loads TVM's compiler."""
+    own = quickstart_sweep.find_own_type()
+    if own is None:
+        return None
+    return compile_model(source.load(), shapes, to_config(find_target(own, True)), own.pipeline, [], own.link_triple)
+
+
+def _compile_untuned(
+    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
+) -> Compiled:
+    """The model for the board that is swept, as TVM comes. Loads TVM's compiler."""
+    own = quickstart_sweep.find_own_type()
+    if own is not None:
+        board_type, target = own, to_config(find_target(own, True))
+    return compile_model(source.load(), shapes, target, UNTUNED_PIPELINE, [], board_type.link_triple)
 
 
 def _sweep(

@@ -16,6 +16,7 @@ import pytest
 
 from farm.artifacts.brought import bring
 from farm.errors import DeadlineError, InternalError, UsageError
+from farm.processes import compile_subprocess
 from farm.processes.compile_subprocess import compile_in_subprocess
 
 
@@ -52,6 +53,16 @@ def test_an_error_of_ours_is_raised_here() -> None:
         compile_in_subprocess(functools.partial(os._exit, 7), "nothing")
     with pytest.raises(InternalError, match=r"nothing was not compiled: .* \(killed by signal 9\)"):
         compile_in_subprocess(functools.partial(signal.raise_signal, signal.SIGKILL), "nothing")
+
+
+def test_a_job_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits hears again and again that it goes on, until the answer or the deadline."""
+    monkeypatch.setattr(compile_subprocess, "_TELL_S", 0.1)
+    said: list[str] = []
+    assert compile_in_subprocess(functools.partial(operator.add, 1, 2), "a sum", say=said.append) == 3
+    with pytest.raises(DeadlineError, match=r"a nap was not compiled within 0\.5 s"):
+        compile_in_subprocess(functools.partial(time.sleep, 600), "a nap", 0.5, said.append)
+    assert said.count("a nap: still compiling, 0 s so far") >= 2
 
 
 def test_what_takes_too_long_is_ended() -> None:

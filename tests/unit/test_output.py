@@ -16,9 +16,13 @@ from typing import NoReturn
 import pytest
 
 from farm import errors
-from farm.cli import campaign_run, options, output
+from farm.cli import campaign_run, options, output, services
 from farm.cli.durations import LATENCIES, read_duration_s
+from farm.crew.health import Kind
 from farm.processes import children
+from farm.settings import Settings
+from farm.store import Store
+from tests.fleet_store import SSH, observe
 
 
 @pytest.fixture(autouse=True)
@@ -168,3 +172,16 @@ def test_an_encoding_that_lacks_letters_gets_others() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"jetson-nano" in done.stdout
     assert b"?" in done.stdout
+
+
+def test_waiting_for_boards_is_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`farm up --wait` says at once how many boards are ready, which it waits for, and how long it still does."""
+    settings = Settings(home=str(tmp_path))
+    with Store(settings.store_location) as store:
+        for name in ("nano-01", "nano-02"):
+            store.register_board(name, "jetson-nano", SSH, {})
+        observe(store, Kind.BACK)
+        observe(store, Kind.PROBE_PASSED)
+    with pytest.raises(errors.DeadlineError, match="1 of 2 boards are not ready"):
+        services._wait_probed(settings, 0.3)
+    assert "1 of 2 boards are ready; waiting for nano-02, for 0 s more at most" in capsys.readouterr().err

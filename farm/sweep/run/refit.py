@@ -110,7 +110,7 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
                 chosen[workload] = [*rows, held]
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
-    tried = compile_in_subprocess(job, bench.recipe.source.name)
+    tried = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)
     worth = schedules.choose_workloads({each.workload: each.weight * each.rivals[0].default_s for each in tried})
     tried = [each for each in tried if each.workload in worth]
     return [_refit_point(bench, tuned, point, tried) for point in points] if tried else []
@@ -161,7 +161,7 @@ def _check(bench: Bench, won: Sequence[tuple[TriedWorkload, Conclusion]]) -> lis
         return []
     pairs = [(contest.module_json, _find(contest, end.winner).scheduled_json) for contest, end in won]
     job = functools.partial(build_checks, bench.recipe, pairs)
-    built = compile_in_subprocess(job, bench.recipe.source.name)
+    built = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
 
 

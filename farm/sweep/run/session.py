@@ -166,7 +166,7 @@ class SweepSession:
             self._settings.seed,
         )
         job = functools.partial(self._recipe.compile_all, self._wanted.variants, self._wanted.batches)
-        self._made = compile_in_subprocess(job, self._source.name)
+        self._made = compile_in_subprocess(job, self._source.name, say=self._say)
 
     def environment(self, description: Description) -> dict[str, Any]:
         """What the figures were made with."""
