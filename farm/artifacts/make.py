@@ -25,7 +25,7 @@ from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.made_here import note_artifact
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
-from farm.artifacts.task import BOX_CHANNELS, find_task
+from farm.artifacts.task import find_task, require_labels
 from farm.crew.choice import TargetPlan, plan_target
 from farm.emulation import runs_own_code
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
@@ -162,7 +162,7 @@ def _compile(
         files["labels.txt"] = order.labels
     manifest = _describe(order, target, dict(gpus.reference_of(config)), compiled, files)
     if order.labels is not None:
-        _require_labels(order.labels, manifest)
+        require_labels(order.labels, manifest.task, manifest.outputs)
     if gpus.is_gpu(config):
         # Weights lie in the library and once more in the GPU's memory, which is the processor's, too.
         needed = manifest.memory_bytes + len(compiled.library)
@@ -170,18 +170,6 @@ def _compile(
         manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
         _require_memory(manifest, order.board_type)
     return manifest, files
-
-
-def _require_labels(labels: bytes, manifest: Manifest) -> None:
-    """Raise UsageError where a classifier or detector has another number of classes than there are names."""
-    shape = manifest.outputs[0].shape
-    classes = {"classifier": math.prod(shape), "detector": shape[1] - BOX_CHANNELS if len(shape) > 1 else 0}
-    names, wanted = len(labels.decode().splitlines()), classes.get(str(manifest.task["kind"]))
-    if wanted is not None and names != wanted:
-        raise UsageError(
-            f"--classes has {names} name{'s' * (names != 1)}, and the model has {wanted} classes",
-            "One name a line, in the order of the model's scores.",
-        )
 
 
 def _describe_gpu(kind: BoardType, compiled: Compiled) -> GpuCode:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.artifacts.manifest import Tensor
+from farm.errors import UsageError
 
 # Of ImageNet's training images, by channel, of values from 0 to 1: what nearly all published classifiers are trained
 # with (torchvision, timm). A model with one channel has no such custom.
@@ -18,7 +20,7 @@ _LEAST_CROPPED = 64
 
 # Of YOLOX (arXiv 2107.08430): pixels of a cell by output, and a cell's channels beside its classes.
 _STRIDES = (8, 16, 32)
-BOX_CHANNELS = 5
+_BOX_CHANNELS = 5
 
 
 def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -49,6 +51,18 @@ def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, 
     return _find_detector(inputs, outputs) or {"kind": "arrays"}
 
 
+def require_labels(labels: bytes, task: Mapping[str, Any], outputs: Sequence[Tensor]) -> None:
+    """Raise UsageError where a classifier or detector has another number of classes than there are names."""
+    shape = outputs[0].shape
+    classes = {"classifier": math.prod(shape), "detector": shape[1] - _BOX_CHANNELS if len(shape) > 1 else 0}
+    names, wanted = len(labels.decode().splitlines()), classes.get(str(task["kind"]))
+    if wanted is not None and names != wanted:
+        raise UsageError(
+            f"--classes has {names} name{'s' * (names != 1)}, and the model has {wanted} classes",
+            "One name a line, in the order of the model's scores.",
+        )
+
+
 def _find_detector(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any] | None:
     """One picture in; for each of YOLOX's strides four coordinates, one score and the classes of every cell."""
     if len(inputs) != 1 or len(outputs) != len(_STRIDES) or inputs[0].shape[:2] != (1, 3) or len(inputs[0].shape) != 4:
@@ -56,7 +70,7 @@ def _find_detector(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[
     rows, columns = inputs[0].shape[2:]
     channels = outputs[0].shape[1] if len(outputs[0].shape) > 1 else 0
     wanted = [(1, channels, rows // stride, columns // stride) for stride in _STRIDES]
-    if channels <= BOX_CHANNELS or [each.shape for each in outputs] != wanted:
+    if channels <= _BOX_CHANNELS or [each.shape for each in outputs] != wanted:
         return None
     return {
         "kind": "detector",

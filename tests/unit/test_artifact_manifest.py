@@ -19,7 +19,7 @@ from farm.artifacts.checking import find_tolerance_factor, require_verified, tak
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
-from farm.artifacts.task import find_task
+from farm.artifacts.task import find_task, require_labels
 from farm.cli.model_artifacts import _say_weights, _show
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
@@ -371,7 +371,7 @@ def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(t
 def test_a_file_of_classes_has_a_name_for_each() -> None:
     """Two names for ten scores are refused, for a classifier; a model of another kind may have any."""
     manifest = make_manifest()
-    make._require_labels(b"name\n" * 10, manifest)
+    require_labels(b"name\n" * 10, manifest.task, manifest.outputs)
     with pytest.raises(UsageError, match="2 names, and the model has 10 classes"):
-        make._require_labels(b"cat\ndog\n", manifest)
-    make._require_labels(b"cat\ndog\n", make_manifest(task={"kind": "arrays"}))
+        require_labels(b"cat\ndog\n", manifest.task, manifest.outputs)
+    require_labels(b"cat\ndog\n", {"kind": "arrays"}, manifest.outputs)
