@@ -177,7 +177,7 @@ def _plan_points(
     found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
     reasons: dict[str, dict[str, str]] = {}
     lacking = {}
-    merged: dict[str, None] = {}
+    merged: dict[tuple[str, str], list[str]] = {}
     by_board = {row["name"]: list(plan_points(specs, board_type, row["description"])) for row in rows}
     for index, spec in enumerate(specs):
         missing = {}
@@ -191,7 +191,7 @@ def _plan_points(
             keys.append(planned.key)
             if planned.written != planned.key:
                 missing[name] = f"it makes the same of {planned.written} as of {planned.key}"
-                merged[f"{planned.written} is the same as {planned.key} on {name}: done once"] = None
+                merged.setdefault((planned.written, planned.key), []).append(name)
         for key in keys:
             reasons.setdefault(key, {}).update(missing)
         if not keys:
@@ -200,7 +200,11 @@ def _plan_points(
     for key, (point, names) in found.items():
         others = {name: why for name, why in reasons[key].items() if name not in names}
         at.append(BoardsAtPoint(key, point, tuple(names), others))
-    return tuple(at), lacking, tuple(merged)
+    said = (
+        f"{written} is the same as {key} on {board_choice.name_some(names)}: done once"
+        for (written, key), names in merged.items()
+    )
+    return tuple(at), lacking, tuple(said)
 
 
 def _find_too_big(

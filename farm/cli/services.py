@@ -15,6 +15,7 @@ from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
 from farm.connectivity.services_state import is_held
+from farm.crew.choice import name_some
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -22,9 +23,8 @@ from farm.store.standing import find_cause, is_on_demand, require_kept
 from farm.values import Health
 
 _LOOK_S = 0.25
-# How often a command that waits for boards says so, and how many of them it names.
+# How often a command that waits for boards says so.
 _TELL_S = 5.0
-_MOST_NAMED = 3
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
 
@@ -194,9 +194,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
         ready = len(rows) - len(waiting)
         if ready != told or time.monotonic() >= tell_at:
             told, tell_at = ready, time.monotonic() + _TELL_S
-            names = ", ".join(row["name"] for row in waiting[:_MOST_NAMED]) + (
-                " …" if len(waiting) > _MOST_NAMED else ""
-            )
+            names = name_some([row["name"] for row in waiting])
             output.note(
                 f"{ready} of {len(rows)} boards are ready; waiting for {names}, for "
                 f"{max(0.0, deadline - time.monotonic()):.0f} s more at most"

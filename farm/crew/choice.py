@@ -105,10 +105,15 @@ def find_left_out(rows: Sequence[Mapping[str, Any]], board_type: str, pool: Sequ
         return ""
     used, left = ("simulated", "real") if chosen[0]["simulated"] else ("real", "simulated")
     count = f"{len(others)} {left} board{'s' * (len(others) > 1)}"
-    shown = ", ".join(others[:_MOST_NAMED]) + (", …" if len(others) > _MOST_NAMED else "")
     hint = "; --board NAME uses one, `boards: {simulated: true}` in a campaign file all of them"
     how = "" if chosen[0]["simulated"] else hint
+    shown = name_some(others)
     return f"{count} of type {board_type} left out ({shown}): {pool[0]} is {used}, and figures of both never mix{how}"
+
+
+def name_some(boards: Sequence[str]) -> str:
+    """The first names of some boards, for a line of text."""
+    return ", ".join(boards[:_MOST_NAMED]) + (", …" if len(boards) > _MOST_NAMED else "")
 
 
 def plan_place(

@@ -26,6 +26,8 @@ from farm.values import Lease, WorkKind
 
 # How often the store is looked at: for a free board, and for whether ours is still fit.
 _LOOK_S = 0.5
+# How often a user hears that a board is still waited for, where the reasons stay the same.
+_REMIND_S = 30.0
 
 
 class Reach(Protocol):
@@ -71,7 +73,7 @@ class FleetSite(Closing):
         self._board: LeasedBoard | None = None
         self.has_board = False
         self._look_at = 0.0
-        self._noted = ""
+        self._noted, self._remind_at = "", 0.0
         self._kind = WorkKind.of(purpose)
         self._place = QueuePlace(store, self._kind, purpose, board_type, self._pool)
         self._begin_waiting()
@@ -188,9 +190,10 @@ class FleetSite(Closing):
                 + (f"; {self._left_out}" if self._left_out else ""),
                 "`farm board list` shows who holds what; --wait 10m waits longer.",
             )
-        if choice.text != self._noted:
-            self._noted = choice.text
-            self._note(f"waiting for a board: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
+        if choice.text != self._noted or time.monotonic() >= self._remind_at:
+            self._noted, self._remind_at = choice.text, time.monotonic() + _REMIND_S
+            left = f", for {self._deadline - time.monotonic():.0f} s more at most"
+            self._note(f"waiting for a board{left}: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
 
     def _find_reserved(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Boards that are reserved for who we are: they are ours already, whoever waits."""

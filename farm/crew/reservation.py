@@ -19,6 +19,8 @@ from farm.values import Health, Lease, WorkKind
 MOST_S = 7 * 86400.0
 _MOST_WHY = 200
 _LOOK_S = 0.5
+# How often a user hears that the board is still waited for, where the reason stays the same.
+_REMIND_S = 30.0
 # Also what is out of order may be reserved, to look into it.
 _ALLOWED = frozenset(Health) - {Health.RETIRED}
 
@@ -47,7 +49,7 @@ def reserve(
         return store.prolong_lease(kept, for_s), False
     purpose = f"reserved: {why}" if why else "reserved"
     place = QueuePlace(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
-    deadline, said = time.monotonic() + wait_s, ""
+    deadline, said, remind_at = time.monotonic() + wait_s, "", 0.0
     try:
         while True:
             reason = _find_obstacle(store, name, place)
@@ -72,9 +74,9 @@ def reserve(
                     f"{name} was not to be had within {wait_s:g} s: {reason}",
                     "`farm queue` shows who has it and who waits; --wait 10m waits longer.",
                 )
-            if reason != said:
-                note(f"waiting for {name}: {reason}")
-                said = reason
+            if reason != said or time.monotonic() >= remind_at:
+                note(f"waiting for {name}, for {deadline - time.monotonic():.0f} s more at most: {reason}")
+                said, remind_at = reason, time.monotonic() + _REMIND_S
             time.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
     finally:
         place.leave()

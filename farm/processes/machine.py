@@ -23,6 +23,8 @@ from farm.store.clock import read_boot, read_namespace
 from farm.store.engines import name_engine
 
 _LOOK_S = 0.2
+# How often a command that waits for another one says so.
+_TELL_S = 10.0
 # That of a host itself: PROC_PID_INIT_INO of Linux.
 _HOST_NAMESPACE = str(0xEFFFFFFC)
 
@@ -142,7 +144,7 @@ def machine_lock(wait_s: float = 0.0, say: Callable[[str], None] = lambda text: 
 
 def _acquire(file: IO[str], wait_s: float, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_s
-    told = False
+    tell_at = 0.0
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,9 +155,13 @@ def _acquire(file: IO[str], wait_s: float, say: Callable[[str], None]) -> None:
                     f"another farm command is measuring on this machine: {holder}",
                     "Two at once would spoil each other's results; wait for it to end.",
                 ) from None
-            if not told:
-                told = True
-                say(f"waiting for another farm command, which is measuring on this machine: {holder}")
+            if time.monotonic() >= tell_at:
+                tell_at = time.monotonic() + _TELL_S
+                left_s = deadline - time.monotonic()
+                say(
+                    "waiting for another farm command, which is measuring on this machine, for "
+                    f"{max(0.0, left_s):.0f} s more at most: {holder}"
+                )
             time.sleep(_LOOK_S)
         else:
             return

@@ -11,6 +11,7 @@ import tempfile
 import pytest
 
 from farm.errors import MachineBusyError, UnavailableError
+from farm.processes import machine
 from farm.processes.machine import is_gone, is_here, machine_lock, process_identity
 
 NAME = f"tvm-farm-{os.getuid()}.lock"
@@ -79,8 +80,8 @@ def test_a_second_farm_is_told_of_the_first(shared: pathlib.Path) -> None:
         pass
 
 
-def test_another_farm_is_waited_for(shared: pathlib.Path) -> None:
-    """Who waits hears once for which command, and goes on as soon as that has ended."""
+def test_another_farm_is_waited_for(shared: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that waits says again and again for which one and how long, and goes on as soon as that has ended."""
     script = (
         "import sys; from farm.processes.machine import machine_lock\n"
         "with machine_lock(): print('held', flush=True); sys.stdin.read()"
@@ -97,14 +98,19 @@ def test_another_farm_is_waited_for(shared: pathlib.Path) -> None:
 
     def end(text: str) -> None:
         said.append(text)
-        holder.communicate(timeout=30)
+        if len(said) == 2:
+            holder.communicate(timeout=30)
 
+    monkeypatch.setattr(machine, "_TELL_S", 0.0)
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(MachineBusyError, match="tune resnet18"), machine_lock():
         pass
     with machine_lock(30.0, end):
         pass
-    assert [f"`farm tune resnet18` (pid {holder.pid})" in text for text in said] == [True]
+    assert [f"`farm tune resnet18` (pid {holder.pid})" in text and "s more at most" in text for text in said] == [
+        True,
+        True,
+    ]
 
 
 def test_a_process_is_known_by_more_than_its_hosts_name() -> None:
