@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _COMMAND_TIMEOUT_S = 15.0
 class Deployed:
     """Where the package is: `folder` is to be on Python's path there; `command` runs it.
 
+    The command names the package's folder: `python -m` would look for modules in the user's current folder first.
+
     Of its `bytes`, `sent_bytes` went over the network; None for a board on this machine, where none does.
     """
 
@@ -46,7 +49,7 @@ def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
     with places.new_folder(folder / package) as partial:
         for name, data in members.items():
             (partial / name).write_bytes(data)
-    command = f"PYTHONPATH={shlex.quote(str(folder))} python -m {package}"
+    command = shlex.join([sys.executable, str(folder / package)])
     return Deployed(package, str(folder), command, sum(map(len, members.values())), None)
 
 
@@ -76,7 +79,7 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
         f"ln -sfn {shlex.quote(target)} {shlex.quote(link)}.new && mv -T {shlex.quote(link)}.new {shlex.quote(link)}",
     )
     where = _require(connection, f"cd {shlex.quote(folder)} && pwd").strip()
-    command = f"PYTHONPATH={shlex.quote(where)} {_find_python(connection)} -m {package}"
+    command = f"{_find_python(connection)} {shlex.quote(posixpath.join(where, package))}"
     return Deployed(package, where, command, sum(map(len, members.values())), sent)
 
 

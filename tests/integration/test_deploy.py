@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -48,12 +48,27 @@ def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection
     deploy_over_ssh(write(tmp_path / "b", newer, verified=verified(newer)), connection, str(home))
     assert (package / "model.so").read_bytes() == newer
     assert [path.name for path in (home / FOLDER).iterdir() if not path.name.startswith(".")] == ["tiny_cnn"]
-    # What lies there is a package that Python imports, given NumPy.
-    script = "import tiny_cnn; print(tiny_cnn.InputError.__name__)"
-    done_there = subprocess.run(
-        [sys.executable, "-c", script], cwd=home / FOLDER, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done_there.stdout.strip() == "InputError"
+
+
+def test_the_printed_command_imports_nothing_from_the_current_folder(
+    connection: SshConnection, tmp_path: pathlib.Path
+) -> None:
+    """The command of either way to deploy runs the package, not modules that lie beside the user's picture."""
+    artifact = write(tmp_path / "a", verified=verified())
+    beside = tmp_path / "pictures"
+    beside.mkdir()
+    for name in ("json", "argparse", "numpy", "tiny_cnn"):
+        (beside / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder')\n")
+    (tmp_path / "home").mkdir()
+    for done in (
+        deploy_here(artifact, tmp_path / "here"),
+        deploy_over_ssh(artifact, connection, str(tmp_path / "home")),
+    ):
+        ran = subprocess.run(
+            [*shlex.split(done.command), "--help"], cwd=beside, capture_output=True, text=True, timeout=60
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.startswith("usage: python -m tiny_cnn")
 
 
 def test_what_was_not_verified_is_not_sent(connection: SshConnection, tmp_path: pathlib.Path) -> None:

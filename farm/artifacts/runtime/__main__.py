@@ -1,13 +1,20 @@
-"""Run the model of this package on an image or an .npz: `python -m PACKAGE cat.jpg`."""
+"""Run the model of this package on an image or an .npz: `python -m PACKAGE cat.jpg`, or `python FOLDER cat.jpg`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+if not __package__:
+    # Started by its folder, which then stands first on the path; the package lies in the folder above.
+    _folder = Path(__file__).absolute().parent
+    sys.path[0], __package__ = str(_folder.parent), _folder.name
+    importlib.import_module(__package__)
 
 from . import tasks
 from .inputs import InputError, describe, write_arrays
