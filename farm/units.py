@@ -76,6 +76,12 @@ def format_bytes(size: int) -> str:
     return next(f"{format_number(size / unit)} {name}" for unit, name in _UNITS_BYTES if size >= unit)
 
 
+def format_count(count: float) -> str:
+    """`396`, `115 k`, `231 M`: three significant digits."""
+    unit, name = next((each for each in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if count >= each[0]), (1.0, ""))
+    return f"{format_number(count / unit) if name else f'{count:.0f}'}{name}"
+
+
 def format_percent(ratio: float, more: str, less: str, same: str) -> str:
     """How far a ratio is from 1: `38 % longer`, from 2 on `6.03 times as long`."""
     percent = abs(ratio - 1) * 100

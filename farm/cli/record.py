@@ -170,7 +170,7 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
                 _name_place(r, codes),
                 _show_point(r.operating_point),
                 f"{r.median_s * 1e6:,.1f}",
-                f"{r.flop / r.median_s / 1e9:.2f}",
+                f"{r.flop / r.median_s / 1e9:.2f}" if r.flop else None,
                 f"{r.max_rel_error:.1e}",
                 format_minute(r.verified_at),
                 r.origin["store"][:8] if r.origin else "here",
@@ -180,7 +180,7 @@ def _print_records(records: list[Record], codes: Mapping[str, str], empty: str) 
         ],
         left=(0, 1, 2, 6, 7, 8),
         empty=empty,
-        spare=("Max rel. error", "From", "GFLOPS", "Verified", "Workload"),
+        spare=("Max rel. error", "GFLOPS", "Verified", "From", "Workload"),
     )
     _say_flop([each.workload_name for each in records])
 

@@ -162,6 +162,7 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
             for report in reports
         ],
         left=(0, 1, 2, 5),
+        spare=("Took", "Golden kernel", "Health"),
     )
 
 

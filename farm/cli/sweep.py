@@ -216,7 +216,7 @@ def list_sweeps() -> output.Document:
             )
             for row in rows
         ],
-        spare=("Visits", "Started", "Series"),
+        spare=("Visits", "Series", "Started"),
         left=(1, 2, 3, 6, 7),
         empty="no sweeps yet; `farm sweep run MODEL --board NAME` makes one",
     )

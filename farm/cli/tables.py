@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box, markup
@@ -66,12 +66,21 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str | int] = ()) -> list[int]:
     """The columns, by number, that `width` characters hold where each takes `least`; the first one always."""
-    shown = list(range(len(columns)))
+
+    def fits(shown: Iterable[int]) -> bool:
+        return sum(least[each] + _GAP for each in shown) - _GAP <= width
+
+    shown, left_out = set(range(len(columns))), []
     for index in _list_spare(columns, spare):
-        if sum(least[each] + _GAP for each in shown) - _GAP <= width:
+        if fits(shown):
             break
         shown.remove(index)
-    return shown
+        left_out.append(index)
+    # A narrow column may fit where a wide one that matters more does not.
+    for index in reversed(left_out):
+        if fits(shown | {index}):
+            shown.add(index)
+    return sorted(shown)
 
 
 def _list_spare(columns: Sequence[str], spare: Sequence[str | int]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _TEXTS = (_NAME, _STATE)
 _TITLES = (
     (_NAME, True),
     ("FLOP", False),
-    ("Weight", True),
+    ("Weight", False),
     ("Trials", True),
     ("Speed\n(GFLOPS)", False),
     ("Best\n(us)", True),
@@ -48,23 +49,28 @@ def draw(
 ) -> RenderableType:
     """The tables and the lines below. `height` and `width` are a terminal's, in characters; None stands for a file.
 
-    Tasks that do not fit are summed up by group, long names are cut, and a narrow terminal gets fewer columns.
+    A narrow terminal gets fewer columns. Where the height counts, tasks that do not fit are summed up by group and long
+    texts are cut; else these are wrapped.
     """
     if progress is None:
         return Text(_head(name, state, reason))
     wide = width is None or width >= _FULL_WIDTH
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for title, _ in (pair for pair in _TITLES if wide or pair[1]):
-        # Only the name may shrink; its text is cut rather than folded.
-        table.add_column(title, justify="left" if title in _TEXTS else "right", no_wrap=title != _NAME)
     groups = campaign_rows.list_groups(progress)
     lines = None if height is None else max(1, height - _OTHER_LINES)
     room = None if lines is None else max(0, lines // max(1, len(groups)) - 2)
-    for group in groups[:lines]:
-        for cells, style in _rows(group, room):
-            first, *rest = (cell for cell, (_, always) in zip(cells, _TITLES, strict=True) if wide or always)
-            table.add_row(Text(first, no_wrap=True, overflow="ellipsis"), *rest, style=style)
-    told = [_cut(_head(name, state, reason), width), *summary(progress, budget, width)]
+    rows = [row for group in groups[:lines] for row in _rows(group, room)]
+    has_states = any(cells[-1] for cells, _ in rows)
+    shown = [(wide or always) and (title != _STATE or has_states) for title, always in _TITLES]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title, _ in itertools.compress(_TITLES, shown):
+        # Only the name may shrink.
+        table.add_column(title, justify="left" if title in _TEXTS else "right", no_wrap=title != _NAME)
+    for cells, style in rows:
+        first, *rest = itertools.compress(cells, shown)
+        is_cut = height is not None
+        table.add_row(Text(first, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold"), *rest, style=style)
+    most = None if height is None else width
+    told = [_cut(_head(name, state, reason), most), *summary(progress, budget, width, most)]
     if wide and height is None:
         told += filter(None, [campaign_rows.note_flop(task["name"] for group in groups for task in group.tasks)])
     below = Text("\n".join(told))
@@ -76,13 +82,15 @@ def summary_line(name: str, state: str, reason: str, budget: Mapping[str, Any], 
     return " | ".join([_head(name, state, reason), *campaign_rows.list_limits(progress, budget), *_tail(progress)])
 
 
-def summary(progress: Mapping[str, Any], budget: Mapping[str, Any], width: int | None = None) -> list[str]:
-    """How much of the budget is used, faults and times; models; boards."""
+def summary(
+    progress: Mapping[str, Any], budget: Mapping[str, Any], width: int | None = None, most: int | None = None
+) -> list[str]:
+    """How much of the budget is used, faults and times; models; boards. These two are cut to `most` characters."""
     lines = list(_fold([*campaign_rows.list_limits(progress, budget), *_tail(progress)], width))
     if models := ", ".join(_list_models(progress)):
-        lines.append(_cut(f"models: {models}", width))
+        lines.append(_cut(f"models: {models}", most))
     if boards := _list_boards(progress.get("boards", ())):
-        lines.append(_cut(f"boards: {boards}", width))
+        lines.append(_cut(f"boards: {boards}", most))
     return lines
 
 

@@ -157,7 +157,8 @@ def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
     charts = []
     for title, drawn in lines.items():
         if drawn:
-            said = f"{title}, {units_of[title]}: {', '.join(name for name, _ in drawn)}"
+            names = [name for name, _ in drawn if name != title.lower()]
+            said = f"{title}{': ' if names else ''}{', '.join(names)}"
             charts.append((said, svg.draw_lines(drawn, units_of[title], f"{title} of the last hour", say_time)))
     return charts
 
@@ -166,7 +167,7 @@ def _draw_golden(calibration: Any) -> list[tuple[str, Any]]:
     if calibration is None or len(calibration.samples) < 2:
         return []
     runs = [(each.at, each.median_s * 1e3) for each in calibration.samples]
-    return [("Golden kernel, ms", svg.draw_lines([("golden kernel", runs)], "ms", "Golden kernel's times", say_time))]
+    return [("Golden kernel", svg.draw_lines([("golden kernel", runs)], "ms", "Golden kernel's times", say_time))]
 
 
 def say_time(at: float) -> str:
@@ -175,7 +176,7 @@ def say_time(at: float) -> str:
 
 
 def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
-    """A board's description in words: units for bytes, lists with commas, tables by their size."""
+    """A board's description in words: units for bytes, lists with commas, tables by the names in them."""
     said = ((key, _say_fact(key, value)) for key, value in board["description"].items())
     return [(key.removesuffix("_bytes").removesuffix("_hz"), text) for key, text in said if text]
 
@@ -193,11 +194,23 @@ def _say_fact(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         if all(isinstance(each, str | int | float) for each in value.values()):
             return ", ".join(f"{name} {each}" for name, each in value.items())
-        return f"{len(value)} part{'s' * (len(value) > 1)}"
+        return ", ".join(text for each in value.values() for text in _list_parts(each))
     if isinstance(value, Sequence):
         is_flat = all(isinstance(each, str | int | float) for each in value)
-        return ", ".join(map(str, value)) if is_flat else f"{len(value)} entries"
+        return ", ".join(map(str, value)) if is_flat else ", ".join(_list_parts(value))
     return ""
+
+
+def _list_parts(value: Any) -> list[str]:
+    """Names of clocks with their ranges, of rails with what reads them; what has no name says nothing."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [text for each in value for text in _list_parts(each)]
+    if not isinstance(value, Mapping) or not (name := value.get("name") or value.get("rail")):
+        return []
+    ends = [value.get(end) for end in ("min_hz", "max_hz")]
+    if all(isinstance(end, int) for end in ends):
+        return [f"{name} {format_mhz(ends[0])} to {format_mhz(ends[1])} MHz"]
+    return [f"{name} ({value['driver']})" if isinstance(value.get("driver"), str) else str(name)]
 
 
 @router.post("/boards/{name}/orders")

@@ -15,8 +15,10 @@ from markupsafe import Markup, escape
 
 from farm import foreign
 
-WIDTH = 960
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 40
+WIDTH = 640
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 26, 40
+# A letter on a telephone, where the style sheet has the largest ones, and what is between two texts.
+_LETTER, _BETWEEN = 9.0, 8.0
 _SERIES = 8
 # Values above are seconds since the epoch, whose ticks are these apart.
 _LEAST_TIME = 1e9
@@ -100,23 +102,34 @@ def frame(
         at = y.place(value)
         yield f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{at}" y2="{at}"/>'
         yield f'<text class="tick" x="{x.start - 6}" y="{at + 3.5}" text-anchor="end">{_say(value)}</text>'
-    for value in x.ticks(8):
-        at = x.place(value)
+    for at, said in _space_out(x, x.ticks(6), say_x):
         yield f'<line class="grid" x1="{at}" x2="{at}" y1="{y.start}" y2="{y.start + 4}"/>'
-        yield f'<text class="tick" x="{at}" y="{y.start + 16}" text-anchor="middle">{text(say_x(value))}</text>'
+        yield f'<text class="tick" x="{at}" y="{y.start + 17}" text-anchor="middle">{text(said)}</text>'
     yield f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
-    yield f'<text class="title" x="{x.end}" y="{y.start + 32}" text-anchor="end">{text(x_title)}</text>'
-    yield f'<text class="title" x="{x.start - 58}" y="{y.end - 1}">{text(y_title)}</text>'
+    if x_title:
+        yield f'<text class="title" x="{x.end}" y="{y.start + 35}" text-anchor="end">{text(x_title)}</text>'
+    yield f'<text class="title" x="{x.start - 66}" y="{y.end - 13}">{text(y_title)}</text>'
+
+
+def _space_out(x: ChartAxis, values: Iterable[float], say: Callable[[float], str]) -> Iterator[tuple[float, str]]:
+    """Places and texts of the ticks whose texts do not touch."""
+    end = -math.inf
+    for value in values:
+        at, said = x.place(value), say(value)
+        half = len(said) * _LETTER / 2
+        if at - half > end and at + half <= x.end + _RIGHT:
+            end = at + half + _BETWEEN
+            yield at, said
 
 
 def draw_steps(
     series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_title: str, y_title: str, label: str, end: float
 ) -> Markup:
     """Values that hold until the next one, as best latencies do, up to `end`."""
-    height = 250.0
+    height = 230.0
     points = [point for _, steps in series for point in steps]
     x = ChartAxis(0.0, max(end, 1.0), _LEFT, WIDTH - _RIGHT)
-    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8, log=bool(points))
+    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP, log=bool(points))
     parts = list(frame(x, y, x_title, y_title))
     for index, (name, steps) in enumerate(series):
         if not steps:
@@ -135,7 +148,7 @@ def draw_lines(
     height = 170.0
     points = [point for _, line in series for point in line]
     x = span_axis([at for at, _ in points], _LEFT, WIDTH - _RIGHT)
-    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP + 8)
+    y = span_axis([value for _, value in points], height - _BOTTOM, _TOP)
     parts = list(frame(x, y, "", y_title, say_x))
     for index, (name, line) in enumerate(series):
         runs = split_at_gaps(line)
@@ -166,7 +179,7 @@ def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:
     """Trials per minute, a bar for each part of the time."""
     height = 130.0
     x = ChartAxis(0.0, len(values) * minutes, _LEFT, WIDTH - _RIGHT)
-    y = ChartAxis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP + 8)
+    y = ChartAxis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP)
     width = max(0.5, (x.end - x.start) / max(1, len(values)) - 0.6)
     parts = list(frame(x, y, "minutes", "trials per minute"))
     for index, value in enumerate(values):
@@ -197,13 +210,13 @@ class Lane:
 
 def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callable[[float], str], label: str) -> Markup:
     """Who worked when: a lane for each board."""
-    lane_height, left = 20.0, 150.0
-    height = _TOP + lane_height * len(lanes) + 26
+    lane_height, left, above = 19.0, 150.0, 6.0
+    height = above + lane_height * len(lanes) + 26
     x = ChartAxis(began, max(ended, began + 1.0), left, WIDTH - _RIGHT)
     parts = []
     for index, lane in enumerate(lanes):
-        top = _TOP + index * lane_height
-        name = lane.name if len(lane.name) <= 20 else lane.name[:19] + "…"
+        top = above + index * lane_height
+        name = lane.name if len(lane.name) <= 15 else lane.name[:14] + "…"
         parts.append(f'<text class="tick" x="{left - 8}" y="{top + 13}" text-anchor="end">{text(name)}</text>')
         parts.append(f'<rect class="lane" x="{left}" y="{top + 2}" width="{x.end - left}" height="{lane_height - 5}"/>')
         path = []
@@ -219,9 +232,8 @@ def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callab
                 f'<rect class="gap" x="{from_}" y="{top + 2}" width="{width:.1f}" height="{lane_height - 5}">'
                 f"<title>{text(f'{lane.name}: {end - start:.0f} s idle: {why}')}</title></rect>"
             )
-    for value in x.ticks(7):
-        at = x.place(value)
-        parts.append(f'<text class="tick" x="{at}" y="{height - 8}" text-anchor="middle">{text(say(value))}</text>')
+    for at, said in _space_out(x, x.ticks(6), say):
+        parts.append(f'<text class="tick" x="{at}" y="{height - 8}" text-anchor="middle">{text(said)}</text>')
     return picture(parts, height, label)
 
 
@@ -229,13 +241,13 @@ def draw_scatter(document: Mapping[str, Any], others: Sequence[Mapping[str, Any]
     """A sweep's points, latency against energy (or power where no energy is known): the front, what it dominates, the
     pick of each series. `others` are sweeps that are drawn beside it.
     """
-    height = 430.0
+    height = 320.0
     drawn = [(which, each) for which, one in enumerate((document, *others)) for each in one["series"]]
     points = [(row, series, which) for which, series in drawn for row in series["rows"] if _is_shown(row)]
     x = span_axis([row["latency_s"]["value"] * 1e3 for row, _, _ in points], _LEFT, WIDTH - _RIGHT, log=bool(points))
     energies = [row["energy_j"]["value"] * 1e3 for row, _, _ in points]
     wide = bool(energies) and max(energies) > _LOG_FROM * min(energies)
-    y = span_axis(energies, height - _BOTTOM, _TOP + 8, log=wide)
+    y = span_axis(energies, height - _BOTTOM, _TOP, log=wide)
     parts = list(frame(x, y, "latency, ms", "energy per inference, mJ"))
     for index, (_, series) in enumerate(drawn):
         front = [row for key in series["front"] for row in series["rows"] if row["key"] == key and _is_shown(row)]

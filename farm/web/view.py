@@ -138,7 +138,7 @@ def _environment() -> jinja2.Environment:
         "moment": _moment, "stamp": _stamp, "age": _age, "span": campaign_rows.format_clock, "percent": _percent,
         "latency": units.format_latency, "number": units.format_number, "point": units.format_point,
         "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
-        "asdict": dataclasses.asdict,
+        "asdict": dataclasses.asdict, "count": units.format_count,
     }  # fmt: skip
     environment.globals |= {"clock": time.time, "note_flop": campaign_rows.note_flop}
     return environment

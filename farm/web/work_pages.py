@@ -84,7 +84,7 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
         else "",
         lines=[name for name, _ in lines[:_MOST_CURVES]],
         plot=json.dumps(_to_plot(lines[:_MOST_CURVES], counted)),
-        pace=svg.draw_bars(pace, minutes, "Trials per minute") if pace else "",
+        pace=svg.draw_bars(pace, minutes, "Trials per minute") if len(pace) > 1 else "",
         timeline=svg.draw_timeline(lanes, began, ended, say_time, "Who measured when") if lanes else "",
         left_out=left_out,
         gaps=_sum_gaps(lanes),

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from farm.artifacts.made_here import note_artifact
 from farm.crew.health import Kind, Observation, decide_by
 from farm.store import Store
 from tests.acceptance.browser import Browser, open_browser
 from tests.acceptance.conftest import Home, new_home, wait_until
 from tests.integration.prometheus import prometheus_server
+from tests.unit.artifacts import verified, write
 
 CAMPAIGN = """\
 name: vision
@@ -27,6 +29,35 @@ search: { tuner: random, ops: [dense, conv2d] }
 measure: { repeat: 2, min_repeat: 5ms, verify_top: 1 }
 """
 SWEEP = ("sweep", "run", "tiny-cnn", "--board", "nano-1", "--cores", "0", "--cpu-freqs", "403.2,921.6,1479")
+WIDTHS = (1280, 800, 400)
+# What is wrong with a page in its window: pixels of the smallest text and picture that a reader makes out.
+LOOK = """async () => {
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const wide = document.documentElement.clientWidth, faults = [];
+  const isCut = (each) => each.scrollWidth > each.clientWidth + 1;
+  if (isCut(document.documentElement)) faults.push("the page scrolls sideways");
+  const regions = [...document.querySelectorAll(".scroll")];
+  regions.filter(isCut).forEach((each) => faults.push(`cut: ${each.innerText.slice(0, 80)}`));
+  for (const table of document.querySelectorAll("table.rows")) {
+    const heads = [...table.querySelectorAll("thead th")].map((each) => each.textContent);
+    for (const { dataset, cellIndex } of table.querySelectorAll("tbody td"))
+      if (dataset.label !== heads[cellIndex]) faults.push(`${dataset.label} is under ${heads[cellIndex]}`);
+  }
+  const charts = [...document.querySelectorAll("svg.chart:not(.spark), .uplot canvas")];
+  for (const chart of charts) {
+    const place = chart.getBoundingClientRect();
+    if (place.width < 250 || place.height < 30 || place.right > wide) faults.push("a chart cannot be seen");
+    const texts = [...chart.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect()]);
+    texts.forEach(([text, one], at) => {
+      const isOutside = one.left < place.left - 1 || one.right > place.right + 1;
+      if (one.height < 9 || isOutside) faults.push(`${text} cannot be read`);
+      for (const [other, two] of texts.slice(at + 1))
+        if (one.left < two.right && two.left < one.right && one.top + 3 < two.bottom && two.top + 3 < one.bottom)
+          faults.push(`${text} lies over ${other}`);
+    });
+  }
+  return { faults, charts: charts.length };
+}"""
 # What happens is on the page within this, where the machine has the time.
 LIVE_S = 2.0
 ATTEMPTS = 6
@@ -83,6 +114,30 @@ def test_pages(browser: Browser, path: str, text: str) -> None:
     assert text in page.inner_text("main")
     assert browser.list_barriers() == []
     assert browser.list_complaints() == []
+
+
+def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
+    """At 1280, 800 and 400 px nothing scrolls sideways, each cell has its column's name and charts can be read."""
+    reason = "the fan is replaced and its heat sink is glued on again, which takes until tomorrow at noon"
+    assert farm.run("board", "drain", "nano-6", "--reason", reason).code == 0
+    note_artifact(pathlib.Path(farm.environment["FARM_HOME"]), write(farm.path / "tiny-cnn", verified=verified()))
+    [(workload,)] = farm.rows("SELECT workload FROM campaign_workloads LIMIT 1")
+    campaign, sweep, record = "/campaigns/vision", "/sweeps/1", f"/records/{workload}"
+    lists = ("/", "/campaigns", "/sweeps", "/records?simulated=true", "/artifacts", "/sign-in")
+    faults, charts = [], {}
+    try:
+        for path in (*lists, campaign, "/boards/nano-1", sweep, record):
+            page = browser.open(path)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 900})
+                found = page.evaluate(LOOK)
+                faults += [f"{path} at {width} px: {fault}" for fault in found["faults"]]
+                charts[path, width] = found["charts"]
+    finally:
+        browser.page.set_viewport_size({"width": 1440, "height": 900})
+        assert farm.run("board", "undrain", "nano-6").code == 0
+    assert faults == []
+    assert all(charts[path, width] for path in (campaign, "/boards/nano-1", sweep) for width in WIDTHS)
 
 
 def test_pause_by_the_keyboard_alone(farm: Home, browser: Browser) -> None:

@@ -266,6 +266,15 @@ def test_it_fits_the_terminal(width: int, height: int) -> None:
     assert len(lines) <= height
 
 
+def test_what_is_shown_once_cuts_nothing() -> None:
+    """Without a height to keep to, names, clocks and models are whole at 80 columns; no column is empty."""
+    progress = make_document()["progress"]
+    progress = progress | {"tasks": [task | {"ended": ""} for task in progress["tasks"]]}
+    text = "\n".join(render(80, None, progress=progress))
+    assert "…" not in text
+    assert "State" not in text
+
+
 def test_before_the_first_progress_there_is_a_line() -> None:
     """A campaign that its engine has not begun with shows its state and why."""
     assert render(80, 24, state="submitted", reason="waits for an engine", progress=None) == [

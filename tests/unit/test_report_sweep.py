@@ -80,6 +80,11 @@ def make_page(document: dict[str, Any]) -> Reader:
     return Reader(sweep_page.write_page(document, []))
 
 
+def test_counts_have_three_digits() -> None:
+    """A count is told in the unit that fits it."""
+    assert [units.format_count(each) for each in (0, 396, 114_688, 231_211_008.0)] == ["0", "396", "115 k", "231 M"]
+
+
 @pytest.mark.parametrize("name", ["nano, a third measured", "nano without a sensor", "local"])
 def test_page_needs_nothing_but_itself(written: Callable[[str], dict[str, str]], name: str) -> None:
     """Tags close, pictures are inside as data, nothing runs, and links go to the files beside it."""

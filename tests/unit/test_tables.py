@@ -100,6 +100,13 @@ def test_why_and_who_stay_on_a_narrow_terminal(
     assert "a57=921.6MHz" in found
 
 
+def test_a_narrow_column_stays_where_a_wide_one_has_no_room() -> None:
+    """Of the columns left out, those that fit beside the others come back, the most useful first."""
+    columns, least = ("Board", "Connection", "Probed", "Trouble"), (16, 10, 20, 30)
+    assert tables.fit_columns(columns, least, 65, ("Connection", "Probed")) == [0, 1, 3]
+    assert tables.fit_columns(columns, least, 55, ("Connection", "Probed")) == [0, 3]
+
+
 def test_a_long_fact_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The next line of a value begins where the value began, never under the name."""
     text = _render(lambda: tables.print_facts({"State": "word " * 30, "Health": "good"}), 80, monkeypatch, capsys)
