@@ -31,6 +31,13 @@ class RecordChoice:
     fit: RecordFit
 
 
+def describe_imported(imported: int, used: int) -> str:
+    """How many of the records used another farm measured and this one has not verified; "" for none."""
+    if not imported:
+        return ""
+    return f"{imported} of {used} records used are imported: no board of this farm has verified them"
+
+
 # The hash of a workload as it is for another target, given TVM's dict.
 HashFor = Callable[[Mapping[str, Any]], str]
 

@@ -71,6 +71,11 @@ class Compiled:
     usages: tuple[Usage, ...] = ()
     half_bytes: int = 0
 
+    @property
+    def imported(self) -> int:
+        """How many of the records applied come from another farm."""
+        return sum(one.choice is not None and one.choice.record.origin is not None for one in self.served)
+
 
 def compile_model(
     model: onnx.ModelProto,

@@ -19,7 +19,7 @@ from typing import Any
 from farm.artifacts import devices
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
-from farm.artifacts.choice import Records, Relative
+from farm.artifacts.choice import Records, Relative, describe_imported
 from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.made_here import note_artifact
@@ -108,7 +108,7 @@ def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Sto
     PermanentError.
     """
     require_place(out)
-    return _write(out, *_compile(order, settings, store, say), settings)
+    return _write(out, *_compile(order, settings, store, say), settings, say)
 
 
 def make_faster(
@@ -134,12 +134,14 @@ def make_faster(
             made[manifest.device] = manifest, files
     taken, changes = devices.choose({name: each for name, (each, _) in made.items()}, failed, orders[0].board_type)
     manifest, files = made[taken]
-    return _write(out, manifest.model_copy(update=changes), files, settings)
+    return _write(out, manifest.model_copy(update=changes), files, settings, say)
 
 
-def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings) -> Artifact:
+def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: Settings, say: Say | None) -> Artifact:
     artifact = manifests.write_artifact(out, manifest, files)
     note_artifact(settings.home_path, artifact)
+    if say is not None and (note := describe_imported(manifest.count_imported(), manifest.count("record"))):
+        say(f"{manifest.name}: {note}")
     return artifact
 
 
@@ -383,6 +385,7 @@ def _describe_workload(served: Served, clock_factor: float) -> WorkloadServed:
             latency_s=record.median_s,
             simulated=record.simulated,
             verified_at=record.verified_at,
+            imported=record.origin is not None,
         )
     return WorkloadServed(
         hash=workload.hash,

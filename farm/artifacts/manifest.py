@@ -79,7 +79,10 @@ class ModelFacts(StrictModel):
 
 
 class RecordUsed(StrictModel):
-    """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.RecordFit`."""
+    """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.RecordFit`.
+
+    `imported`: another farm measured it, and no board of this farm had verified it.
+    """
 
     fit: str
     candidate: str
@@ -88,6 +91,7 @@ class RecordUsed(StrictModel):
     latency_s: Seconds
     simulated: bool
     verified_at: Moment
+    imported: bool = False
 
 
 class WorkloadServed(StrictModel):
@@ -254,6 +258,10 @@ class Manifest(StrictModel):
     def count(self, source: str) -> int:
         """How many workloads are served so."""
         return sum(each.source == source for each in self.workloads)
+
+    def count_imported(self) -> int:
+        """How many workloads are served by records of another farm."""
+        return sum(each.record is not None and each.record.imported for each in self.workloads)
 
     def to_json(self) -> str:
         """The file's text. Its own digest makes a change by hand visible."""

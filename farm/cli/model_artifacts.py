@@ -377,10 +377,11 @@ def _say_source(manifest: Manifest, workload: Any) -> str:
     used = workload.record
     if used is None:
         return {"rule": "rule (predicted)"}.get(workload.source, "TVM's own code")
+    imported = "imported " if used.imported else ""
     if used.fit == "exact":
-        return "record"
+        return f"{imported}record"
     return (
-        f"record at {used.operating_point}"
+        f"{imported}record at {used.operating_point}"
         if used.board_type == manifest.board_type
-        else f"record of {used.board_type}"
+        else f"{imported}record of {used.board_type}"
     )

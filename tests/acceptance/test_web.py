@@ -123,7 +123,7 @@ def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
     note_artifact(pathlib.Path(farm.environment["FARM_HOME"]), write(farm.path / "tiny-cnn", verified=verified()))
     [(workload,)] = farm.rows("SELECT workload FROM campaign_workloads LIMIT 1")
     campaign, sweep, record = "/campaigns/vision", "/sweeps/1", f"/records/{workload}"
-    lists = ("/", "/campaigns", "/sweeps", "/records?simulated=true", "/artifacts", "/sign-in")
+    lists = ("/", "/campaigns", "/sweeps", "/records?simulated=true", "/artifacts", "/docs", "/sign-in")
     faults, charts = [], {}
     try:
         for path in (*lists, campaign, "/boards/nano-1", sweep, record):

@@ -54,13 +54,14 @@ def compile_for(board_type: str, records: list[Record]) -> Compiled:
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
     kind = order.board_type
-    book = make.make_book(order, make.Candidates(tuple(records), tuple(make.list_relatives(kind, False))))
+    candidates = make.Candidates(tuple(records), tuple(make.list_relatives(kind, False)))
+    book = make.make_book(kind, order.operating_point, candidates)
     return compile_model(order.source.load(), shapes, target, kind.pipeline, book, kind.link_triple)
 
 
 def test_a_record_of_the_same_cores_serves_another_board_type() -> None:
-    """An AGX Xavier's record schedules a Xavier NX's workload, and the artifact can say so; a Nano's does not fit."""
-    theirs = make_record(AGX, "mode=MAXN")
+    """An AGX Xavier's imported record schedules a Xavier NX's workload, and the artifact says so; a Nano's does not."""
+    theirs = dataclasses.replace(make_record(AGX, "mode=MAXN"), origin={"store": "s", "source": "f", "by": "b"})
     nano = dataclasses.replace(theirs, board_type="jetson-nano")
     compiled = compile_for(NX, [theirs, nano])
     assert compiled.applied == 1
@@ -68,6 +69,9 @@ def test_a_record_of_the_same_cores_serves_another_board_type() -> None:
     assert served.choice is not None
     assert (served.choice.fit, served.choice.record.board_type) == (RecordFit.OTHER_TYPE, AGX)
     assert served.workload.hash != theirs.workload
+    described = make._describe_workload(served).record
+    assert described is not None
+    assert described.imported
     assert compiled.by_rule == compiled.workloads - 1
     assert compiled.activations_bytes > 0
     assert compiled.outputs == (((1, 10), "float32"),)

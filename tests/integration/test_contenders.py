@@ -106,7 +106,8 @@ def test_compiling_leaves_what_was_prepared_as_it_was(prepared: Prepared) -> Non
 
 def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepared) -> None:
     """What is swept is what is compiled: here all records lost, so it is what is predicted."""
-    records = make_records(prepared, {0: 5, 1: 5})
+    first, *others = make_records(prepared, {0: 5, 1: 5})
+    records = [dataclasses.replace(first, origin={"store": "s", "source": "f", "by": "b"}), *others]
     source, refused = bring("mlp").source, {record.workload: record.candidate for record in records}
     name = name_workloads(workload.hash for workload in prepared.workloads)
     decision = ModelDecision(source.sha256, name, "local", DEFAULT_POINT, False, refused)
@@ -116,6 +117,8 @@ def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepare
     [recorded], [lost] = (each.compile_all(("tuned",), (1,)) for each in (recipe, decided))
     assert "2 of 3 functions from records" in recorded.about
     assert "0 of 3 functions from records" in lost.about
+    assert recorded.note == "1 of 2 records used are imported: no board of this farm has verified them"
+    assert not lost.note
     assert recorded.library != lost.library
 
 

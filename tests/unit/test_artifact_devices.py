@@ -11,7 +11,15 @@ import pytest
 from farm.artifacts import devices
 from farm.artifacts import make as artifacts
 from farm.artifacts.compile import Served
-from farm.artifacts.manifest import GpuCode, Manifest, ModelFacts, Tensor, WorkloadServed, open_artifact
+from farm.artifacts.manifest import (
+    GpuCode,
+    Manifest,
+    ModelFacts,
+    RecordUsed,
+    Tensor,
+    WorkloadServed,
+    open_artifact,
+)
 from farm.cli import model_artifacts
 from farm.errors import CodeRefusedError, FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.inventory.board_types import load_board_types
@@ -83,6 +91,27 @@ def test_the_manifest_and_the_command_say_why_a_device_was_not_taken(
     assert (written.manifest.device, list(written.manifest.not_made)) == ("cpu", ["gpu"])
     assert [each["not_made"] for each in model_artifacts._show(written, 0.0)] == [written.manifest.not_made]
     assert "taken for the cpu, since no code was made for the gpu: the kernel takes 99999" in capsys.readouterr().out
+
+
+def test_imported_records_are_told_apart(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says how many of the records used no board of this farm has verified; the table names each."""
+    used = RecordUsed(
+        fit="exact", candidate="c", board_type="jetson-nano", operating_point="default", latency_s=1e-5,
+        simulated=False, verified_at=1.0,
+    )  # fmt: skip
+    workloads = tuple(
+        WorkloadServed(
+            hash=str(is_imported), name="dense", flop=1.0, weight=1, algorithm="", source="record", latency_s=1e-5,
+            record=used.model_copy(update={"imported": is_imported}),
+        )
+        for is_imported in (False, True)
+    )  # fmt: skip
+    said: list[str] = []
+    files, settings = {"model.so": LIBRARY}, Settings(home=str(tmp_path))
+    artifact = artifacts._write(tmp_path / "a", make_manifest(workloads=workloads), files, settings, said.append)
+    assert said == ["tiny-cnn: 1 of 2 records used are imported: no board of this farm has verified them"]
+    list(model_artifacts._show(artifact, 0.0))
+    assert "imported record" in capsys.readouterr().out
 
 
 def test_a_bug_of_ours_is_called_one(

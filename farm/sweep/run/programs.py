@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from device_agent.protocol import CPU
+from farm.artifacts.choice import describe_imported
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import Candidates, make_book, to_config
 from farm.artifacts.verify import compare
@@ -35,7 +36,10 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class SweepProgram:
-    """One series of a sweep: a library for a device, and its inputs in call order. `about` says what it is made of."""
+    """One series of a sweep: a library for a device, and its inputs in call order.
+
+    `about` says what it is made of, `note` what a reader of its figures has to know of that.
+    """
 
     variant: str
     batch: int
@@ -43,6 +47,7 @@ class SweepProgram:
     inputs: Arrays = dataclasses.field(repr=False)
     about: str = ""
     device: str = CPU
+    note: str = ""
 
     @property
     def series(self) -> tuple[str, int]:
@@ -103,8 +108,9 @@ class SweepRecipe:
                 about = f"graph pipeline {done.pipeline}"
                 if variant != UNTUNED:
                     about += f", {done.applied} of {done.workloads} functions from records"
+                note = describe_imported(done.imported, done.applied)
                 device = device_of(self.target_config)
-                programs.append(SweepProgram(variant, batch, done.library, ordered, about, device))
+                programs.append(SweepProgram(variant, batch, done.library, ordered, about, device, note))
         return programs
 
     @property

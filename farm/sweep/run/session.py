@@ -147,7 +147,7 @@ class SweepSession:
         self._simulated = description.simulated
         self.compile(target, description.simulated)
         self.programs = {program.series: program for program in self._made}
-        return [self._window.note] if self._window.note else []
+        return [note for note in (self._window.note, *dict.fromkeys(each.note for each in self._made)) if note]
 
     def compile(self, target: TargetPlan, simulated: bool) -> None:
         """Compile, unless programs were brought or are made for this target. Raises what `compile_all` raises."""
