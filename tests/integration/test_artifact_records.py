@@ -69,7 +69,7 @@ def test_a_record_of_the_same_cores_serves_another_board_type() -> None:
     assert served.choice is not None
     assert (served.choice.fit, served.choice.record.board_type) == (RecordFit.OTHER_TYPE, AGX)
     assert served.workload.hash != theirs.workload
-    described = make._describe_workload(served).record
+    described = make._describe_workload(served, 1.0).record
     assert described is not None
     assert described.imported
     assert compiled.by_rule == compiled.workloads - 1
