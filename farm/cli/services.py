@@ -15,7 +15,6 @@ from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
 from farm.connectivity.services_state import is_held
-from farm.crew.choice import name_some
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.settings import Settings
 from farm.store import Store
@@ -176,6 +175,9 @@ def _serve_page(settings: Settings) -> None:
 
 def _wait_probed(settings: Settings, wait_s: float) -> None:
     """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
+    # Imported here: it loads what reads files, which takes longer than all of this command.
+    from farm.crew.choice import name_some
+
     deadline = time.monotonic() + wait_s
     told, tell_at = -1, 0.0
     while True:
