@@ -181,4 +181,5 @@ def _describe(
         "device": subject.device,
         "sha256": subject.brought.about.sha256,
         "variants": rows,
+        "doubt": timed.find_doubt(),
     }

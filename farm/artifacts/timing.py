@@ -24,6 +24,10 @@ WARMUP_RUNS = 5
 # Code as TVM comes is slower by so much that fewer runs tell as well, and would take most of the time.
 BASELINE_RUNS, BASELINE_WARMUP_RUNS, BASELINE_ROUNDS = 15, 1, 3
 
+# Latencies are in doubt where, of so many runs at least, one in ten takes this many times the median, or the standard
+# deviation is this share of it; or where other processes take this many cores' time.
+_MOST_P90, _MOST_STD, _FEWEST_RUNS, _MOST_OTHER_LOAD = 1.25, 0.5, 30, 0.5
+
 # Runs a program on inputs in the order of its arguments.
 Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]"]
 
@@ -56,6 +60,9 @@ class Timed:
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
     details: dict[str, list[RunDetails]] = dataclasses.field(default_factory=dict)
+    # By turn: cores' worth of time that other processes took meanwhile, and the load average afterwards.
+    other_loads: list[float] = dataclasses.field(default_factory=list)
+    loads_1min: list[float] = dataclasses.field(default_factory=list)
 
     def summary(self, name: str) -> SampleSummary | None:
         """Of a variant's latencies."""
@@ -72,6 +79,29 @@ class Timed:
             "peak_memory_bytes": max(peaks, default=None),
             "layers": [dataclasses.asdict(each) for each in layers],
         }
+
+    def find_doubt(self) -> str:
+        """Why the latencies should not be believed: scatter and load; "" where they may be."""
+        found = [summary for name in self.samples if (summary := self.summary(name)) is not None]
+        worst = max((each for each in found if each.count >= _FEWEST_RUNS), key=_find_scatter, default=None)
+        other = statistics.median(self.other_loads) if self.other_loads else 0.0
+        is_busy = other > _MOST_OTHER_LOAD
+        if not is_busy and (worst is None or _find_scatter(worst) <= 1):
+            return ""
+        said = [f"other processes used {other:.1f} cores"] if is_busy else []
+        said += [f"the load average was {max(self.loads_1min):.1f}"] if self.loads_1min else []
+        if worst is not None:
+            said.append(
+                f"one run in ten took over {worst.p90 / worst.median:.2f} times the median, "
+                f"the standard deviation is {worst.std / worst.median * 100:,.0f} % of it"
+            )
+        cause = "the board was too busy" if is_busy else "equal runs differ too much"
+        return f"{cause}: {', '.join(said)}. Measure again while nothing else runs"
+
+
+def _find_scatter(summary: SampleSummary) -> float:
+    """How much runs differ, over what a quiet board may show."""
+    return max(summary.p90 / summary.median / _MOST_P90, summary.std / summary.median / _MOST_STD)
 
 
 class Turns:
@@ -131,6 +161,10 @@ class Turns:
         timed.rounds.setdefault(number, {})[name] = statistics.median(outcome.latency_s)
         timed.outputs[name] = [np.asarray(value) for value in outputs.values()]
         timed.outcomes[name] = outcome
+        if outcome.other_load is not None:
+            timed.other_loads.append(outcome.other_load)
+        if outcome.after is not None and outcome.after.load_1min is not None:
+            timed.loads_1min.append(outcome.after.load_1min)
         if outcome.details is not None:
             timed.details.setdefault(name, []).append(outcome.details)
 

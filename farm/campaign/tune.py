@@ -371,7 +371,9 @@ class _Run:
         )
 
     def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A task with the best of all that is known, earlier runs included."""
+        """A task with its record's time, or the best trial of all, earlier runs included, where it has no record."""
+        if task["from"] == "record":
+            return task
         rows = self._store.fetch_known_candidates(
             task["workload"], task["board_type"], DEFAULT_POINT, self._place.simulated
         )

@@ -256,6 +256,8 @@ def _print_bench(document: dict[str, Any]) -> None:
     rows: list[tuple[Any, ...]] = []
     notes = []
     for model in document["models"]:
+        if model["doubt"]:
+            output.say(f"do not rely on the latencies of {model['model']}, {model['doubt']}")
         called = model["model"] + (f" ({model['artifact']})" if model["artifact"] else "")
         called += " on the GPU" if model["device"] == GPU else ""
         for each in model["variants"].values():

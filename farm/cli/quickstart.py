@@ -13,6 +13,7 @@ from farm.artifacts.places import require_room
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.inventory.board_types import require_board_type
+from farm.units import seconds_scale
 
 # For another farm that measures on this machine; a campaign on it may take hours, and says so meanwhile.
 _WAIT_S = 3600.0
@@ -69,18 +70,21 @@ def quickstart(
 
 
 def _print(document: dict[str, Any]) -> None:
-    rows: list[tuple[str | None, ...]] = []
-    from farm.quickstart.run import LABELS
+    from farm.report.quickstart_page import LABELS
 
+    if document["doubt"]:
+        output.say(f"do not rely on these latencies, {document['doubt']}")
+    scale = seconds_scale(each["median"] / 1e3 for each in document["latency_ms"].values() if each)
+    rows: list[tuple[str | None, ...]] = []
     for name, label in LABELS.items():
         figures = document["latency_ms"][name]
         if figures is None:
             rows.append((label, "not timed", None, None, None, None, None))
             continue
-        low, high = figures["ci"]
-        cells = [f"{figures[key]:.2f}" for key in ("mean", "min", "max", "std")]
-        rows.append((label, f"{figures['median']:.2f}", f"{low:.2f} – {high:.2f}", *cells))
-    tables.print_table(("Latency (ms)", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
+        low, high = (scale.number(each / 1e3) for each in figures["ci"])
+        cells = [scale.number(figures[key] / 1e3) for key in ("median", "mean", "min", "max", "std")]
+        rows.append((label, cells[0], f"{low} – {high}", *cells[1:]))
+    tables.print_table((f"Latency ({scale.unit})", "Median", "95 % CI", "Mean", "Min", "Max", "Std"), rows)
     trials = document["trials"]
     lines = [f"the model itself: {document['gained']}"]
     if document["speedup_vs_untuned"] is not None:
@@ -102,6 +106,9 @@ def _print(document: dict[str, Any]) -> None:
         for series in document["sweep"]["series"]:
             if series["pick"] is not None:
                 lines.append(f"on a virtual Jetson Nano (simulated), {series['variant']}: {series['pick']['text']}")
+    if left_out := document["left_out"]:
+        lines.append(f"{left_out['what']} not swept over the clocks of a virtual Jetson Nano: {left_out['why']}; both:")
+        lines += [f"    {command}" for command in left_out["commands"]]
     lines += document["notes"]
-    lines.append(f"report: {document['report']['markdown']}")
+    lines.append(f"report: {document['report']['page']}")
     output.say(*lines)

@@ -16,7 +16,7 @@ import numpy as np
 
 from farm.artifacts.choice import Records
 from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
-from farm.artifacts.contenders import RIVALS
+from farm.artifacts.contenders import PREDICTED, RIVALS
 from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
 from farm.campaign import one_model
@@ -28,11 +28,12 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import Apart
 from farm.quickstart import sweep as quickstart_sweep
-from farm.report import markdown, plots
+from farm.report import campaign_rows, plots, quickstart_page
+from farm.report.quickstart_page import LABELS
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.run.programs import TUNED, UNTUNED
+from farm.sweep.run.programs import COMPILED, UNTUNED
 from farm.values import DEFAULT_POINT, Record
 from farm.version import __version__
 
@@ -88,24 +89,13 @@ def run(
                 _compile_untuned, source, shapes, target, board_type
             )
         compiled, *others = _compile_all(jobs, source.name, listener)
-        to_sweep = {TUNED: others[0] or compiled, UNTUNED: others[1]} if others else {}
+        to_sweep = {UNTUNED: others[1], COMPILED: others[0] or compiled} if others else {}
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
-    swept = _sweep(request, settings, store, listener, to_sweep, final, notes)
+    swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     document = _document(request, settings, tuned, final, compiled, records, notes)
-    document["sweep"] = swept
+    document |= {"sweep": swept, "left_out": left_out}
     _write(request.out, document, tuned, compiled)
     return document
-
-
-# What is timed, as reports call it: as TVM comes, with no trial at all, from all records, as it is compiled from now
-# on, and the engine to beat.
-LABELS = {
-    "untuned": "TVM, untuned",
-    "predicted": "tvm-farm, no trial",
-    "recorded": "tvm-farm, all records",
-    "tuned": "tvm-farm, tuned",
-    "onnxruntime": "ONNX Runtime",
-}
 
 
 def _compile_all(jobs: Mapping[str, Callable[[], Any]], name: str, listener: TuneListener) -> list[Any]:
@@ -155,31 +145,47 @@ def _sweep(
     listener: TuneListener,
     compiled: Mapping[str, Compiled],
     final: Mapping[str, Any],
-    notes: list[str],
-) -> dict[str, Any] | None:
-    """Both variants over the clocks of a virtual board; None where that was not wanted or not possible, and noted."""
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The variants that are quick enough here over the clocks of a virtual board, and what is left out of that: why,
+    and the commands that make it. None where the sweep was not wanted, failed, or nothing is left out.
+    """
     if not compiled:
-        return None
-    timed = final["variants"].get("untuned")
-    if timed is None or timed["median"] > quickstart_sweep.SLOWEST_S:
-        why = "untuned code does not run" if timed is None else f"untuned code takes {timed['median']:.1f} s here"
-        notes.append(f"clocks: no sweep of a virtual board: {why}; see `farm sweep run`")
-        return None
-    listener.note(f"sweeping both over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
+        return None, None
+    shapes = to_variant(request.source, request.inputs).shapes
+    commands = quickstart_sweep.list_commands(request.source, shapes)
+    slow = find_slow(final)
+    quick = {name: each for name, each in compiled.items() if name not in slow}
+    what = "Untuned code was" if quick else "The model was"
+    left_out = {"what": what, "why": "; ".join(slow.values()), "commands": commands} if slow else None
+    if not quick:
+        return None, left_out
+    named = " and ".join(quick)
+    listener.note(f"sweeping {named} code over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
     arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
-        return quickstart_sweep.sweep_virtual_board(
+        swept = quickstart_sweep.sweep_virtual_board(
             request.source,
             arrays,
-            compiled,
+            quick,
             settings,
             store,
             listener,
             request.out / "sweep",
         )
     except FarmError as error:  # the job itself is done
-        notes.append(f"clocks: the sweep of a virtual board failed: {error.message}")
-        return None
+        return None, {"what": "The model was", "why": f"the sweep failed: {error.message}", "commands": commands}
+    return swept, left_out
+
+
+def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
+    """The variants of the sweep that do not run, or take too long here, by name, and why."""
+    slow = {}
+    for name, timed in ((UNTUNED, final["variants"].get("untuned")), (COMPILED, final["variants"][final["taken"]])):
+        if timed is None:
+            slow[name] = f"{name} code does not run"
+        elif timed["median"] > quickstart_sweep.SLOWEST_S:
+            slow[name] = f"{name} code takes {timed['median']:.1f} s a run on this machine"
+    return slow
 
 
 def _document(
@@ -191,7 +197,8 @@ def _document(
     records: Sequence[Record],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    board, variants = tuned.board, {**final["variants"], "tuned": final["variants"][final["taken"]]}
+    board, about = tuned.board, tuned.board.get("description") or {}
+    variants = {**final["variants"], "tuned": final["variants"][final["taken"]]}
     latency = {name: _milliseconds(variants[name]) if name in variants else None for name in LABELS}
     ours, stock, theirs = variants["tuned"], variants.get("untuned"), variants.get("onnxruntime")
     check = final["compared"].get(final["taken"]) or final["compared"].get("untuned") or {}
@@ -205,6 +212,7 @@ def _document(
         "seconds_to_first_trial": tuned.seconds_to_first_trial,
         "seconds_total": time.monotonic() - request.since,
         "latency_ms": latency,
+        "doubt": final.get("doubt", ""),
         "gain": final["gain"],
         "gained": final["said"],
         "speedup_vs_untuned": None if stock is None else stock["median"] / ours["median"],
@@ -221,7 +229,7 @@ def _document(
                 "name": task["name"],
                 "flop": task["flop"],
                 "weight": task["weight"],
-                "best_gflops": task["flop"] / task["best_s"] / 1e9 if task["best_s"] else None,
+                "best_gflops": campaign_rows.find_gflops(task),
                 "latency_us": task["best_s"] * 1e6 if task["best_s"] else None,
                 "trials": task["counted"],
             }
@@ -233,20 +241,20 @@ def _document(
             "interval": "95 % bootstrap confidence interval of the median",
             "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
             "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
-            "tuned": f"graph pipeline {compiled.pipeline}, "
-            f"{compiled.applied} of {compiled.workloads} functions from records",
+            "tuned": f"graph pipeline {compiled.pipeline}, {_say_sources(final, compiled)}",
             "isolation": settings.isolation,
         },
         "environment": {
             "tvm-farm": __version__,
-            "cpu": board.get("cpu_model"),
-            "cores": len(board.get("cores_online", ())),
+            "cpu": about.get("cpu_model"),
+            "cores": len(about.get("cores_online") or ()) or None,
             "target": json.dumps(dict(tuned.target)),
             "python": platform.python_version(),
-            "engines": ", ".join(f"{k} {v}" for k, v in dict(board.get("engine_versions", {})).items()),
+            "engines": ", ".join(f"{k} {v}" for k, v in dict(about.get("engine_versions") or {}).items()),
         },
         "notes": all_notes,
         "report": {
+            "page": str(request.out / quickstart_page.PAGE),
             "markdown": str(request.out / "report.md"),
             "json": str(request.out / "report.json"),
             "plot": str(request.out / "latency.png"),
@@ -254,6 +262,14 @@ def _document(
             "artifact": str(request.out / "model.so"),
         },
     }
+
+
+def _say_sources(final: Mapping[str, Any], compiled: Compiled) -> str:
+    """Where the schedules of what is compiled are from; a record that is the predicted code counts as predicted."""
+    differing = 0 if final["taken"] == PREDICTED else final["differing"] - len(final["left_out"])
+    if not differing:
+        return "every function scheduled as predicted"
+    return f"{differing} of {compiled.workloads} functions scheduled by records, the others as predicted"
 
 
 def _milliseconds(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,32 +323,32 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled
         if (figures := document["latency_ms"][name]) is not None:
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
             rows.append(plots.LatencyRow(label, median, roles[name], low, high))
-            if name == "onnxruntime":
-                references.append(plots.Reference(label, median, plots.RIVAL))
+            if name in ("tuned", "onnxruntime"):
+                references.append(plots.Reference(label, median, roles[name]))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
-    plots.plot_latency(
+    latency = plots.plot_latency(
         out / "latency.png",
         rows,
         title,
         f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads",
         simulated=board["simulated"],
     )
-    document["plots"] = {"Latency": "latency.png"}
+    pictures = [latency]
     if len(tuned.history) >= 2:
         points = [plots.ProgressPoint(trials, latency) for trials, latency in tuned.history]
-        plots.plot_progress(
+        progress = plots.plot_progress(
             out / "progress.png",
             points,
             title,
-            "sum of the best latencies of its workloads",
+            "sum of the best trial of each workload, timed alone; lines: the whole model",
             trials=sum(int(task["counted"]) for task in tuned.tasks),
             references=references,
             simulated=board["simulated"],
         )
-        document["plots"]["Progress"] = "progress.png"
+        pictures.append(progress)
     else:
         del document["report"]["progress_plot"]
-    (out / "report.md").write_text(markdown.write_report(document))  # type: ignore[arg-type]
-    (out / "report.json").write_text(json.dumps(document, indent=2) + "\n")
+    files = ["model.so", *(["sweep/sweep.html"] if document["sweep"] else [])]
+    quickstart_page.write_report(document, pictures, out, files)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ just timed on it.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from farm.store import Store
 from farm.sweep.export.document import make_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
-from farm.sweep.run.programs import TUNED, UNTUNED, Arrays, SweepProgram
+from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
 from farm.values import Virtual
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
@@ -55,15 +56,14 @@ def sweep_virtual_board(
 ) -> dict[str, Any]:
     """Sweep, and write the page into `folder`; returns what the quickstart's document says of it. Raises FarmError.
 
-    `compiled` has `untuned` and `tuned`, `inputs` the arrays in call order. The board is the store's for so long only.
+    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is the store's for so
+    long only.
     """
     began = time.monotonic()
-    made = [
-        SweepProgram(name, 1, compiled[name].library, inputs, _describe(compiled[name])) for name in (UNTUNED, TUNED)
-    ]
+    made = [SweepProgram(name, 1, each.library, inputs, _describe(each)) for name, each in compiled.items()]
     order = SweepOrder(
         source.origin.removeprefix(runner.ZOO),
-        variants=(UNTUNED, TUNED),
+        variants=tuple(compiled),
         cpu_freqs=(_CPU_FREQS,),
         window_s=_WINDOW_S,
         exhaustive=True,
@@ -79,11 +79,28 @@ def sweep_virtual_board(
         "state": document["state"],
         "seconds": time.monotonic() - began,
         "series": [
-            {"variant": each["variant"], "front": each["front"], "pick": each["pick"], "rows": _shorten(each["rows"])}
+            {
+                "variant": each["variant"],
+                "about": _describe(compiled[each["variant"]]),
+                "front": each["front"],
+                "pick": each["pick"],
+                "rows": _shorten(each["rows"]),
+            }
             for each in document["series"]
         ],
         "report": paths,
     }
+
+
+def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
+    """What a user types to have the whole sweep."""
+    options = ["--variants", f"{UNTUNED},{COMPILED}", "--cpu-freqs", _CPU_FREQS, "--exhaustive", "--out", "sweep"]
+    options += [word for shape in shapes for word in ("--shape", shape)]
+    model = source.origin.removeprefix(runner.ZOO)
+    return [
+        f"farm board add {BOARD} --virtual {BOARD_TYPE}",
+        shlex.join(["farm", "sweep", "run", model, "--board", BOARD, *options]),
+    ]
 
 
 @contextlib.contextmanager
@@ -103,8 +120,8 @@ def _registered(store: Store) -> Any:
 
 def _describe(compiled: Compiled) -> str:
     made = f"{compiled.applied} of {compiled.workloads} functions from records"
-    if not compiled.applied and compiled.by_rule:
-        made = "every function scheduled by prediction, no trial"
+    if not compiled.applied:
+        made = "every function scheduled by prediction, no trial" if compiled.by_rule else "TVM's default schedules"
     return f"graph pipeline {compiled.pipeline}, {made}"
 
 

@@ -130,4 +130,5 @@ def describe_final(final: Mapping[str, Any]) -> str:
         return f"{final['model']}: {final['said']}"
     conditions = format_conditions(final["threads"], final["clocks"], final["point"])
     where = f"{final['board_type']}/{final['board']}, {conditions}"
-    return f"{final['model']} takes {format_latency(final['latency_s'])} ({where}): {final['said']}"
+    told = f"{final['model']} takes {format_latency(final['latency_s'])} ({where}): {final['said']}"
+    return f"do not rely on this latency, {final['doubt']}: {told}" if final.get("doubt") else told

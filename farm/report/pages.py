@@ -179,17 +179,13 @@ def _environment() -> jinja2.Environment:
     )
     filters: dict[str, Callable[[Any], str]] = {
         "markdown_table": _write_table,
-        "number": lambda value: units.NOTHING if value is None else units.format_number(value),
-        "figure": lambda value: f"{value:.2f}" if value < 1 else units.format_number(value),
-        "ms": lambda value: units.format_latency(value / 1e3),
-        "duration": units.format_duration,
-        "flop": _write_flop,
     }
     environment.filters |= filters
     return environment
 
 
-def _write_flop(flop: float) -> str:
+def format_flop(flop: float) -> str:
+    """Three significant digits with the prefix that fits: `21.0 M`."""
     size, unit = next(((size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if flop >= size), (1, ""))
     return f"{units.format_number(flop / size) if unit else round(flop)}{unit}"
 

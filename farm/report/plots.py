@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 
 from farm import units
 from farm.report import canvas
+from farm.report.canvas import Picture
 from farm.units import Scale
 
 # What a figure is to the reader; decides its colour everywhere.
@@ -51,7 +52,7 @@ class Reference:
 
 def plot_latency(
     path: pathlib.Path, rows: Sequence[LatencyRow], title: str, subtitle: str, *, simulated: bool = False
-) -> None:
+) -> Picture:
     """Write a chart with one horizontal bar or dot per row, the first on top. Whiskers are the confidence intervals.
 
     The axis is logarithmic, and says so, where the largest would dwarf the smallest. `rows` must not be empty.
@@ -69,7 +70,7 @@ def plot_latency(
         for place, row in zip(places, rows, strict=True):
             _draw_row(axes, place, row, unit)
         axes.set_xlim(min(medians) / 3 if log else 0)
-        canvas.save(figure, path)
+        return canvas.finish(figure, path.parent, path.stem, "Latency of the whole model")
 
 
 def plot_progress(
@@ -81,8 +82,8 @@ def plot_progress(
     trials: int = 0,
     references: Sequence[Reference] = (),
     simulated: bool = False,
-) -> None:
-    """Write a chart of the best model latency over trials, as steps, with the last value at its end.
+) -> Picture:
+    """Write a chart of the sum of the workloads' best trials over trials, as steps, with the last value at its end.
 
     `points` must not be empty; the line goes on to the last of `trials`.
     """
@@ -101,16 +102,16 @@ def plot_progress(
         log = canvas.scale(axes, "y", levels)
         low, high = min(levels) * unit.factor, max(levels) * unit.factor
         axes.set_ylim(*((low / 1.4, high * 1.4) if log else (0, high * 1.12)))
-        labels = [(values[-1], f"best so far: {_text(points[-1].latency_s, unit)}", OURS)]
+        labels = [(values[-1], f"sum of best trials: {_text(points[-1].latency_s, unit)}", OURS)]
         for reference in references:
             level = reference.latency_s * unit.factor
             axes.axhline(level, color=reference.colour, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2)
             text = f"{reference.label}: {_text(reference.latency_s, unit)}"
             labels.append((level, text, _INKS.get(reference.colour, reference.colour)))
         axes.set_xlabel("trials measured")
-        axes.set_ylabel(f"model latency, {unit.unit}{' (logarithmic)' if log else ''}")
+        axes.set_ylabel(f"latency, {unit.unit}{' (logarithmic)' if log else ''}")
         canvas.label_right(axes, labels, fontweight="bold")
-        canvas.save(figure, path)
+        return canvas.finish(figure, path.parent, path.stem, "Sum of the workloads' best trials, each timed alone")
 
 
 def _draw_row(axes: Axes, place: float, row: LatencyRow, unit: Scale) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import EnergySpec, Engine, Limits, Outcome, RunSpec, Status
+from device_agent.protocol import EnergySpec, Engine, Evidence, Limits, Outcome, RunSpec, Status
 from farm.artifacts import timing
 from farm.artifacts.timing import Variant, time_in_turns
 from farm.errors import PermanentError
@@ -35,6 +35,29 @@ class Board:
 
     def specs(self, program: bytes) -> list[RunSpec]:
         return [spec for asked, spec in self.asked if asked == program]
+
+
+@pytest.mark.parametrize(
+    ("slow", "other_load", "said"),
+    [
+        (0, 0.1, ""),
+        (1, 0.1, ""),
+        (
+            8,
+            0.1,
+            "equal runs differ too much: the load average was 9.0, one run in ten took over 5.00 times",
+        ),
+        (0, 1.6, "the board was too busy: other processes used 1.6 cores, the load average was 9.0"),
+    ],
+)
+def test_latencies_of_a_busy_board_are_doubted(slow: int, other_load: float, said: str) -> None:
+    """With the load that the board saw and the scatter of the runs; one slow run of forty is no reason."""
+    latencies = (1e-3,) * (40 - slow) + ((5e-3 if slow > 1 else 2e-3),) * slow
+    outcome = Outcome(Status.OK, latency_s=latencies, other_load=other_load, after=Evidence(load_1min=9.0))
+    turns = timing.Turns(VARIANTS, 40, LIMITS)
+    turns.take(0, VARIANTS[0], outcome, {"out": np.zeros(1)})
+    assert turns.timed.find_doubt().startswith(said)
+    assert bool(turns.timed.find_doubt()) is bool(said)
 
 
 @pytest.mark.parametrize("runs", [60, 8, 100])

@@ -31,7 +31,12 @@ def describe(
     `sizes` are the programs', in bytes.
     """
     samples = {**whole.samples, **timed.samples}
-    both = Timed(samples, details={**whole.details, **timed.details})
+    both = Timed(
+        samples,
+        details={**whole.details, **timed.details},
+        other_loads=whole.other_loads + timed.other_loads,
+        loads_1min=whole.loads_1min + timed.loads_1min,
+    )
     names = [name for name in samples if name not in timed.missing]
     summaries = {name: summary for name in names if (summary := both.summary(name)) is not None}
     against = None
@@ -57,6 +62,7 @@ def describe(
         "runs": describe_runs(max((len(each) for each in timed.samples.values()), default=0), len(rounds)),
         "missing": {**whole.missing, **timed.missing},
         "compared": {name: _to_plain(each) for name, each in {**whole.compared, **timed.compared}.items()},
+        "doubt": both.find_doubt(),
         "said": _say(verdict, against, len(differing), len(left_out)),
     }
 

@@ -1,13 +1,16 @@
-"""The report's text: every figure it is given stands in it, and what is missing is said."""
+"""Quickstart's report: every figure it is given stands in it, and what is missing is said."""
 
 from __future__ import annotations
 
 import itertools
+import pathlib
 from typing import Any
 
 import pytest
 
-from farm.report import markdown
+from farm.report import pages, quickstart_page
+from farm.report.canvas import Picture
+from farm.report.quickstart_page import Document
 
 
 def latency(median: float) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def latency(median: float) -> dict[str, Any]:
     }
 
 
-def document() -> markdown.Document:
+def document() -> Document:
     """A complete run."""
     return {
         "model": "squeezenet1.1",
@@ -52,23 +55,29 @@ def document() -> markdown.Document:
         "measurement": {"threads": 2, "graph_pipeline": "graph/1"},
         "environment": {"tvm": "0.27.0.post1"},
         "notes": ["tracker port 9190 was in use; took 9191"],
-        "plots": {"Latency": "latency.png", "Progress": "progress.png"},
+        "doubt": "",
+        "gained": "1.13 times as fast as without a trial",
     }
+
+
+def write(changed: Document) -> str:
+    """The report as Markdown, with one picture."""
+    return pages.write_markdown(quickstart_page.write_page(changed), [Picture("progress", "Progress", "<svg/>")])
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "# squeezenet1.1 on local/bench",
-        "**9.82 ms** after tuning",
-        "**40.3 times** as fast",
+        "**One inference takes 9.82 ms after tuning**",
+        "40.3 times as fast as untuned TVM. It takes",
         "2.12 times as long as ONNX Runtime",
         "5 min 1 s",
-        "| tuned TVM | 9.82 | 9.62 – 10.0 | 9.92 | 8.84 | 14.7 | 0.491 | 60 |",
+        "| tvm-farm, tuned | 9.82 | 9.62 – 10.0 | 9.92 | 8.84 | 14.7 | 0.491 | 60 |",
         "matches the reference: largest absolute error 3.10e-06, largest relative error 2.20e-06",
         r"`conv2d\|add` | 21.0 M | 2 | 100 | 210 | 420 | 12 |",
         "| 1 | `softmax` | 4.00 k | 1 | – | – | – | 0 |",
-        "add up to 420 µs; 1 of 2 workloads have no valid trial",
+        "add up to 420 µs; 1 of 2 workloads have no valid trial. Each workload was timed alone, so the sum is not the",
         "learns from it | 5 |",
         "2 board_lost, 5 crashed, 1 farm_error",
         "3 records of earlier runs",
@@ -81,12 +90,12 @@ def document() -> markdown.Document:
 )
 def test_holds_every_figure(text: str) -> None:
     """What the run found is in the report, in words a person reads."""
-    assert text in markdown.write_report(document())
+    assert text in write(document())
 
 
 def test_least_document() -> None:
     """The required keys alone make a report without empty sections, and say that nothing was checked."""
-    text = markdown.write_report(
+    text = write(
         {
             "model": "mlp",
             "board": {"name": "bench", "type": "local", "simulated": False},
@@ -106,27 +115,51 @@ def test_nulls_are_not_figures() -> None:
     full["latency_ms"] = {**full["latency_ms"], "onnxruntime": None}
     for key in ("ratio_to_onnxruntime", "speedup_vs_untuned", "max_abs_error", "max_rel_error", "seconds_total"):
         full[key] = None
-    text = markdown.write_report(full)
+    text = write(full)
     assert "None" not in text
     assert "| ONNX Runtime |" not in text
+
+
+def test_doubts_come_first_and_what_was_left_out_can_be_typed() -> None:
+    """Why latencies are in doubt stands before the headline; a sweep that was not made has its commands, unescaped."""
+    doubted = document()
+    doubted["doubt"] = "the board was too busy: the load average was 9.0"
+    commands = ["farm board add nano --virtual jetson-nano", "farm sweep run m --board nano --variants a,b"]
+    doubted["left_out"] = {"what": "Untuned code was", "why": "untuned code takes 0.7 s a run", "commands": commands}
+    text = write(doubted)
+    assert text.index("load average was 9.0") < text.index("9.82")
+    assert "```sh\n" + "\n".join(commands) + "\n```" in text
+    assert "Untuned code was not swept" in text
+
+
+def test_the_page_needs_no_other_file(tmp_path: pathlib.Path) -> None:
+    """HTML, Markdown and JSON say the same; the pictures are in the HTML."""
+    picture = Picture("latency", "Latency of the whole model", "<svg/>")
+    quickstart_page.write_report(document(), [picture], tmp_path, ["model.so"])
+    page = (tmp_path / "report.html").read_text()
+    assert "One inference takes 9.82 ms after tuning" in page
+    assert "data:image/svg+xml;base64," in page
+    assert 'href="model.so"' in page
+    assert "![Latency of the whole model](latency.png)" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.json").stat().st_size > 1000
 
 
 def test_simulated_is_said_first() -> None:
     """A simulated board is announced before any figure; a real one is not mentioned as such."""
     simulated = document()
     simulated["board"] = {"name": "virtual-1", "type": "jetson-nano", "simulated": True}
-    text = markdown.write_report(simulated)
+    text = write(simulated)
     assert text.index("Simulated") < text.index("9.82")
-    assert "imulated" not in markdown.write_report(document())
+    assert "imulated" not in write(document())
 
 
 def test_wrong_output_is_said_first() -> None:
     """When the output is wrong the summary says so before the tables."""
     wrong = document()
     wrong["outputs_match"] = False
-    text = markdown.write_report(wrong)
+    text = write(wrong)
     assert text.index("do not use this artifact") < text.index("## Latency")
-    assert "does **not** match" in text
+    assert "does not match" in text
 
 
 @pytest.mark.parametrize(
@@ -136,12 +169,12 @@ def test_ratio_in_words(ratio: float, words: str) -> None:
     """Slower, faster and equal are told apart in the sentence, not left to the reader."""
     changed = document()
     changed["ratio_to_onnxruntime"] = ratio
-    assert words in markdown.write_report(changed)
+    assert words in write(changed)
 
 
 def test_tables_are_rectangular() -> None:
     """Every row of every table has as many cells as its head."""
-    lines = [line.replace(r"\|", "") for line in markdown.write_report(document()).splitlines()]
+    lines = [line.replace(r"\|", "") for line in write(document()).splitlines()]
     for before, line in itertools.pairwise(lines):
         if before.startswith("|") and line.startswith("|"):
             assert before.count("|") == line.count("|")
