@@ -38,7 +38,7 @@ from farm.store import Store
 from farm.sweep.export.document import make_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
-from farm.sweep.run.programs import TUNED, UNTUNED, SweepProgram
+from farm.sweep.run.programs import COMPILED, UNTUNED, SweepProgram
 from farm.values import Virtual
 
 WAIT_S = 120.0
