@@ -42,7 +42,7 @@ from farm.sweep.run.programs import COMPILED, UNTUNED, SweepProgram
 from farm.values import Virtual
 
 WAIT_S = 120.0
-PIPELINES = {UNTUNED: UNTUNED_PIPELINE, TUNED: require_board_type("jetson-nano").pipeline}
+PIPELINES = {UNTUNED: UNTUNED_PIPELINE, COMPILED: require_board_type("jetson-nano").pipeline}
 # Twice as many points as clusters, since the Denver cores may be off: docs/sweeps.md.
 TX2 = SweepOrder(
     "tiny-cnn", cpu_freqs=("a57=all", "denver=all"), cores="0-5/0,3-5", gpu_freqs="all", window_s=2.0, exhaustive=True
@@ -116,7 +116,7 @@ def run_nano(settings: Settings, store: Store) -> dict[str, Any]:
     """All clocks, two variants, twice."""
     made = make("squeezenet1.1", "jetson-nano")
     order = SweepOrder(
-        made.model.source.name, variants=(UNTUNED, TUNED), cpu_freqs=("all",), window_s=2.0, exhaustive=True
+        made.model.source.name, variants=(UNTUNED, COMPILED), cpu_freqs=("all",), window_s=2.0, exhaustive=True
     )
     first, second = (sweep(made, order, "jetson-nano", settings, store) for _ in range(2))
     return {
