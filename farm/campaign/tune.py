@@ -25,6 +25,7 @@ from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.host import lock_engine
 from farm.campaign.engine.outage import run_through_outages
 from farm.campaign.engine.process import explain_end
+from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_survey import Surveying, WorkloadSurvey
@@ -346,6 +347,7 @@ class _Run:
         good = [row for row in rows if row["fault_side"] is None]
         boards = Counter(row["board"] for row in good or rows if row["board"])
         progress = campaign.progress or {}
+        counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
         tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
         parts = [task["weight"] * task["best_s"] for task in tasks if task["best_s"] is not None]
         first = min((row["recorded_at"] for row in good), default=None)
@@ -357,7 +359,7 @@ class _Run:
             target=dict(self._workloads[0].target),
             workloads=self._workloads,
             tasks=tasks,
-            trials=store.count_trials(campaign.id, purpose=SEARCH_TRIAL),
+            trials=counts | merge_faults(counts, progress),
             verdict=progress.get("verdict") or {},
             latency_s=math.fsum(parts) if len(parts) == len(tasks) else None,
             recalled=self._recalled,
