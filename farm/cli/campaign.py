@@ -119,6 +119,7 @@ def _print_plan(planned: CampaignPlan) -> None:
         ),
         rows,
         left=(0, 1),
+        spare=("Known", "Good", "Board-hours", "Recorded"),
     )
     output.say(*_describe(planned))
 

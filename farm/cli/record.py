@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from farm.inventory.board_types import require_board_type
 from farm.processes.machine import name_user
 from farm.report import campaign_rows
 from farm.report.record_choice import Filters, point_to_others, require_workload
-from farm.report.record_document import make_document, name_codes, to_document
+from farm.report.record_document import describe_evidence, make_document, name_codes, to_document
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
 
@@ -61,11 +61,11 @@ def show_record(workload: _Which) -> output.Document:
     yield make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
-    output.say(*told, "target: " + " ".join(f"{k}={v}" for k, v in about["target"].items()))
+    output.say(*told, "target: " + " ".join(f"{key}={_say_value(value)}" for key, value in about["target"].items()))
     _print_records(records, codes, "no record; `farm record best` shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"
-        output.say(f"{where}: {_tell_evidence(each)}")
+        output.say(f"{where}: {describe_evidence(each.evidence)}")
         if codes.get(each.workload) == emulation.NATIVE and each.simulated:
             output.say(f"{where}: {_NATIVE}")
         if each.origin:
@@ -194,10 +194,8 @@ def _show_point(point: str) -> str:
     return "default" if point == DEFAULT_POINT else point
 
 
-def _tell_evidence(record: Record) -> str:
-    if not record.evidence:
-        return "its output was checked; its time is a single trial's"
-    return "measured again as a winner: " + ", ".join(f"{key} {value}" for key, value in record.evidence.items())
+def _say_value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _tell_origin(record: Record) -> str:

@@ -13,6 +13,7 @@ from farm.points.conditions import format_conditions
 from farm.report import campaign_history, campaign_rows
 from farm.report.campaign_models import Gain
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
+from farm.report.record_document import DECIDED
 from farm.units import format_bytes, format_latency, format_minute
 
 _SIDES = {
@@ -22,7 +23,6 @@ _SIDES = {
     "farm": "farm: measured again, nobody blamed",
     "sample": "sample: too noisy or at wrong clocks, measured again",
 }
-_DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
 # The events worth reading are the last ones; all of them are in the JSON.
 _MOST_EVENTS = 40
 # Models named at the top; all are in the table below.
@@ -196,7 +196,7 @@ def _winners(document: Document) -> Iterator[PageTable | Listing]:
             [
                 Cell(each["name"], kind=CODE),
                 *(each["board_type"], each["point"], f"{each['weight']:g}", format_latency(each["median_s"])),
-                _DECIDED.get(evidence.get("decided", ""), "one trial"),
+                DECIDED.get(evidence.get("decided", ""), "one trial"),
                 _nearest(evidence),
                 ", ".join(f"{name} {format_latency(about['median_s'])}" for name, about in boards.items()) or "–",
                 str(evidence.get("rounds", "–")),

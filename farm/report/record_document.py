@@ -8,8 +8,11 @@ from typing import Any
 from farm import emulation
 from farm.inventory.board_types import load_board_types
 from farm.store import Store
+from farm.units import format_latency
 from farm.values import Record
 
+# What a record's evidence says of its decision, in words.
+DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
 _OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 
@@ -24,6 +27,21 @@ def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
             mtriple = str(rows[each.workload]["target"].get("mtriple", ""))
             found[each.workload] = emulation.name_code(known[each.board_type], mtriple)
     return found
+
+
+def describe_evidence(evidence: Mapping[str, Any] | None) -> str:
+    """How often, where and against whom a record was measured again."""
+    if not evidence:
+        return "its output was checked; its time is a single trial's"
+    boards = (f"{name} {format_latency(about['median_s'])}" for name, about in evidence.get("boards", {}).items())
+    words = [f"{evidence.get('rounds', '?')} rounds, {', '.join(boards)}", DECIDED.get(evidence.get("decided", ""), "")]
+    if rivals := evidence.get("rivals"):
+        nearest = min(float(each["ratio"]) for each in rivals)
+        words.append(f"the nearest of {len(rivals)} rivals takes {nearest:.3f} times as long")
+    if failed := evidence.get("failed"):
+        words.append(f"{len(failed)} failed")
+    words += [str(each) for each in evidence.get("contradictions") or ()]
+    return f"measured again as a winner: {'; '.join(filter(None, words))}"
 
 
 def to_document(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from farm import foreign
 
 WIDTH = 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 26, 40
-# A letter on a telephone, where the style sheet has the largest ones, and what is between two texts.
-_LETTER, _BETWEEN = 9.0, 8.0
+# A letter on a telephone, where the style sheet has the largest ones, what is between two texts, and a line of them.
+_LETTER, _BETWEEN, _LINE = 9.0, 8.0, 17.0
 _SERIES = 8
 # Values above are seconds since the epoch, whose ticks are these apart.
 _LEAST_TIME = 1e9
@@ -98,8 +98,11 @@ def frame(
     x: ChartAxis, y: ChartAxis, x_title: str, y_title: str, say_x: Callable[[float], str] = _say
 ) -> Iterator[str]:
     """Grid, ticks and titles. `y.start` is the bottom."""
+    below = math.inf
     for value in y.ticks(5):
-        at = y.place(value)
+        if below - (at := y.place(value)) < _LINE:
+            continue
+        below = at
         yield f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{at}" y2="{at}"/>'
         yield f'<text class="tick" x="{x.start - 6}" y="{at + 3.5}" text-anchor="end">{_say(value)}</text>'
     for at, said in _space_out(x, x.ticks(6), say_x):

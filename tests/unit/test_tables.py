@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from farm.cli import board, board_show, campaign_orders, model, output, record, sweep, tables
+from farm.report.record_document import describe_evidence
 from farm.store import Store
 from farm.values import Board, Record
 from tests.unit import campaign_orders as orders
@@ -98,6 +99,19 @@ def test_why_and_who_stay_on_a_narrow_terminal(
     assert "a probe of it" in " ".join(shown.split())
     found = _render(lambda: record._print_records([held], {}, ""), 80, monkeypatch, capsys)
     assert "a57=921.6MHz" in found
+
+
+def test_evidence_is_told_in_words() -> None:
+    """How a winner was measured again reads as a sentence, without names of fields or Python's brackets."""
+    evidence = {
+        "decided": "parted", "held": False, "replaced": None, "rounds": 2,
+        "boards": {"nano": {"median_s": 1.0858e-5, "latency_s": [1.0e-5]}}, "failed": [],
+        "rivals": [{"ratio": 1.2, "low": 1.1, "high": None}, {"ratio": 1.05, "low": 1.0, "high": 1.1}],
+    }  # fmt: skip
+    assert describe_evidence(evidence) == (
+        "measured again as a winner: 2 rounds, nano 10.9 µs; clear; the nearest of 2 rivals takes 1.050 times as long"
+    )
+    assert describe_evidence(None) == "its output was checked; its time is a single trial's"
 
 
 def test_a_narrow_column_stays_where_a_wide_one_has_no_room() -> None:
