@@ -26,3 +26,8 @@ def python_command(*arguments: str, has_safe_path: bool = sys.version_info >= (3
     if has_safe_path:
         return [sys.executable, "-P", *arguments]
     return [sys.executable, "-c", _WITHOUT_FOLDER, *arguments]
+
+
+def folder_command(folder: str) -> list[str]:
+    """Return the command that runs `__main__.py` of a folder; the folder takes the place of the current one."""
+    return [sys.executable, folder]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 
+from device_agent.protocol.interpreters import folder_command
 from farm.artifacts import places
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact
@@ -49,7 +49,7 @@ def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
     with places.new_folder(folder / package) as partial:
         for name, data in members.items():
             (partial / name).write_bytes(data)
-    command = shlex.join([sys.executable, str(folder / package)])
+    command = shlex.join(folder_command(str(folder / package)))
     return Deployed(package, str(folder), command, sum(map(len, members.values())), None)
 
 
