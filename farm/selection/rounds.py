@@ -25,6 +25,8 @@ MAX_SPOILT = 8
 _MAX_SPOILT_ON_BOARD = 2
 # A candidate that is being measured when so many boards go down is out; see `checks.MAX_LOSSES`.
 _MAX_LOSSES = 3
+# A candidate that misses its deadline so often in rounds is out; once may be a slow host, which virtual boards share.
+MAX_TIMEOUTS = 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,6 +67,7 @@ class Contest:
         self._running: list[RoundRun] = []
         self._spoilt_on: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
+        self._timeouts: Counter[str] = Counter()
         # Since when a board that did its share, or spoilt rounds, waits for another one to do them.
         self._waiting_since_s: float | None = None
 
@@ -128,7 +131,7 @@ class Contest:
         """A measurement of a round that is under way ended."""
         if latency_s is not None:
             run.latency_s[candidate] = latency_s
-        elif status.fault_side is FaultSide.CANDIDATE:
+        elif status.fault_side is FaultSide.CANDIDATE and not self._excuse(candidate, status):
             self.drop(candidate, f"{status}: {message}")
         else:
             if not run.is_spoilt:
@@ -142,6 +145,13 @@ class Contest:
                 self._losses[candidate] += 1
                 if self._losses[candidate] >= _MAX_LOSSES:
                     self.drop(candidate, f"was being measured when {_MAX_LOSSES} boards went down: {message}")
+
+    def _excuse(self, candidate: str, status: Status) -> bool:
+        """Whether a fault only spoils the round: a candidate's first missed deadline, which it kept in the search."""
+        if status is not Status.RUN_TIMEOUT:
+            return False
+        self._timeouts[candidate] += 1
+        return self._timeouts[candidate] < MAX_TIMEOUTS
 
     def end(self, run: RoundRun) -> None:
         """Nothing more comes of a round; what was measured counts where it is enough."""

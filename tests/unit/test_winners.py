@@ -663,6 +663,24 @@ def test_a_candidate_that_crashes_is_out(store: Store) -> None:
     assert [each["candidate"] for each in rack.evidence()["failed"]] == ["b"]
 
 
+@pytest.mark.parametrize(("misses", "winner"), [(1, "b"), (99, "c")])
+def test_a_candidate_may_miss_one_deadline(store: Store, misses: int, winner: str) -> None:
+    """One missed deadline spoils its round, which is measured again; the second puts the candidate out."""
+    rack = Rack(store, make_order(), FOUR)
+    left = iter(range(misses))
+    rack.fault = lambda board, candidate, count: (
+        Status.RUN_TIMEOUT if candidate == "b" and next(left, None) is not None else None
+    )
+    rack.run_fault = lambda board, candidate, count: None
+    campaign = rack.search("vision", FOUR)
+    # A restart in the middle changes nothing.
+    assert not rack.drive(rack.open(campaign), 20)
+    assert rack.drive(rack.open(campaign))
+    record = rack.record()
+    assert record is not None
+    assert record.candidate == winner
+
+
 def test_without_a_reference_there_is_no_winner(store: Store) -> None:
     """Where the unscheduled function does not run, nothing can be checked, and the task says so."""
     rack = Rack(store, make_order(), FOUR)

@@ -6,10 +6,11 @@ Nothing here touches the store, a board or a compiler; `winners` does.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import FaultSide, OperatingPoint
+from device_agent.protocol import FaultSide, OperatingPoint, Status
 from farm.campaign.order import Order
 from farm.campaign.verify.checks import Failure, Program
 from farm.campaign.verify.requests import WinnerKey
@@ -17,7 +18,7 @@ from farm.crew.coroutines import until
 from farm.errors import InternalError
 from farm.search.families import rule
 from farm.selection.decision import Decision
-from farm.selection.rounds import Contest
+from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
 from farm.values import UNTUNED, Record
 
@@ -102,8 +103,12 @@ class WinnerTask:
         Whoever was compared with the record's holder under equal conditions before is left out: the holder is there.
         """
         rounds = read_rounds(trials)
+        blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
+        timeouts = Counter(row["candidate"] for row in blamed if row["status"] == Status.RUN_TIMEOUT)
         failed = {
-            str(row["candidate"]): str(row["status"]) for row in trials if row["fault_side"] == FaultSide.CANDIDATE
+            str(row["candidate"]): str(row["status"])
+            for row in blamed
+            if row["status"] != Status.RUN_TIMEOUT or timeouts[row["candidate"]] >= MAX_TIMEOUTS
         }
         self.incumbent = incumbent
         self.contest = Contest(self._seed, self._rule, rounds, lambda name, why: self._note(self.programs[name], why))
