@@ -86,7 +86,8 @@ class Optimization:
         else:
             teller, name = _Listener(self._say), self.campaign.name
             document = self.campaign.wait(
-                timeout_s, lambda progress: teller.tell(name, "running", "", {"trials": self._trials}, progress)
+                timeout_s,
+                lambda progress: teller.tell(name, str(progress["phase"]), "", {"trials": self._trials}, progress),
             )
         return Optimized(document, self._settings, self._say)
 

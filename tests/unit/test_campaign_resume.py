@@ -159,6 +159,16 @@ def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
     assert "winners measured 3 times, at most 20 | models compiled and timed 1/6 |" in line
 
 
+def test_starting_up_is_no_part_of_the_pace() -> None:
+    """One trial after 40 s and five more in the next 20 s: the four that are left take 16 s."""
+    active, first = begin([row(0.5)])
+    to_progress(active, first, [], "running", 110.0)
+    _, state = begin([row(0.5)] * 6)
+    winners_s = 5 * 4 * 2.0  # five tasks, four measurements of each, 12 s for six trials
+    after_s = 5 * CHECK_S + sum(list_final_s(active.order))
+    assert to_progress(active, state, [], "running", 130.0)["eta_s"] == pytest.approx(16 + winners_s + after_s)
+
+
 @pytest.mark.parametrize("limit_s", [180.0, 360.0, 7200.0])
 def test_a_wall_clock_leaves_time_for_winners_and_models(limit_s: float) -> None:
     """The search ends so early that what follows is expected to end within the limit, and so does the time left say."""

@@ -49,6 +49,24 @@ def test_progress_is_told_now_and_then() -> None:
     assert "3/8" in said[0]
 
 
+def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While winners are measured on boards of a fleet, `wait` says so."""
+    monkeypatch.setattr(one_model, "_TELL_S", 0.0)
+
+    class Waited:
+        name = "m"
+
+        def wait(self, timeout_s: float | None, on_progress: Any) -> dict[str, Any]:
+            on_progress({"phase": "verifying", "counted": 8, "winners": {"measured": 3, "at_most": 9}})
+            return {}
+
+    said: list[str] = []
+    campaign: Any = Waited()
+    one_model.Optimization("m", 8, Settings(home=str(tmp_path)), said.append, campaign).wait()
+    assert len(said) == 1
+    assert said[0].startswith("m is verifying | trials 8/8 |")
+
+
 def test_several_board_types_are_several_packages(tmp_path: pathlib.Path) -> None:
     """One path cannot take two wheels."""
     optimized = Optimized({"models": [], "types": [{}, {}]}, Settings(home=str(tmp_path)), print)

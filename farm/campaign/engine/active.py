@@ -52,6 +52,8 @@ class Active:
     used_s: float = 0.0
     # How long a counted trial held a board on average.
     trial_s: float | None = None
+    # The counted trials, and the wall clock (s), at the first report that had any: starting up is no pace.
+    pace_from: tuple[int, float] | None = None
     # How long earlier engines' searches looked for candidates.
     searched_s: float = 0.0
     faults: dict[str, int] = dataclasses.field(default_factory=lambda: {f"{side}_faults": 0 for side in FaultSide})

@@ -21,6 +21,9 @@ from farm.selection.looks import LOOKS
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 
+# Trials from which a pace is told.
+_LEAST_PACE = 4
+
 
 def to_progress(
     active: Active,
@@ -38,8 +41,9 @@ def to_progress(
     counted = campaign.counted if campaign else sum(task["counted"] for task in tasks)
     wall_clock_s = _find_wall_clock_s(campaign, active, now_s)
     active.used_s = wall_clock_s
-    if campaign and campaign.counted and campaign.board_s:
-        active.trial_s = campaign.board_s / campaign.counted
+    if campaign and campaign.counted:
+        active.trial_s = campaign.board_s / campaign.counted if campaign.board_s else None
+        active.pace_from = active.pace_from or (counted, wall_clock_s)
     return {
         "at": time.time(),
         "phase": phase,
@@ -47,7 +51,7 @@ def to_progress(
         "faults": dict(active.faults),
         "board_s": campaign.board_s if campaign else 0.0,
         "wall_clock_s": wall_clock_s,
-        "eta_s": _find_eta_s(campaign, active.order, counted, wall_clock_s, len(boards))
+        "eta_s": _find_eta_s(campaign, active, counted, wall_clock_s, len(boards))
         if winners is None
         else winners["eta_s"],
         "winners": None if winners is None else {key: value for key, value in winners.items() if key != "eta_s"},
@@ -205,7 +209,9 @@ def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: fl
     return max(active.used_s, now_s - campaign.began_s - campaign.pauses_s)
 
 
-def _find_eta_s(campaign: CampaignEntry | None, order: Order, counted: int, used_s: float, boards: int) -> float | None:
+def _find_eta_s(
+    campaign: CampaignEntry | None, active: Active, counted: int, used_s: float, boards: int
+) -> float | None:
     """When the trials are made at the pace so far, or the search's part of the wall clock is over, winners are checked
     and measured after that, and models compiled and timed; None while that cannot be said.
     """
@@ -213,13 +219,16 @@ def _find_eta_s(campaign: CampaignEntry | None, order: Order, counted: int, used
         return None
     budget = campaign.budget
     times = [] if budget.wall_clock_s is None else [max(0.0, budget.wall_clock_s - used_s)]
+    since, since_s = active.pace_from or (0, 0.0)
+    if counted - since < _LEAST_PACE:
+        since, since_s = 0, 0.0
     if budget.trials is not None and counted:
-        times.append((budget.trials - counted) * used_s / counted)
+        times.append((budget.trials - counted) * (used_s - since_s) / (counted - since))
     if budget.board_s is not None and campaign.board_s:
         times.append((budget.board_s - campaign.board_s) * used_s / campaign.board_s)
     if not times:
         return None
-    search_s = max(0.0, min(times))
+    search_s, order = max(0.0, min(times)), active.order
     tasks = count_tasks(order)
     rest_s = tasks * CHECK_S + sum(list_final_s(order))
     if not counted or not tasks:
