@@ -142,6 +142,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
 def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
     """Clocks, power and temperature of the last hour, each where the board can tell it."""
     titles = ("Clocks in runs", "Power", "Temperature")
+    times = [each.at for each in readings]
     lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {title: [] for title in titles}
     for domain in ("cpu", "gpu", "memory"):
         found = [(each.at, each.clocks_hz[domain] / 1e6) for each in readings if domain in each.clocks_hz]
@@ -159,7 +160,7 @@ def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
         if drawn:
             names = [name for name, _ in drawn if name != title.lower()]
             said = f"{title}{': ' if names else ''}{', '.join(names)}"
-            charts.append((said, svg.draw_lines(drawn, units_of[title], f"{title} of the last hour", say_time)))
+            charts.append((said, svg.draw_lines(drawn, units_of[title], f"{title} of the last hour", say_time, times)))
     return charts
 
 

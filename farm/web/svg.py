@@ -145,12 +145,19 @@ def draw_steps(
 
 
 def draw_lines(
-    series: Sequence[tuple[str, Sequence[tuple[float, float]]]], y_title: str, label: str, say_x: Callable[[float], str]
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    y_title: str,
+    label: str,
+    say_x: Callable[[float], str],
+    times: Sequence[float] = (),
 ) -> Markup:
-    """Values over time. A line ends where nothing came for much longer than usual, and goes on with the next value."""
+    """Values over time. A line ends where nothing came for much longer than usual, and goes on with the next value.
+
+    The axis has room for `times`, too, so that several pictures have one axis.
+    """
     height = 170.0
     points = [point for _, line in series for point in line]
-    x = span_axis([at for at, _ in points], _LEFT, WIDTH - _RIGHT)
+    x = span_axis([*times, *(at for at, _ in points)], _LEFT, WIDTH - _RIGHT)
     y = span_axis([value for _, value in points], height - _BOTTOM, _TOP)
     parts = list(frame(x, y, "", y_title, say_x))
     for index, (name, line) in enumerate(series):

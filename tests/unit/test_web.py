@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import pathlib
 import re
@@ -24,7 +25,7 @@ from farm.values import Virtual
 from farm.web import app as web_app
 from farm.web import documents, orders, pages, svg, tokens
 from farm.web.access import Access, read_token
-from farm.web.gauges import read_outcome
+from farm.web.gauges import Reading, read_outcome
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import WebPlace
 from tests import web_store
@@ -509,6 +510,17 @@ def test_a_time_without_data_is_a_gap() -> None:
     drawn = str(svg.draw_lines([("power", line)], "W", "Power", str))
     assert drawn.count("M") == 3
     assert drawn.count("<circle") == 1
+
+
+def test_pictures_of_a_board_share_their_time() -> None:
+    """Power that only the first trials have is drawn over the same hour as clocks; texts of ticks do not touch."""
+    readings = [Reading(1.8e9 + at, "", 40.0, 3.0 if at < 60 else None, {"cpu": 1.479e9}) for at in range(0, 3600, 20)]
+    drawn = [str(picture) for _, picture in pages._draw_readings(readings)]
+    ticks = [re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', picture) for picture in drawn]
+    assert len(ticks) == 3
+    assert ticks[0] == ticks[1] == ticks[2]
+    places = [float(at) for at, _ in ticks[0]]
+    assert min(after - at for at, after in itertools.pairwise(places)) > 8 * 9.0
 
 
 def test_facts_of_a_board_are_words() -> None:
