@@ -45,6 +45,7 @@ _COUNT_TIMEOUT_S = 240.0
 # What docs/fidelity.md hopes for: in the middle, and at worst.
 _MIDDLE, _WORST = 0.20, 0.40
 _LEARN = "It throttles, is of another type, or `farm board calibrate-model REPORT` has predictions go by it."
+_MODELLED = "The model of its core and the figures of its type disagree: docs/fidelity.md says what each is good for."
 _FIT = "`farm board calibrate-model REPORT` fits the model's two constants to this report."
 
 
@@ -91,7 +92,7 @@ def ask_core(hardware: HardwareChecks) -> str | Doubt:
     if not differing:
         return f"{said}; as its type has them"
     said += f"; {say_figures(differing, typical)}"
-    return said if about.simulated else Doubt(said, _LEARN)  # a model's core is another matter than hardware's
+    return Doubt(said, _MODELLED if about.simulated else _LEARN)
 
 
 def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequence[str]) -> str | Doubt:

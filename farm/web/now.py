@@ -36,7 +36,7 @@ _RANKS = {
     Health.MAINTENANCE: 5,
     Health.RETIRED: 6,
 }
-# A reading older than this says nothing of how warm a board is now.
+# A reading or a campaign's progress older than this says nothing of how a board is now.
 _STALE_S = 900.0
 
 
@@ -89,8 +89,9 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
     margin_c = None if limit_c is None or warm_c is None else limit_c - warm_c
     lease = board["lease"]
     held = known.points.get(name, "") if lease else ""
+    held_at = None
     if lease and not held and fresh and reading is not None and reading.at >= lease["acquired_at"]:
-        held = reading.point
+        held, held_at = reading.point, reading.at
     fault = known.faults.get(name)
     # Of a good board at work, what it does stands under its holder.
     cause = find_cause(board)
@@ -105,8 +106,10 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
         "since": board["state_since"] if cause is None else cause.since,
         "lease": lease,
         "temperature_c": warm_c,
+        "read_at": None if warm_c is None or reading is None else reading.at,
         "margin_c": margin_c,
         "held": units.format_point(held) if held else "",
+        "held_at": held_at if held else None,
         "drift": drift,
         "fault": fault,
         "rank": _rank(board, drift is not None and drift.is_large, margin_c),
@@ -204,11 +207,12 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -
     return ", ".join(f"{count} {why}" for why, count in sorted(counts.items(), key=lambda each: -each[1])[:4])
 
 
-def list_points(campaigns: Iterable[FleetCampaign]) -> dict[str, str]:
-    """By board, the operating point that a campaign holds it at."""
+def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str]:
+    """By board, the operating point that a campaign holds it at; of campaigns that an engine carries out now."""
     return {
         each["name"]: each["point"]
         for campaign in campaigns
+        if campaign.engine is not None and now - (campaign.progress or {}).get("at", 0.0) < _STALE_S
         for each in (campaign.progress or {}).get("boards") or ()
         if not campaign.over and each.get("point") not in (None, "", "default")
     }

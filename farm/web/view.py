@@ -70,7 +70,7 @@ class View:
     def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> KnownOfBoards:
         """What is known of boards beside their rows; `campaigns` are those under way."""
         faults = store.fetch_last_faults(now.FAULTS)
-        return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns))
+        return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns, time.time()))
 
     # Live updates
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -23,9 +25,10 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import documents, orders, pages, svg, tokens
+from farm.web import documents, now, orders, pages, svg, tokens
 from farm.web.access import Access, read_token
-from farm.web.gauges import Reading, read_outcome
+from farm.web.gauges import Gauges, Reading, read_outcome
+from farm.web.golden import GoldenRuns
 from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.serve import WebPlace
 from tests import web_store
@@ -501,6 +504,30 @@ def test_clocks_are_those_of_the_run() -> None:
     held = read_outcome({**row, "outcome": {"after": idle, "point": point}})
     assert held is not None
     assert held.clocks_hz == {"cpu": 921_600_000.0, "gpu": 460_800_000.0}
+
+
+def test_clocks_are_not_shown_as_live_once_their_evidence_is_old(home: pathlib.Path) -> None:
+    """A reading says when it was taken and is left out after a quarter of an hour, as are points of an engine that is
+    gone or silent.
+    """
+    with Store(home / "farm.db") as store:
+        (campaign,) = store.fetch_fleet_campaigns(over=False)
+        boards = {each["name"]: each for each in store.fetch_boards() if each["lease"]}
+    at = (campaign.progress or {})["at"]
+    points = now.list_points([campaign], at + 5)
+    assert points
+    assert now.list_points([campaign], at + 3600) == {}
+    assert now.list_points([dataclasses.replace(campaign, engine=None)], at + 5) == {}
+
+    name, board = next(iter(boards.items()))
+    gauges = Gauges()
+    read_at = board["lease"]["acquired_at"] + 1
+    gauges._readings[name] = collections.deque([Reading(read_at, "a57=921600000", 52.0, None, {})])
+    known = now.KnownOfBoards(GoldenRuns(), gauges, {}, {})
+    fresh, old = (now.to_board_row(board, known, read_at + later) for later in (60, 3600))
+    assert (fresh["held_at"], fresh["read_at"]) == (read_at, read_at)
+    assert fresh["held"]
+    assert (old["held"], old["held_at"], old["temperature_c"]) == ("", None, None)
 
 
 def test_a_time_without_data_is_a_gap() -> None:
