@@ -49,7 +49,7 @@ def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) 
             folder,
             document["curves"],
             (document["progress"] or {}).get("counted", 0),
-            f"{name}: latency over trials",
+            f"{name}: workloads over trials",
             simulated=simulated,
         )
     if campaign_evidence.list_contests(document["winners"]):

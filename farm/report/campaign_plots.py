@@ -52,8 +52,8 @@ def plot_course(folder: pathlib.Path, curves: Curves, counted: int, title: str, 
         Line2D([], [], color=colour, linestyle=dash, linewidth=2, label=model)
         for model, (colour, dash) in looks.items()
     ]
-    subtitle = "latency of each model, from the trial on with which every one of its workloads had run; less is better"
-    note = "Sum over a model's workloads of the best measured so far, each as often as the model calls it."
+    subtitle = "sum over each model's workloads of their best trials so far, each timed alone; less is better"
+    note = "Each counts as often as the model calls it; a line begins where all have run. Whole models: see gains."
     with canvas.framed(_PANEL_INCHES * rows, title, subtitle, note, handles, simulated=simulated) as figure:
         grid = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in grid[len(panels) :]:
@@ -64,7 +64,9 @@ def plot_course(folder: pathlib.Path, curves: Curves, counted: int, title: str, 
             ends.append(_draw_course(axes, [e for e in curves if (e["board_type"], e["point"]) == panel], looks, last))
         for axes, labels in zip(grid, ends, strict=False):
             canvas.label_right(axes, labels, fontsize=8.5)
-        return canvas.finish(figure, folder, "course", "Latency of every model over the campaign's trials")
+        return canvas.finish(
+            figure, folder, "course", "Sum of the best trials of every model's workloads, over the campaign's trials"
+        )
 
 
 def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]], last: int) -> canvas.Labels:

@@ -47,7 +47,7 @@ def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
         title=f"Campaign {document['name']}{' (simulated)' if simulated else ''}",
         subtitle=_subtitle(document),
         simulated=simulated,
-        answers=_answers(gains),
+        answers=[*_doubts(document), *_answers(gains)],
         summary=[" ".join(_summarise(document))],
         sections=[Section(title, blocks) for title, each in sections.items() if (blocks := list(each))],
         footer=f"Written by farm campaign report {document['name']}."
@@ -68,6 +68,14 @@ def _simulated(document: Document) -> str:
         return ""
     which = "All boards" if len(kinds) == len(document["types"]) else f"Boards of type {', '.join(kinds)}"
     return f"{which} are models of hardware: none of their figures was measured on a real one."
+
+
+def _doubts(document: Document) -> Iterator[PageAnswer]:
+    """The models whose latency should not be believed."""
+    for final in campaign_rows.list_finals(document["progress"]):
+        if final.get("doubt"):
+            where = f"{final['board_type']} @ {final['point']}"
+            yield PageAnswer(f"Do not rely on the latency of {final['model']} on {where}", f"{final['doubt']}.")
 
 
 def _answers(gains: Sequence[Gain]) -> list[PageAnswer]:
