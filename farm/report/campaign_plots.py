@@ -64,9 +64,7 @@ def plot_course(folder: pathlib.Path, curves: Curves, counted: int, title: str, 
             ends.append(_draw_course(axes, [e for e in curves if (e["board_type"], e["point"]) == panel], looks, last))
         for axes, labels in zip(grid, ends, strict=False):
             canvas.label_right(axes, labels, fontsize=8.5)
-        return canvas.finish(
-            figure, folder, "course", "Sum of the best trials of every model's workloads, over the campaign's trials"
-        )
+        return canvas.finish(figure, folder, "course", "Sum of the best trials of every model's workloads")
 
 
 def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]], last: int) -> canvas.Labels:

@@ -79,7 +79,9 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
         winners=[each for each in winners if each["median_s"] is not None],
         tasks=len(winners),
         best={(each["board_type"], each["point"], each["workload"]): each for each in tasks},
-        course=svg.draw_steps(lines[:_MOST_CURVES], "trials", "latency, ms", "Best latency of each model", counted)
+        course=svg.draw_steps(
+            lines[:_MOST_CURVES], "trials", "latency, ms", "Sum of the best trials of each model's workloads", counted
+        )
         if lines
         else "",
         lines=[name for name, _ in lines[:_MOST_CURVES]],
