@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,19 @@ from farm.settings import Settings
 MODELS = ("mnist_cnn", "cifar_resnet20", "squeezenet1.1")
 _RUNS, _WARMUP = 7, 2
 _COUNT_TIMEOUT_S = 240.0
+# How often a user hears that counting goes on.
+_TELL_S = 5.0
 # What docs/fidelity.md hopes for: in the middle, and at worst.
 _MIDDLE, _WORST = 0.20, 0.40
 _LEARN = "It throttles, is of another type, or `farm board calibrate-model REPORT` has predictions go by it."
 _MODELLED = "The model of its core and the figures of its type disagree: docs/fidelity.md says what each is good for."
 _FIT = "`farm board calibrate-model REPORT` fits the model's two constants to this report."
+
+Say = Callable[[str], None]
+
+
+def _say_nothing(text: str) -> None:
+    """Take a line of progress that no caller wants."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +71,16 @@ class PricedProgram:
 
 
 def plan_prices(
-    settings: Settings, models: Sequence[str] = MODELS
+    settings: Settings, models: Sequence[str] = MODELS, say: Say = _say_nothing
 ) -> Callable[[HardwareChecks], list[tuple[str, Work]]]:
-    """What `certify_board` takes as more checks."""
+    """What `certify_board` takes as more checks. `say` gets lines of progress: they take a minute and more."""
     return lambda hardware: [
-        ("core", lambda: ask_core(hardware)),
-        ("prices", lambda: price_programs(hardware, settings, models)),
+        ("core", lambda: ask_core(hardware, say)),
+        ("prices", lambda: price_programs(hardware, settings, models, say)),
     ]
 
 
-def ask_core(hardware: HardwareChecks) -> str | Doubt:
+def ask_core(hardware: HardwareChecks, say: Say = _say_nothing) -> str | Doubt:
     """What the core can do at its highest clocks; it is in the facts, too. Raises FarmError."""
     kind, about = hardware.kind, hardware.session.description
     if kind.target is None:
@@ -82,6 +91,7 @@ def ask_core(hardware: HardwareChecks) -> str | Doubt:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(_NotHeldError):  # its clocks are its own: it is asked at those
             stack.enter_context(_held_highest(hardware))
+        say(f"core: running its kernels, for about {core_probe.TIME_LIMIT_S:.0f} s at most")
         figures = core_probe.probe_core(hardware.session, core, kind.target.to_tvm(), _count_cores(hardware))
     typical = core.list_figures()
     hardware.facts["core"] = figures.to_dict() | {"type": typical}
@@ -95,7 +105,9 @@ def ask_core(hardware: HardwareChecks) -> str | Doubt:
     return Doubt(said, _MODELLED if about.simulated else _LEARN)
 
 
-def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequence[str]) -> str | Doubt:
+def price_programs(
+    hardware: HardwareChecks, settings: Settings, models: Sequence[str], say: Say = _say_nothing
+) -> str | Doubt:
     """Run the programs at the highest clocks, and price them; both are in the facts. Raises FarmError."""
     kind, about = hardware.kind, hardware.session.description
     core = emulation.find_core(kind)
@@ -109,12 +121,12 @@ def price_programs(hardware: HardwareChecks, settings: Settings, models: Sequenc
         return Doubt(f"not compared: {error.message}", error.hint)
     assert natives is not None
     cores = _count_cores(hardware)
-    programs = [_take_golden(hardware.require_kernel()), *_build_apart(kind, kind.target, cores, models)]
-    hz, measured_s, missing = _measure(hardware, settings, programs)
+    programs = [_take_golden(hardware.require_kernel()), *_build_apart(kind, kind.target, cores, models, say)]
+    hz, measured_s, missing = _measure(hardware, settings, programs, say)
     programs = [each for each in programs if each.name not in missing]
     if not programs:
         raise PermanentError("; ".join(missing.values()))
-    counted, uncounted = _count(kind, natives, settings, programs)
+    counted, uncounted = _count(kind, natives, settings, programs, say)
     runs = []
     for (name, threads), rows in counted.items():
         segments = tuple(CountedSegment(*row) for row in rows)
@@ -148,14 +160,14 @@ def _take_golden(kernel: golden.GoldenKernel) -> PricedProgram:
     return PricedProgram("golden matmul", Engine.KERNEL, golden.ENTRY, kernel.library, golden.make_inputs(), (1,))
 
 
-def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[str]) -> list[PricedProgram]:
+def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[str], say: Say) -> list[PricedProgram]:
     threads = tuple(sorted({1, cores}))
     found = [resolve_model(name) for name in models]
     inputs = [resolve_inputs(read_inputs(source.load()), {}) for source in found]
     shapes = [{each.name: each.static_shape for each in one} for one in inputs]
-    built = compile_in_subprocess(
-        functools.partial(_build, kind, target, cores, models, shapes), "what is to be priced"
-    )
+    say(f"prices: compiling {', '.join(models)}")
+    job = functools.partial(_build, kind, target, cores, models, shapes)
+    built = compile_in_subprocess(job, "what is to be priced", say=say)
     given = [*(each.make_inputs(cores) for each in streams.STREAMS), *(make_inputs(each, 0) for each in inputs)]
     names = [*((each.name, Engine.KERNEL, streams.ENTRY) for each in streams.STREAMS)]
     names += [(name, Engine.RELAX_VM, "main") for name in models]
@@ -182,16 +194,18 @@ def _list_runs(programs: Sequence[PricedProgram]) -> list[tuple[PricedProgram, i
 
 
 def _measure(
-    hardware: HardwareChecks, settings: Settings, programs: Sequence[PricedProgram]
+    hardware: HardwareChecks, settings: Settings, programs: Sequence[PricedProgram], say: Say
 ) -> tuple[float, dict[tuple[str, int], float], dict[str, str]]:
     """The clock of its open clusters, what every run took there, and why programs do not run."""
     taken_s: dict[tuple[str, int], float] = {}
     missing: dict[str, str] = {}
     with _held_highest(hardware) as reached:
         hz = float(min(hz for name, hz in reached.cpu_freq_hz.items() if name in _list_open(hardware.kind)))
-        for program, threads in _list_runs(programs):
+        runs = _list_runs(programs)
+        for number, (program, threads) in enumerate(runs, 1):
             if program.name in missing:
                 continue
+            say(f"prices: running {program.name} on {threads} thread{'s' * (threads > 1)} ({number} of {len(runs)})")
             limits = Limits(
                 timeout_s=settings.model_timeout_s, memory_bytes=settings.model_memory_bytes, threads=threads
             )
@@ -237,8 +251,25 @@ def _list_open(kind: BoardType) -> set[str]:
     return {cluster.name for cluster in kind.clusters if not cluster.isolated}
 
 
+def _run_telling(command: Sequence[str], what: str, say: Say) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `say` gets `what` and how long it has taken. Raises DeadlineError."""
+    began_s = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while True:
+                taken_s = time.monotonic() - began_s
+                if taken_s >= _COUNT_TIMEOUT_S:
+                    raise DeadlineError(f"the emulator did not count the programs within {_COUNT_TIMEOUT_S:g} s")
+                say(f"{what}, {taken_s:.0f} s so far")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    out, err = process.communicate(timeout=_TELL_S)
+                    return subprocess.CompletedProcess(command, process.returncode, out, err)
+        finally:
+            process.kill()
+
+
 def _count(
-    kind: BoardType, natives: Path, settings: Settings, programs: Sequence[PricedProgram]
+    kind: BoardType, natives: Path, settings: Settings, programs: Sequence[PricedProgram], say: Say
 ) -> tuple[dict[tuple[str, int], list[Any]], dict[str, str]]:
     """The segments of every run, and why programs cannot be priced. Raises InternalError, DeadlineError."""
     runs = _list_runs(programs)
@@ -254,10 +285,7 @@ def _count(
         order = folder / "order.json"
         order.write_text(json.dumps({"board_type": kind.name, "natives": str(natives), "jobs": jobs}))
         command = python_command("-m", "device_agent.emulated.pricing", str(order))
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise DeadlineError(f"the emulator did not count the programs within {_COUNT_TIMEOUT_S:g} s") from error
+        done = _run_telling(command, f"prices: counting what {len(runs)} runs execute", say)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode or len(answers) != len(runs):
         last = done.stderr.strip().rsplit("\n", 1)[-1]

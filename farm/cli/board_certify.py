@@ -51,7 +51,7 @@ def certify(
         raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
     show = (lambda check: None) if json else print_check
     settings = farm_settings.load()
-    more = plan_prices(settings) if prices else (lambda hardware: [])
+    more = plan_prices(settings, say=output.note) if prices else (lambda hardware: [])
     found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, more)
     if found.document is not None:
         paths = write_certificate(found.document, folder)

@@ -73,7 +73,8 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
         kernels = golden.GoldenKernels(tmp_path / golden_runs.KERNEL_FOLDER)
         require = functools.partial(golden_runs.require_kernel, kernels, kind, "aarch64")
         hardware = HardwareChecks(session, kind, session.description.clocks, require, facts)
-        said = price_programs(hardware, loaded, ("mlp",))
+        told: list[str] = []
+        said = price_programs(hardware, loaded, ("mlp",), told.append)
         whole, calls = session.run_model, itertools.count()
 
         def cut_short(*given: Any) -> Any:
@@ -96,6 +97,8 @@ def test_constants_are_found_again(start_agent: Callable[..., Agent], tmp_path: 
         assert "l2_bytes_per_cycle" in asked.detail
     assert isinstance(said, Doubt), said
     assert [run["threads"] for run in facts["prices"]["runs"]] == [1, 1, 4, 1, 4, 1, 4]
+    assert "prices: running mlp on 4 threads (7 of 7)" in told
+    assert "prices: counting what 7 runs execute, 0 s so far" in told
 
     # Of a core that was emulated: what it can do in a cycle and where its first cache ends. Its sum waits four cycles.
     known = find_core_type("cortex-a57", "aarch64")
