@@ -167,7 +167,7 @@ def _build_apart(kind: BoardType, target: Target, cores: int, models: Sequence[s
     shapes = [{each.name: each.static_shape for each in one} for one in inputs]
     say(f"prices: compiling {', '.join(models)}")
     job = functools.partial(_build, kind, target, cores, models, shapes)
-    built = compile_in_subprocess(job, "what is to be priced", say=say)
+    built = compile_in_subprocess(job, "the code to be priced", say=say)
     given = [*(each.make_inputs(cores) for each in streams.STREAMS), *(make_inputs(each, 0) for each in inputs)]
     names = [*((each.name, Engine.KERNEL, streams.ENTRY) for each in streams.STREAMS)]
     names += [(name, Engine.RELAX_VM, "main") for name in models]
