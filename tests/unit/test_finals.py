@@ -227,6 +227,19 @@ def test_records_that_crash_are_not_taken(store: Store) -> None:
     assert (lab.document["taken"], lab.refused()) == (PREDICTED, {"w1": "c1"})
 
 
+@pytest.mark.parametrize(("misses", "taken"), [(1, RECORDED), (99, PREDICTED)])
+def test_a_program_may_miss_one_deadline(store: Store, misses: int, taken: str) -> None:
+    """A run is made again after the first deadline that a program misses; at the second the program is out."""
+    lab = Lab(store, {RECORDED: 1.0, PREDICTED: 7.5})
+    left = iter(range(misses))
+    lab.fault = lambda program, count: (
+        Status.RUN_TIMEOUT if program == RECORDED and count > 2 and next(left, None) is not None else Status.OK
+    )
+    lab.open()
+    lab.drive()
+    assert lab.document["taken"] == taken
+
+
 def test_what_is_a_boards_fault_is_tried_again_and_given_up_at_some_time(store: Store) -> None:
     """A fault that comes once changes nothing; one that stays ends the final, and nothing is decided."""
     lab = Lab(store, {RECORDED: 7.73, PREDICTED: 7.51})
