@@ -28,11 +28,12 @@ _MOST_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What came of it: outputs by name, and the figures that the artifact keeps."""
+    """Outputs by name, the figures that the artifact keeps, and why they should not be believed ("": they may be)."""
 
     outputs: Mapping[str, Any]
     measured: MeasuredModel
     layers: list[dict[str, Any]]
+    doubt: str = ""
 
 
 def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
@@ -80,7 +81,7 @@ def run_artifact(
     names, arrays = [output.name for output in manifest.outputs], timed.outputs[manifest.name]
     if len(names) != len(arrays):
         raise PermanentError(f"{board.name} gave {len(arrays)} outputs; {manifest.name} has {len(names)}")
-    return RunResult(dict(zip(names, arrays, strict=True)), measured, details["layers"])
+    return RunResult(dict(zip(names, arrays, strict=True)), measured, details["layers"], timed.find_doubt())
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:

@@ -134,6 +134,7 @@ def run(
         "device": manifest.device,
         "bytes": manifest.library.bytes,
         "layers": ran.layers,
+        "doubt": ran.doubt,
     }
     yield output.Failed(document, checking.find_fault(manifest))
     _print_run(document)
@@ -219,6 +220,8 @@ def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
 
 
 def _print_run(document: dict[str, Any]) -> None:
+    if document["doubt"]:
+        output.say(f"do not rely on this latency, {document['doubt']}")
     figures = {key: value * 1e3 for key, value in document["latency"].items() if key != "count"}
     tables.print_table(
         ("Latency (ms)", "Median", "95 % CI", "p90", "p99", "Mean", "Min", "Max", "Std", "Energy (mJ)"),

@@ -92,6 +92,34 @@ def test_without_records_nothing_is_applied(source: ModelSource, config: dict[st
     assert compiled.pipeline == UNTUNED_PIPELINE
 
 
+def test_what_is_too_slow_to_be_swept_is_named() -> None:
+    """The compiled model is swept where untuned code takes too long here; the commands for the rest can be typed."""
+    final: dict[str, Any] = {
+        "taken": "predicted",
+        "variants": {"untuned": {"median": 0.7}, "predicted": {"median": 0.1}},
+    }
+    assert quickstart.find_slow(final) == {"untuned": "untuned code takes 0.7 s a run on this machine"}
+    del final["variants"]["untuned"]
+    assert quickstart.find_slow(final) == {"untuned": "untuned code does not run"}
+    final["variants"] = {"untuned": {"median": 0.5}, "predicted": {"median": 0.1}}
+    assert quickstart.find_slow(final) == {}
+    added, swept = quickstart.quickstart_sweep.list_commands(resolve_model("mlp"), ["x=1,64"])
+    assert added == "farm board add quickstart-nano --virtual jetson-nano"
+    assert swept.startswith("farm sweep run mlp --board quickstart-nano --variants untuned,compiled")
+    assert swept.endswith("--shape x=1,64")
+
+
+def test_where_schedules_are_from_is_said_of_what_is_compiled(
+    source: ModelSource, config: dict[str, Any], records: list[Record]
+) -> None:
+    """A record that is the predicted code counts as predicted; of what is compiled by prediction none counts."""
+    compiled = compile_with(source, config, records)
+    final = {"taken": "recorded", "differing": 2, "left_out": ["a"]}
+    assert quickstart._say_sources(final, compiled).startswith(f"1 of {len(records)} functions scheduled by records")
+    said = quickstart._say_sources(final | {"taken": "predicted", "left_out": ["a", "b"]}, compiled)
+    assert said == "every function scheduled as predicted"
+
+
 def test_what_does_not_add_up_is_said(
     source: ModelSource, config: dict[str, Any], found: list[Workload], records: list[Record]
 ) -> None:
