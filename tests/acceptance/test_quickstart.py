@@ -241,6 +241,15 @@ def test_records_are_listed(home: Home, first: dict[str, Any]) -> None:
 
 
 @pytest.mark.core
+def test_a_functions_latency_is_one_number(home: Home, first: dict[str, Any], second: Done) -> None:
+    """The report's latency of a function is its record's, the campaign's document says the same."""
+    document = json.loads((home.path / "second" / "report.json").read_text())
+    records = {r["name"]: r["latency_us"] for r in home.run("record", "list", "--json").json()}
+    told = {each["name"]: each["latency_us"] for each in document["workloads"]}
+    assert told == pytest.approx({name: records[name] for name in told})
+
+
+@pytest.mark.core
 def test_the_board_is_listed(home: Home, first: dict[str, Any]) -> None:
     """`farm board list` shows this machine, and with --json what it says of itself."""
     [board] = home.run("board", "list", "--json").json()
