@@ -82,8 +82,10 @@ class Timed:
 
     def find_doubt(self) -> str:
         """Why the latencies should not be believed: scatter and load; "" where they may be."""
-        found = [summary for name in self.samples if (summary := self.summary(name)) is not None]
-        worst = max((each for each in found if each.count >= _FEWEST_RUNS), key=_find_scatter, default=None)
+        found = {name: summary for name in self.samples if (summary := self.summary(name)) is not None}
+        long = [name for name, summary in found.items() if summary.count >= _FEWEST_RUNS]
+        name = max(long, key=lambda each: _find_scatter(found[each]), default="")
+        worst = found.get(name)
         other = statistics.median(self.other_loads) if self.other_loads else 0.0
         is_busy = other > _MOST_OTHER_LOAD
         if not is_busy and (worst is None or _find_scatter(worst) <= 1):
@@ -95,7 +97,7 @@ class Timed:
                 f"one run in ten took over {worst.p90 / worst.median:.2f} times the median, "
                 f"the standard deviation is {worst.std / worst.median * 100:,.0f} % of it"
             )
-        cause = "the board was too busy" if is_busy else "equal runs differ too much"
+        cause = "the board was too busy" if is_busy else f"equal runs of {name} differ too much"
         return f"{cause}: {', '.join(said)}. Measure again while nothing else runs"
 
 

@@ -45,7 +45,7 @@ class Board:
         (
             8,
             0.1,
-            "equal runs differ too much: the load average was 9.0, one run in ten took over 5.00 times",
+            "equal runs of ours differ too much: the load average was 9.0, one run in ten took over 5.00 times",
         ),
         (0, 1.6, "the board was too busy: other processes used 1.6 cores, the load average was 9.0"),
     ],
