@@ -63,9 +63,9 @@ $(STAMP): requirements/all.txt pyproject.toml
 		echo "error: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: the package python3-venv)." >&2; exit 2; }
 	@echo "setup: installing the pinned wheels into .venv (560 MB to fetch the first time, 2 GB unpacked)"
 	@( while sleep 10 >/dev/null 2>&1; do \
-			megabytes=$$(du -sm .venv | cut -f1); \
+			megabytes=$$({ du -sm .venv 2>/dev/null || true; } | cut -f1); \
 			test $$megabytes -lt 100 && echo "setup: fetching" || echo "setup: $$megabytes of about 2200 MB unpacked"; done ) & \
-		ticker=$$!; trap 'kill $$ticker' EXIT; \
+		ticker=$$!; trap 'kill $$ticker 2>/dev/null || true' EXIT; \
 		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
 			--no-deps --require-hashes --requirement requirements/all.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-index --no-deps --no-build-isolation --editable .
