@@ -20,6 +20,12 @@ def list_final_s(order: Order) -> Iterator[float]:
                 yield from [estimate_final_s(count)] * len(of_type.points)
 
 
+def find_final_s(order: Order, model: str, board_type: str) -> float:
+    """How long the final of a model takes on a board type at one operating point."""
+    of_type = next(each for each in order.types if each.board_type == board_type)
+    return estimate_final_s(count_functions(of_type, model))
+
+
 def count_functions(of_type: TypeOrder, model: str) -> int:
     """The tuned functions of a model on a board type."""
     return sum(model in each.models for each in of_type.workloads)

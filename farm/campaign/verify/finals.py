@@ -26,9 +26,8 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
-from farm.campaign.after_trials import estimate_final_s
 from farm.campaign.order import Order, TypeOrder
-from farm.campaign.order_time import count_functions
+from farm.campaign.order_time import find_final_s
 from farm.campaign.verify import final_report, final_rules
 from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
@@ -90,7 +89,7 @@ class Finals:
         known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
         self._left = [key for key in _list_keys(order) if key not in known]
         self._open: set[FinalKey] = set()
-        self._expected_s = {key: _estimate_s(order, key) for key in self._left}
+        self._expected_s = {key: find_final_s(order, key.model, key.board_type) for key in self._left}
         # When the first final began and when the last one ended; the seconds that those which ended were expected to
         # take.
         self._began_s = self._changed_s = self._ended_s = 0.0
@@ -394,11 +393,6 @@ def _list_keys(order: Order) -> list[FinalKey]:
         for model in order.models
         if any(model.name in each.models for each in of_type.workloads)
     ]
-
-
-def _estimate_s(order: Order, key: FinalKey) -> float:
-    of_type = next(each for each in order.types if each.board_type == key.board_type)
-    return estimate_final_s(count_functions(of_type, key.model))
 
 
 def _name(key: FinalKey) -> str:
