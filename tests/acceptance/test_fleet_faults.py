@@ -171,7 +171,8 @@ def test_another_host_key_is_refused_loudly(rack: Rack) -> None:
 def test_a_key_that_the_board_does_not_know_is_refused(rack: Rack) -> None:
     """A wrong user key is an error of its own, found at once and not tried again and again."""
     stranger = make_key(rack.home.path / "stranger")
-    with registered(rack, "wrong-key", rack.host.address, 22, "--key-file", str(stranger)):
+    # By another name of its address: a board is registered once.
+    with registered(rack, "wrong-key", f"[::ffff:{rack.host.address}]", 22, "--key-file", str(stranger)):
         seconds = rack.wait_trouble("refuses the key", 20, "wrong-key")
         say("wrong key", "refused", seconds, DEAD_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import signal
 from collections.abc import Iterator
 
@@ -29,6 +30,10 @@ def room() -> Iterator[pathlib.Path]:
         yield folder
 
 
+# The type of a Linux machine that has none of its own.
+GENERIC = "x86-64-v3" if platform.machine() == "x86_64" else "armv8-a"
+
+
 @pytest.fixture
 def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
     """A board's server."""
@@ -39,7 +44,7 @@ def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
 def add_board(home: Home, name: str, sshd: Sshd) -> None:
     """Register a board that the server stands for."""
     done = home.run(
-        *("board", "add", name, "--board-type", "local", "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
+        *("board", "add", name, "--board-type", GENERIC, "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
         *("--key-file", str(sshd.address.key_file)),
         *("--agent-port", str(find_free_port()), "--tracker-port", str(find_free_port())),
     )
