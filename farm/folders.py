@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 PRIVATE = 0o700
-# A folder that holds one of these is a FARM_HOME. Any other may be somebody's whole home folder.
+# A folder that holds one of these is a FARM_HOME. Any other may be a user's whole home folder.
 _MARKS = ("farm.db", "services.lock", "web.token")
 
 _log = logging.getLogger(__name__)

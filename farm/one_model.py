@@ -33,7 +33,7 @@ _WAIT_S = 300.0
 Say = Callable[[str], None]
 
 
-# Progress that nothing else interrupts is told so often.
+# Seconds between two lines of progress.
 _TELL_S = 10.0
 
 

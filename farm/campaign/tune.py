@@ -195,7 +195,7 @@ class _Run:
                         engine.run(lambda: self._has_ended(str(name)))
 
             try:
-                # What failed before there is a campaign is for whoever gave the command to try again.
+                # Before there is a campaign, the user tries the command again.
                 run_through_outages(run, store, me, lambda: not submitted)
             except BaseException as error:
                 self._note_end(name, explain_end(error) if isinstance(error, FarmError) else "its command was ended")

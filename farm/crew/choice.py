@@ -19,7 +19,7 @@ from farm.store.standing import find_cause, unknown_board
 from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
-# Names in a line that are told apart at a glance.
+# The most names in one line.
 _MOST_NAMED = 3
 _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
 

@@ -112,7 +112,7 @@ def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _was_before_restart(identity: Mapping[str, Any]) -> bool:
-    """Whether a process ran here before the machine was started anew. Of containers nobody can tell."""
+    """Whether a process ran here before the machine was started anew. Unknown for containers."""
     host, namespaces = socket.gethostname(), {identity.get("namespace"), read_namespace()}
     return identity["host"] == host and identity.get("boot") != read_boot() and namespaces == {_HOST_NAMESPACE}
 

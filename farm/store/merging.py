@@ -91,7 +91,7 @@ class MergingQueries(RecordQueries, TrialQueries):
     def take_in(self, bundle: RecordBundle, source: str, by: str) -> Taken:
         """Keep a bundle beside what is here, in one transaction; taking it in twice is taking it in once.
 
-        Trials are kept in campaigns of their own, one for each of the other farm's, except those of candidates that
+        Trials are kept in separate campaigns, one for each of the other farm's, except those of candidates that
         were tried here. A record that was verified here stays: the next campaign measures the other farm's candidate
         beside it. Of two imported records the better verified one wins (`is_better`). A record of a candidate that
         computed a wrong result here is refused. `source` says where the bundle was read, for people.

@@ -18,7 +18,7 @@ from farm.store.base import Base
 from farm.store.standing import note_seen
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 
-# Of a trial that failed by the board or the farm nobody knows whether the board did anything.
+# A trial that failed by the board or the farm does not show that the board did anything.
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
 
 

@@ -56,7 +56,7 @@ def test_an_error_of_ours_is_raised_here() -> None:
 
 
 def test_a_job_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits hears again and again that it goes on, until the answer or the deadline."""
+    """The caller gets a line every few seconds until the answer or the deadline."""
     monkeypatch.setattr(compile_subprocess, "_TELL_S", 0.1)
     said: list[str] = []
     assert compile_in_subprocess(functools.partial(operator.add, 1, 2), "a sum", say=said.append) == 3

@@ -57,7 +57,7 @@ def test_a_lock_of_somebody_else_is_refused(shared: pathlib.Path) -> None:
 def test_a_folder_of_ones_own_is_preferred(
     shared: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With XDG_RUNTIME_DIR the lock is there, and nobody else can read it; one that is not there is not used."""
+    """With XDG_RUNTIME_DIR the lock is there, and gone else can read it; one that is not there is not used."""
     own = tmp_path / "own"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
     with machine_lock():
@@ -116,11 +116,11 @@ def test_another_farm_is_waited_for(shared: pathlib.Path, monkeypatch: pytest.Mo
 def test_a_process_is_known_by_more_than_its_hosts_name() -> None:
     """One of this name in another container may live; of one before a restart of this machine nothing is left."""
     me = process_identity()
-    nobody = {**me, "pid": 2**22 + 1}
+    gone = {**me, "pid": 2**22 + 1}
     assert is_here(me)
-    assert is_gone(nobody)
-    assert not is_gone({**nobody, "namespace": "1"})
-    assert not is_gone({**nobody, "namespace": "1", "boot": "another"})
+    assert is_gone(gone)
+    assert not is_gone({**gone, "namespace": "1"})
+    assert not is_gone({**gone, "namespace": "1", "boot": "another"})
     on_host = {**me, "namespace": str(0xEFFFFFFC)}
     assert is_gone({**on_host, "boot": "another"}) is (me["namespace"] == on_host["namespace"])
-    assert is_gone({key: nobody[key] for key in ("host", "pid", "created")}), "as earlier versions wrote it"
+    assert is_gone({key: gone[key] for key in ("host", "pid", "created")}), "as earlier versions wrote it"

@@ -36,7 +36,7 @@ def test_trials_are_a_whole_number(trials: Any, tmp_path: pathlib.Path) -> None:
 
 
 def test_progress_is_told_now_and_then() -> None:
-    """`wait` says how far it is every ten seconds, whoever the caller is, and the end at once."""
+    """`wait` says how far it is every ten seconds, and the end at once."""
     said: list[str] = []
     listener = one_model._Listener(said.append)
     progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}

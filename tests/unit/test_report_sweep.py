@@ -81,7 +81,7 @@ def make_page(document: dict[str, Any]) -> Reader:
 
 
 def test_counts_have_three_digits() -> None:
-    """A count is told in the unit that fits it."""
+    """A count is written in the unit that fits it."""
     assert [units.format_count(each) for each in (0, 396, 114_688, 231_211_008.0)] == ["0", "396", "115 k", "231 M"]
 
 

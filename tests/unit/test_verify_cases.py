@@ -47,7 +47,7 @@ def finds(kind: int, shape: list[int], right: Any, wrong: Any) -> bool:
 
 
 def test_a_variance_that_cancels_is_found() -> None:
-    """A variance in float32 as the mean of squares less the square of the mean is told from a right one."""
+    """A variance in float32 as the mean of squares less the square of the mean is found wrong."""
     assert finds(
         TensorProto.FLOAT,
         [4, 512],
@@ -57,7 +57,7 @@ def test_a_variance_that_cancels_is_found() -> None:
 
 
 def test_a_mean_that_stagnates_is_found() -> None:
-    """A mean in float16 that adds one number after another is told from a right one."""
+    """A mean in float16 that adds one number after another is found wrong."""
     assert finds(
         TensorProto.FLOAT16,
         [1, 4096],
@@ -68,7 +68,7 @@ def test_a_mean_that_stagnates_is_found() -> None:
 
 @pytest.mark.parametrize("wrong", [lambda x: np.floor(x + 0.5), lambda x: x / (np.abs(x) + 1e-5)])
 def test_ties_and_missing_epsilons_are_found(wrong: Any) -> None:
-    """Halves rounded up are told from halves rounded to even, an epsilon inside a sum from one that is lost."""
+    """Halves rounded up instead of to even, and a lost epsilon, are found wrong."""
     right = np.round if wrong(np.float32(0.5)) == 1 else lambda x: np.sign(x)
     assert finds(TensorProto.FLOAT, [1, 256], right, wrong)
 

@@ -21,7 +21,7 @@ from farm.selection.looks import LOOKS
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 
-# Trials from which a pace is told.
+# The fewest trials that show a pace.
 _LEAST_PACE = 4
 
 
