@@ -71,7 +71,7 @@ MAKERS: dict[str, Callable[[pathlib.Path], object]] = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_new_home_is_its_owners_alone(parent: pathlib.Path, maker: str) -> None:
-    """With umask 000 a home, its folders and its files have modes 0700 and 0600, from every function that makes them."""
+    """With umask 000 a home, its folders and its files have modes 0700 and 0600, by every maker."""
     home = parent / "data" / "home"
     MAKERS[maker](home)
     assert not find_open(home)
