@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 NOTHING = "–"
 # The year 5138: beyond, strftime and localtime fail on some systems.
@@ -67,6 +67,11 @@ def format_number(value: float) -> str:
     if size >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """The first few of some names, for a line of text."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def format_bytes(size: int) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm import units
 from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
 from farm.errors import FarmError, InternalError, PermanentError, UsageError
 from farm.inventory.board_types import BoardType
@@ -17,7 +18,7 @@ from farm.search import gpus
 # Assumed: what asking the driver for a copy and waiting for its end takes.
 _COPY_START_S = 20e-6
 # Workloads that are named in an error.
-_MOST_NAMED = 4
+MOST_NAMED = 4
 # What is kept of the words of a compiler or assembler.
 _MOST_SAID = 500
 
@@ -62,7 +63,7 @@ def _join(failed: Mapping[str, FarmError], kind: BoardType) -> FarmError:
 def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
     """What one inference is expected to take. Raises PermanentError where some workload has no time."""
     if manifest.predicted_latency_s is None:
-        named = name_some([each.name for each in manifest.workloads if each.latency_s is None])
+        named = units.name_some([each.name for each in manifest.workloads if each.latency_s is None], MOST_NAMED)
         raise PermanentError(
             f"how long {manifest.name} takes on the {manifest.device} of a {kind.name} is not known: no record and no "
             f"prediction for {named}",
@@ -86,8 +87,3 @@ def count_copies_s(tensors: Sequence[Tensor], kind: BoardType) -> float:
     """
     rate = gpus.count_memory_rate(kind)
     return math.fsum(_COPY_START_S + 2 * each.size_bytes / rate for each in tensors)
-
-
-def name_some(names: Sequence[str]) -> str:
-    """The first few of some names, for a sentence."""
-    return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")

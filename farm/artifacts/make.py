@@ -8,7 +8,6 @@ import importlib.metadata
 import logging
 import math
 import os
-import platform
 import re
 import shlex
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm import units
 from farm.artifacts import devices
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
@@ -26,8 +26,7 @@ from farm.artifacts.made_here import note_artifact
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task, require_labels
-from farm.crew.choice import TargetPlan, plan_target
-from farm.emulation import runs_own_code
+from farm.crew.choice import TargetPlan, describe, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
@@ -204,11 +203,8 @@ def find_missing(served: Sequence[Served]) -> list[str]:
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
     """What to compile for. Virtual boards run this machine's code, whatever they play, unless theirs is emulated."""
-    machine = platform.machine()
-    if board_type.target is not None and (not simulated or runs_own_code(board_type)):
-        machine = board_type.target.mtriple.partition("-")[0]
-    about = {"name": board_type.name, "architecture": machine, "simulated": simulated}
-    return plan_target(board_type, about, len(os.sched_getaffinity(0)))
+    row = {"name": board_type.name, "simulated": simulated, "description": {}}
+    return plan_target(board_type, describe(row, board_type), len(os.sched_getaffinity(0)))
 
 
 def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:
@@ -296,7 +292,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 
 def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
     if missing := find_missing(served):
-        named = devices.name_some(missing)
+        named = units.name_some(missing, devices.MOST_NAMED)
         kind, about = order.board_type.name, order.brought.about
         words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
         command = shlex.join([*words, *list_options(order.board_type.pipeline)])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
+from farm import units
 from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_points import format_spec, plan_points
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
@@ -201,7 +202,7 @@ def _plan_points(
         others = {name: why for name, why in reasons[key].items() if name not in names}
         at.append(BoardsAtPoint(key, point, tuple(names), others))
     said = (
-        f"{written} is the same as {key} on {board_choice.name_some(names)}: done once"
+        f"{written} is the same as {key} on {units.name_some(names)}: done once"
         for (written, key), names in merged.items()
     )
     return tuple(at), lacking, tuple(said)

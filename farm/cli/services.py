@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm import units
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
@@ -176,7 +177,6 @@ def _serve_page(settings: Settings) -> None:
 def _wait_probed(settings: Settings, wait_s: float) -> None:
     """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
     # Imported here: it loads what reads files, which takes longer than all of this command.
-    from farm.crew.choice import name_some
 
     deadline = time.monotonic() + wait_s
     told, tell_at = -1, 0.0
@@ -197,7 +197,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
         ready = len(rows) - len(waiting)
         if ready != told or time.monotonic() >= tell_at:
             told, tell_at = ready, time.monotonic() + _TELL_S
-            names = name_some([row["name"] for row in waiting])
+            names = units.name_some([row["name"] for row in waiting])
             output.note(
                 f"{ready} of {len(rows)} boards are ready; waiting for {names}, for "
                 f"{max(0.0, deadline - time.monotonic()):.0f} s more at most"

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm import units
 from farm.emulation import runs_own_code
 from farm.errors import BoardUnsafeError, UnavailableError, UsageError
 from farm.gpu.code import plan_gpu
@@ -19,8 +20,6 @@ from farm.store.standing import find_cause, unknown_board
 from farm.values import Health, State, is_for_gpu
 
 # What does not mend by itself.
-# The most names in one line.
-_MOST_NAMED = 3
 _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
 
 
@@ -107,13 +106,8 @@ def find_left_out(rows: Sequence[Mapping[str, Any]], board_type: str, pool: Sequ
     count = f"{len(others)} {left} board{'s' * (len(others) > 1)}"
     hint = "; --board NAME uses one, `boards: {simulated: true}` in a campaign file all of them"
     how = "" if chosen[0]["simulated"] else hint
-    shown = name_some(others)
+    shown = units.name_some(others)
     return f"{count} of type {board_type} left out ({shown}): {pool[0]} is {used}, and figures of both never mix{how}"
-
-
-def name_some(boards: Sequence[str]) -> str:
-    """The first names of some boards, for a line of text."""
-    return ", ".join(boards[:_MOST_NAMED]) + (", …" if len(boards) > _MOST_NAMED else "")
 
 
 def plan_place(

@@ -67,11 +67,10 @@ def preview(
     kind = gpus.require_device(board_type, order.device)
     host_cores = len(os.sched_getaffinity(0))
     boards: tuple[str, ...] = ()
-    simulated, target = False, TargetPlan(None, host_cores, host_cores)
     if where.name is not None or not kind.host_is_board:
         boards, simulated, target = plan_place(rows, kind, where.name, host_cores)
     else:
-        target = plan_target(kind, {}, host_cores)
+        simulated, target = False, plan_target(kind, {}, host_cores)
     about: Mapping[str, Any] = next(
         (row["description"] for row in rows if row["name"] in boards and row["description"]), {}
     )
@@ -84,13 +83,18 @@ def preview(
     if about:
         _, more = require_goal(goal, bool(about.get("total_rails")), named)
         notes += more
-    points = min(len(grid), order.budget_points or len(grid))
-    visits = count_visits(order, points)
-    return SweepPreview(kind, boards, simulated, target, grid, tuple(notes), points, visits)
+    visits = count_visits(order, grid)
+    return SweepPreview(kind, boards, simulated, target, grid, tuple(notes), count_points(order, grid), visits)
 
 
-def count_visits(order: SweepOrder, points: int) -> int:
-    """The most visits to so many points; the anchor is visited again after every `ANCHOR_EVERY` others, and last."""
+def count_points(order: SweepOrder, grid: Grid) -> int:
+    """The most points of a grid that are measured."""
+    return min(len(grid), order.budget_points or len(grid))
+
+
+def count_visits(order: SweepOrder, grid: Grid) -> int:
+    """The most visits to a grid; the anchor is visited again after every `ANCHOR_EVERY` others, and last."""
+    points = count_points(order, grid)
     return (points + points // ANCHOR_EVERY + (points > 1)) * len(order.series) * order.repeat
 
 

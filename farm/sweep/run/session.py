@@ -284,8 +284,7 @@ class SweepSession:
 
     def _count_left(self, grid: Grid, before: Mapping[Series, Sequence[PointMeasurement]]) -> int:
         """Visits that are left at most, after those that were made before."""
-        points = min(len(grid), self._wanted.budget_points or len(grid))
-        return count_visits(self._wanted, points) - sum(map(len, before.values()))
+        return count_visits(self._wanted, grid) - sum(map(len, before.values()))
 
     def _plan_more(self, points: int) -> int:
         """How many boards to take beside the first one."""
