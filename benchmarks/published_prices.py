@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from device_agent.emulated.core import load_core
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO
-from farm.services.calibrate_model import fit_constants
 
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18", "resnet50")
 SOURCE = "Tencent/ncnn, benchmark/README.md (2026-10), rows of the processor, `min`"
@@ -150,7 +150,7 @@ def record(name: str, cores: Mapping[str, Mapping[str, Any]], folder: Path) -> l
 
 
 def fit(runs: list[Run], core: Mapping[str, Any]) -> list[float]:
-    """The core's two constants as `fit_constants` finds them."""
+    """Fit `wait_cycles` to runs on one thread, then `crowding` to the others: least squares of logarithms."""
 
     def make(run: Run) -> Callable[[float, float], float]:
         def find_ratio(wait_cycles: float, crowding: float) -> float:
@@ -161,7 +161,13 @@ def fit(runs: list[Run], core: Mapping[str, Any]) -> list[float]:
 
     own = [run for run in runs if run.board.core == core["name"]]
     alone, beside = ([make(run) for run in own if (run.threads == 1) is single] for single in (True, False))
-    return list(fit_constants(alone, beside))
+    wait_cycles = min(np.arange(0.5, 60, 0.5), key=lambda tried: sum_squares(alone, tried, 0.0))
+    crowding = min(np.arange(0, 4, 0.05), key=lambda tried: sum_squares(beside, wait_cycles, tried))
+    return [float(wait_cycles), round(float(crowding), 3)]
+
+
+def sum_squares(ratios: Sequence[Callable[[float, float], float]], wait_cycles: float, crowding: float) -> float:
+    return sum(math.log(ratio(wait_cycles, crowding)) ** 2 for ratio in ratios)
 
 
 def correlate(left: list[float], right: list[float]) -> float:

@@ -42,11 +42,10 @@ class ProgramError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a call took: instructions, segments and what each waited for, as `price.Segment` has them."""
+    """What a call took: instructions, and segments as `price.Segment` has them."""
 
     instructions: int
     segments: tuple[tuple[float, int, float, int], ...]
-    waits: tuple[tuple[int, int, int], ...]
 
 
 class Emulation:
@@ -134,8 +133,7 @@ class Emulation:
             answer = self._receive()
         except OSError as error:
             raise EmulatorError(f"the emulator does not answer: {error}") from error
-        segments, waits = (tuple(tuple(each) for each in answer[part]) for part in ("segments", "waits"))
-        return Run(int(answer["instructions"]), segments, waits)
+        return Run(int(answer["instructions"]), tuple(tuple(each) for each in answer["segments"]))
 
     def _receive(self) -> dict[str, Any]:
         line = self._stream.readline(_MOST_ANSWER)

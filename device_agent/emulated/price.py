@@ -31,18 +31,12 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes.
-
-    `waits` and `all_waits` are lines that they waited for, which is in the cycles; `lanes` how many were at work.
-    """
+    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes."""
 
     cycles: float
     lines: int
     all_cycles: float
     all_lines: int
-    waits: int
-    all_waits: int
-    lanes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +82,7 @@ class Pricer:
             for lane, each in enumerate(block.times):
                 lanes[lane] += cycles * each
         alone = lanes[0] + misses[0].first * self._wait_cycles
-        first = misses[0].first
-        segments = [Segment(alone, misses[0].second, alone, misses[0].second, first, first, 1)]
+        segments = [Segment(alone, misses[0].second, alone, misses[0].second)]
         for start in range(1, len(lanes), tasks):
             own, lacked = lanes[start : start + tasks], list(misses[start : start + tasks])
             if first_only:
@@ -100,10 +93,7 @@ class Pricer:
             lines = [each.second for each in lacked]
             all_lines = sum(lines) if most_lines is None else max(max(lines), min(sum(lines), most_lines))
             if any(own):
-                waits = [each.first for each in lacked]
-                longest = own.index(max(own))
-                counted = (waits[longest], sum(waits), at_work)
-                segments.append(Segment(own[longest], max(lines), sum(own), all_lines, *counted))
+                segments.append(Segment(max(own), max(lines), sum(own), all_lines))
         return segments
 
     def count_cycles(self, code: bytes) -> float:

@@ -122,11 +122,11 @@ class Execution:
 
     def count(self) -> Sequence[Segment]:
         """What it costs. Raises what `run` does."""
-        return self.look().segments
+        return self._look().segments
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """What each function of a model takes at its core's usual clock, in s, with its calls; empty for a kernel."""
-        loaded, core = self.look(), self._emulator.core
+        loaded, core = self._look(), self._emulator.core
         if not isinstance(loaded, Model):
             return {}
         hz = float(core.get("freq_hz", _ANY_HZ))
@@ -136,7 +136,7 @@ class Execution:
             for name, (calls, segments) in priced.items()
         }
 
-    def look(self) -> Kernel | Model:
+    def _look(self) -> Kernel | Model:
         """The program, which has run, and what that cost. Raises what `run` does."""
         if self._loaded is None:
             self._run()
@@ -182,7 +182,6 @@ class Kernel:
     def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
         """Raises LoadError, EmulatorError."""
         self.segments: list[Segment] = []
-        self.waits: list[tuple[int, int, int]] = []
         self._entry = spec.entry
         size = sum(each.nbytes + _ALIGNED for each in arrays.values())
         self._emulation = emulator.open(library, size, spec.limits.memory_bytes)
@@ -197,7 +196,7 @@ class Kernel:
     def run(self) -> list[Any]:
         """Call it; returns the arrays, as it left them."""
         run = _call(self._emulation, self._entry, self._tensors, _MOST_IN_MODEL)
-        self.segments, self.waits = list(run.segments), list(run.waits)
+        self.segments = list(run.segments)
         return [each.array for each in self._tensors]
 
 
@@ -211,7 +210,6 @@ class Model:
         from tvm.runtime.vm import VirtualMachine
 
         self.segments: list[Segment] = []
-        self.waits: list[tuple[int, int, int]] = []
         self._gathered: list[tuple[str, Run]] = []
         try:
             data = read_executable(library)
@@ -233,7 +231,6 @@ class Model:
         self._gathered = []
         result = self._function(*self._inputs)
         self.segments = [each for _, run in self._gathered for each in run.segments]
-        self.waits = [each for _, run in self._gathered for each in run.waits]
         return result
 
     def profile(self) -> dict[str, tuple[int, list[Segment]]]:

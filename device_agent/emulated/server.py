@@ -132,7 +132,6 @@ class _Held:
             "status": "ok",
             "instructions": instructions,
             "segments": [[each.cycles, each.lines, each.all_cycles, each.all_lines] for each in segments],
-            "waits": [[each.waits, each.all_waits, each.lanes] for each in segments],
             "heap_bytes": self.machine.heap_peak_bytes,
         }
 

@@ -9,7 +9,7 @@ arguments beside the JSON, or come back in one frame (see `pack_frame`).
 from __future__ import annotations
 
 from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
-from device_agent.protocol.core_time import CountedSegment, Segment, count_seconds, split_waits
+from device_agent.protocol.core_time import Segment, count_seconds
 from device_agent.protocol.description import Description
 from device_agent.protocol.evidence import Evidence
 from device_agent.protocol.lease import (

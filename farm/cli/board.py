@@ -19,7 +19,7 @@ from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerpri
 from farm.connectivity.services_state import is_held
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
-from farm.inventory import core_figures, fleet_ranges
+from farm.inventory import fleet_ranges
 from farm.inventory.fleet_addresses import require_new_end
 from farm.processes.machine import name_user
 from farm.store.standing import find_cause, is_reserved_by, parse_transport
@@ -38,7 +38,6 @@ _ELSEWHERE = {
     "provision": ("provision", "provision"),
     "doctor": ("doctor", "board_doctor"),
     "certify": ("board_certify", "certify"),
-    "calibrate-model": ("board_calibrate", "calibrate_model"),
     "power": ("board_power", "power"),
     "reserve": ("board_reserve", "reserve"),
 }
@@ -75,11 +74,6 @@ def list_boards() -> output.Document:
     with options.open_store() as store:
         boards = store.fetch_boards()
     _note_age(boards)
-    for name, odd in core_figures.find_odd(boards).items():
-        output.stderr.print(
-            f"{name}: its core is not as those of other boards of its type: {odd}; see `farm board show {name}`",
-            markup=False,
-        )
     yield boards
     tables.print_table(
         ("Name", "Type", "Simulated", "State", "Health", "Why", "Held by", "Labels", "Last seen"),

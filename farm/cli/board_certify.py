@@ -30,19 +30,14 @@ def certify(
     names: Annotated[
         bool, typer.Option("--names", help="Keep names of boards, hosts and folders, and addresses, in the report.")
     ] = False,
-    prices: Annotated[
-        bool,
-        typer.Option("--prices/--no-prices", help="Compare core and programs with the core's model, or do not."),
-    ] = True,
+    prices: Annotated[bool, typer.Option("--prices/--no-prices", hidden=True, help="Without effect since 0.3.")] = True,
     json: options.Json = False,
 ) -> None:
     """Check a board's hardware. Takes a minute or two, harms nothing, and writes a report that can be sent away.
 
     What `farm board doctor` checks, then clock tables, holding and letting go, speed against the clock, rails and
-    power, what would tell of throttling, what the core can do, and what programs take beside what its model says.
-    Every clock is as before afterwards; Ctrl-C leaves nothing behind.
+    power, and what would tell of throttling. Every clock is as before afterwards; Ctrl-C leaves nothing behind.
     """
-    from farm.artifacts.priced import plan_prices
     from farm.services.board_certify import certify_board
 
     timeout_s = read_duration_s("--timeout", timeout)
@@ -51,8 +46,7 @@ def certify(
         raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
     show = (lambda check: None) if json else print_check
     settings = farm_settings.load()
-    more = plan_prices(settings, say=output.note) if prices else (lambda hardware: [])
-    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print, more)
+    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print)
     if found.document is not None:
         paths = write_certificate(found.document, folder)
         if json:

@@ -23,23 +23,18 @@ def show(
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
 ) -> output.Document:
     """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
-    from farm.crew import board_core
     from farm.crew.board_calibration import fetch_calibration, to_document
 
     with options.open_store() as store:
         board = next((board for board in store.fetch_boards() if board["name"] == name), None)
         happened = store.fetch_board_events(name) if board else []
         calibration = fetch_calibration(store, board) if board else None
-        core = board_core.fetch_core(store, board) if board else None
     if board is None:
         yield from _show_type(name)
     else:
-        yield to_document(board, calibration, core, happened)
-        _print_board(board, calibration, core)
+        yield to_document(board, calibration, happened)
+        _print_board(board, calibration)
         output.stdout.print()
-        if core:
-            tables.print_table(board_core.HEADS, board_core.list_rows(core), left=(0,))
-            output.stdout.print()
         _print_events(happened, events)
 
 
@@ -71,7 +66,7 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
         output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
 
 
-def _print_board(board: dict[str, Any], calibration: Calibration | None, core: dict[str, Any] | None) -> None:
+def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None:
     description = board["description"]
     facts = {
         "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
@@ -84,9 +79,6 @@ def _print_board(board: dict[str, Any], calibration: Calibration | None, core: d
         "Agent": description.get("agent_version", "–"),
         "Last seen": output.moment(board["seen_at"]),
         "Golden": "–" if calibration is None else calibration.text,
-        "Core": "not asked yet; `farm board certify` does"
-        if core is None
-        else f"{core['core']}, asked {output.moment(core['at'])}",
     }
     if board["health"] == Health.UNSAFE:
         facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"

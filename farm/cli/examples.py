@@ -74,7 +74,6 @@ EXAMPLES: Mapping[str, str] = {
     "board certify": "board certify nano-01 --out certificate",
     "queue": "queue",
     "queue priority": "queue priority 12 3",
-    "board calibrate-model": "board calibrate-model certificate/report.json --out core-types",
     "fleet check": "fleet check fleet.yaml",
     "fleet apply": "fleet apply fleet.yaml --dry-run",
     "sweep run": "sweep run resnet18 --board nano-01 --cpu-freqs 'a57=614.4MHz,921.6MHz,1479MHz' --deadline 50ms",

@@ -50,14 +50,11 @@ class Calibration:
 
 
 def to_document(
-    board: Mapping[str, Any],
-    calibration: Calibration | None,
-    core: Mapping[str, Any] | None,
-    events: Sequence[Mapping[str, Any]],
+    board: Mapping[str, Any], calibration: Calibration | None, events: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """A board with its golden kernel, its core and what happened to it: what `farm board show --json` prints."""
+    """Return a board with its golden kernel and its events: what `farm board show --json` prints."""
     known = None if calibration is None else calibration.to_dict()
-    return {**board, "calibration": known, "core": core, "events": [dict(each) for each in events]}
+    return {**board, "calibration": known, "events": [dict(each) for each in events]}
 
 
 def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:

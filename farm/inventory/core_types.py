@@ -1,6 +1,6 @@
 """Kinds of processor cores, read from `inventory/core_types`: what predictions of speed know of them.
 
-What a certificate found out of a board's core, and constants fitted to it, come from a folder of the user's.
+Figures measured on a board, and constants fitted to it, come from a folder of the user's.
 
 Which core a board has is its target's `mcpu`; what the numbers lead to is `farm.search.cores`' business.
 """
@@ -11,7 +11,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -21,7 +21,7 @@ from farm.inventory import documents, paths
 # Names a folder with what was found out of boards' cores, one YAML file a core type; agents read the same one.
 FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
 
-# What a board may be asked of its core (`farm.services.core_probe`), with the least and the most that any core has.
+# The figures of a core that an overlay may replace, with the least and the most that any core has.
 MEASURED: Mapping[str, tuple[float, float]] = {
     "fma_latency": (1.5, 16),
     "fma_pipes": (0.25, 8),
@@ -44,7 +44,7 @@ Rate = Annotated[float, pydantic.Field(gt=0)]
 def find_impossible(name: str, value: float) -> str:
     """Why no core has such a figure, which one that was optimised away may say; empty where one may."""
     if name not in MEASURED:
-        return f"{name!r} is nothing that a core is asked; there are {', '.join(MEASURED)}"
+        return f"{name!r} is not a figure of a core; there are {', '.join(MEASURED)}"
     least, most = MEASURED[name]
     return "" if least <= value <= most else f"{name} is {value:g}; cores have {least:g} to {most:g}"
 
@@ -133,20 +133,6 @@ class CoreType(documents.StrictModel):
     compiled_as: Mapping[str, str] = pydantic.Field(default_factory=dict)
     pipeline: Pipeline | None = None
 
-    def list_figures(self) -> dict[str, float]:
-        """What a board may be asked of its core, as this type has it."""
-        return {name: float(getattr(self, name)) for name in MEASURED}
-
-    def list_costs(self) -> Mapping[str, Any]:
-        """What `device_agent.protocol.count_seconds` asks of a core. Its pipeline must be described."""
-        assert self.pipeline is not None
-        return {
-            "call_cycles": self.pipeline.call_cycles,
-            "region_cycles": self.pipeline.region_cycles,
-            "core_bytes_per_s": self.far_bytes_per_cycle * self.freq_hz,
-            "memory_bytes_per_s": self.memory_bytes_per_s,
-        }
-
 
 class FittedCore(documents.StrictModel):
     """What boards told of a core type: the two constants of its pipeline, and figures in the place of its own.
@@ -171,16 +157,10 @@ class FittedCore(documents.StrictModel):
 @functools.cache
 def load_core_types() -> tuple[CoreType, ...]:
     """All core types, by name, with what FARM_CORE_TYPES has of them. Raises UsageError where a file is wrong."""
-    found = load_plain_core_types()
+    folder = paths.require_inventory_folder() / "core_types"
+    found = tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
     fitted = {each.name: each for each in _read_fitted({core.name: core for core in found})}
     return tuple(_apply(core, fitted.get(core.name)) for core in found)
-
-
-@functools.cache
-def load_plain_core_types() -> tuple[CoreType, ...]:
-    """All core types as the inventory has them. Raises UsageError where a file is wrong."""
-    folder = paths.require_inventory_folder() / "core_types"
-    return tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
 
 
 def _read_fitted(known: Mapping[str, CoreType]) -> list[FittedCore]:

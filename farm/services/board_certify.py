@@ -11,17 +11,16 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from farm.connectivity.services import using_services
 from farm.errors import BoardUnsafeError, DeadlineError, FarmError, LeaseOverError, PermanentError
 from farm.inventory.board_types import require_board_type
-from farm.inventory.core_figures import find_odd
 from farm.services.board_doctor import describe_board, plan_way
 from farm.services.certify_hardware import HardwareChecks
-from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check, run_each
+from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_each
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
@@ -49,11 +48,10 @@ def certify_board(
     names: bool,
     show: Show,
     note: Callable[[str], None],
-    plan_more: Callable[[HardwareChecks], Sequence[tuple[str, Work]]] = lambda hardware: (),
 ) -> Certificate:
     """Examine one board within `timeout_s` once it is reached; every clock is let go of, however this ends.
 
-    `names` leaves in what names boards, hosts and addresses; `plan_more` are checks that need what is above services.
+    `names` leaves in what names boards, hosts and addresses.
     Raises UsageError for a board that is not registered.
     """
     with contextlib.ExitStack() as stack:
@@ -80,10 +78,8 @@ def certify_board(
         run.facts["clocks_before"] = about.clocks.to_dict()
         hardware = HardwareChecks(session, kind, about.clocks, agent.require_kernel, run.facts)
         versions = ("versions", lambda: _describe_versions(about.agent_version))
-        hops = [*agent.plan_board(), versions, *hardware.plan(plan_more(hardware))]
+        hops = [*agent.plan_board(), versions, *hardware.plan()]
         run_each([(hop, run.watched(work)) for hop, work in agent.guarded(hops)], run.note, lambda: run.over)
-        if core := run.facts.get("core"):  # whole, or not there at all
-            run.note(run_check("core kept", lambda: keep_core(store, name, core | {"at": at})))
         run.facts["description"] = {
             key: value for key, value in about.to_dict().items() if key not in ("name", "clocks", "sensors")
         }
@@ -106,14 +102,6 @@ def certify_board(
             hidden = _list_names(settings, board)
             document |= {part: hide(document[part], hidden) for part in ("checks", "facts")}
         return Certificate(document, reached=True, passed=run.passed, unsafe=run.unsafe)
-
-
-def keep_core(store: Store, name: str, core: Mapping[str, Any]) -> str | Doubt:
-    """Keep what was found of a board's core, and compare it with what was of others. Raises FarmError."""
-    store.save_core(name, core)
-    if odd := find_odd(store.fetch_boards()).get(name):
-        return Doubt(f"not as of others of its type: {odd}", "It throttles, is of another type, or is broken.")
-    return "for `farm board show`, and to be compared with others of its type"
 
 
 class _Run:

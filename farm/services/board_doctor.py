@@ -6,7 +6,6 @@ The hops themselves are in `doctor_ssh.py` and `doctor_agent.py`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +16,6 @@ from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.services import Services, find_services, using_services
 from farm.connectivity.services_state import LOG_FILE
 from farm.errors import PermanentError
-from farm.inventory.core_figures import find_odd
 from farm.processes.children import tail
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
 from farm.services.doctor_agent import AgentHops
@@ -28,8 +26,6 @@ from farm.store.standing import parse_transport
 from farm.values import Health, Ssh
 
 _LEAST_FREE_BYTES = 1 << 30
-_ODD = "its core is not as those of other boards of its type"
-_ODD_ADVICE = "It throttles, is of another type, or is broken; `farm board certify` asks it again."
 
 
 def examine_boards(
@@ -63,16 +59,7 @@ def check_boards(settings: Settings, store: Store) -> list[Check]:
         checks = [Check("services", Level.OK, "not running; `farm up` starts them, and commands that need them do")]
     else:
         checks = [run_check("services", lambda: _describe_services(services, ways))]
-    rows = store.fetch_boards()
-    odd = find_odd(rows)
-    for row in rows:
-        check = _check_board(row, ways.get(row["name"]))
-        if said := odd.get(row["name"]):
-            level = Level.WARNING if check.ok else check.level
-            advice = check.advice or _ODD_ADVICE
-            check = dataclasses.replace(check, level=level, detail=f"{check.detail}; {_ODD}: {said}", advice=advice)
-        checks.append(check)
-    return checks
+    return checks + [_check_board(row, ways.get(row["name"])) for row in store.fetch_boards()]
 
 
 def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> str | Doubt:
@@ -125,21 +112,13 @@ class _Examination:
             first: list[tuple[str, Work]] = [
                 ("config", lambda: describe_home(self._settings)),
                 ("store", open_store),
-                ("registered", lambda: _describe_registered(*opened[0])),
+                ("registered", lambda: describe_board(opened[0][1])),
             ]
             return run_chain(first, show) and run_chain(self._plan(*opened[0], stack), show)
 
     def _plan(self, store: Store, board: dict[str, Any], stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
         hops, agent = plan_way(self._settings, store, board, self._open_services, stack)
         return hops + agent.plan()
-
-
-def _describe_registered(store: Store, board: Mapping[str, Any]) -> str | Doubt:
-    said = describe_board(board)
-    if odd := find_odd(store.fetch_boards()).get(board["name"]):
-        detail = said.detail if isinstance(said, Doubt) else said
-        return Doubt(f"{detail}; {_ODD}: {odd}", _ODD_ADVICE)
-    return said
 
 
 def plan_way(

@@ -57,8 +57,8 @@ class HardwareChecks:
     require_kernel: Callable[[], golden.GoldenKernel]
     facts: dict[str, Any]
 
-    def plan(self, more: Sequence[tuple[str, Work]] = ()) -> list[tuple[str, Work]]:
-        """All of them in their order, and `more` before the last; none needs another."""
+    def plan(self) -> list[tuple[str, Work]]:
+        """List all checks in their order; none needs another."""
         return [
             ("clock tables", self._tables),
             ("holding", self._holding),
@@ -67,7 +67,6 @@ class HardwareChecks:
             ("sensor period", self._period),
             ("power", self._power),
             ("throttling", self._throttling),
-            *more,
             ("restored", self._restored),
         ]
 
@@ -100,7 +99,7 @@ class HardwareChecks:
                 continue
             failures = 0
             for hz in choose_points(domain.available_hz):
-                report = self.pin(plan_point(domain, hz))
+                report = self._pin(plan_point(domain, hz))
                 if report.status is PinStatus.UNAVAILABLE:
                     return Doubt(f"no clock can be held: {report.message}", "The board's clock helper does not answer.")
                 reached_hz = find_hz(report.reached, domain) if report.reached else None
@@ -115,7 +114,7 @@ class HardwareChecks:
                         break
                 elif reached_hz != hz:
                     rounded.append(f"{domain.name}: {format_hz(hz)} becomes {format_hz(reached_hz, 'nothing')}")
-            self.unpin()
+            self._unpin()
         if failed:
             raise PermanentError(
                 "; ".join(failed), "A limit of the supply, of firmware or of a power mode; see nvpmodel."
@@ -139,14 +138,14 @@ class HardwareChecks:
         turns_s: dict[str, list[float]] = {"low": [], "high": []}
         for _ in range(_TURNS):
             for name, point in (("low", low), ("high", high)):
-                report = self.pin(OperatingPoint(cpu_freq_hz=dict(point)))
+                report = self._pin(OperatingPoint(cpu_freq_hz=dict(point)))
                 if report.status is not PinStatus.OK:
-                    self.unpin()
+                    self._unpin()
                     if report.status is PinStatus.UNAVAILABLE:
                         return Doubt(f"no clock can be held: {report.message}")
                     raise PermanentError(f"not held: {report.message}")
                 turns_s[name].append(min(self._run().latency_s))
-        self.unpin()
+        self._unpin()
         # What else runs on a board only takes time away, and for longer than a turn: the least is the kernel's own.
         times_s = {name: min(turns) for name, turns in turns_s.items()}
         clocks, gain = min(high[name] / low[name] for name in high), times_s["low"] / times_s["high"]
@@ -204,10 +203,10 @@ class HardwareChecks:
             return Doubt("there is no rail to watch")
         high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
         # What cannot be held is another check's to say; here it is enough that both windows see the same.
-        held = bool(high) and self.pin(OperatingPoint(cpu_freq_hz=dict(high))).status is PinStatus.OK
+        held = bool(high) and self._pin(OperatingPoint(cpu_freq_hz=dict(high))).status is PinStatus.OK
         outcome = self._run(_POWER)
         if held:
-            self.unpin()
+            self._unpin()
         energy = outcome.energy
         idle, busy = (energy.idle, energy.busy) if energy is not None else (None, None)
         self.facts["power"] = {"idle": idle.to_dict() if idle else None, "busy": busy.to_dict() if busy else None}
@@ -264,13 +263,13 @@ class HardwareChecks:
             raise PermanentError("; ".join(changes), "On the board: device-agent clocks restore")
         return "limits, governors, cores and power mode are as they were"
 
-    def pin(self, point: OperatingPoint) -> PinReport:
+    def _pin(self, point: OperatingPoint) -> PinReport:
         """Hold a point; what comes of it is in the report. Raises BoardUnsafeError."""
         report = self.session.pin(point)
         _require_safe(report)
         return report
 
-    def unpin(self) -> None:
+    def _unpin(self) -> None:
         """Let go of it. Raises PermanentError, BoardUnsafeError."""
         report = self.session.unpin()
         _require_safe(report)

@@ -105,7 +105,7 @@ class BoardQueries(Base):
                 self._require_free(row, "be changed")
                 if transport is not None:
                     changes["simulated"] = isinstance(transport, Virtual)
-                changes |= {"reachable": False, "state_reason": text, "state_since": self._wall_clock(), "core": None}
+                changes |= {"reachable": False, "state_reason": text, "state_since": self._wall_clock()}
                 if before == Health.GOOD:
                     after = str(Health.SUSPECT)
                     changes |= {"health": after, "health_reason": text, "health_since": self._wall_clock()}
@@ -139,7 +139,7 @@ class BoardQueries(Base):
     ) -> None:
         """Note that another machine has a board's name from now on: nothing of the old one is held against it.
 
-        Description, core, golden-kernel history, faults and calibration are forgotten; trials and events stay, with the
+        Description, golden-kernel history, faults and calibration are forgotten; trials and events stay, with the
         event `replaced` between the two. The board is offline and suspect. Raises UsageError for an unknown board,
         TransientError while it is leased.
         """
@@ -151,7 +151,6 @@ class BoardQueries(Base):
             text = f"another machine has its name now{f': {reason}' if reason else ''}"
             changes: dict[str, Any] = {
                 "description": {},
-                "core": None,
                 "seen_at": None,
                 "reachable": False,
                 "state_reason": text,
@@ -210,16 +209,6 @@ class BoardQueries(Base):
         values = {"description": dict(description), "simulated": simulated, "seen_at": self._wall_clock()}
         with self._writing() as connection:
             if not self._update_board(connection, name, values):
-                raise unknown_board(name)
-
-    def save_core(self, name: str, core: Mapping[str, Any]) -> None:
-        """Keep what was found of a board's core, in the place of what was found before.
-
-        It is forgotten with the machine: see `update_board` and `replace_board`. Raises UsageError for an unknown
-        board.
-        """
-        with self._writing() as connection:
-            if not self._update_board(connection, name, {"core": dict(core)}):
                 raise unknown_board(name)
 
     def fetch_boards(self) -> list[dict[str, Any]]:

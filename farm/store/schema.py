@@ -14,8 +14,8 @@ metadata = sa.MetaData()
 identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
 
 # `state` is derived: offline unless reachable, else leased where `leases` has a row, else idle. `history` is a
-# HealthHistory whose times belong to the clock `history_clock`. `power` are the commands that switch it, `core` what
-# a certificate found of its core; null for none.
+# HealthHistory whose times belong to the clock `history_clock`. `power` are the commands that switch it; `core`
+# was written by version 0.2, and nothing reads it; null for none.
 boards = sa.Table(
     "boards",
     metadata,

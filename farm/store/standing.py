@@ -107,7 +107,7 @@ def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
     shown = {
         column.name: row[column.name]
         for column in schema.boards.c
-        if column.name not in ("reachable", "history", "history_clock")
+        if column.name not in ("core", "reachable", "history", "history_clock")
     }
     shown["state"] = str(standing.state)
     # The commands themselves may hold what is not for everybody who may look.

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.crew.board_calibration import to_document as to_board_document
-from farm.crew.board_core import fetch_core
 from farm.report.campaign_document import make_document, shorten
 from farm.report.record_choice import require_workload
 from farm.report.record_document import make_document as make_workload_document
@@ -73,11 +72,11 @@ def list_boards(request: Request, limit: Limit = 100, offset: Offset = 0) -> JSO
 
 @router.get("/boards/{name}", responses=_answer(documents.BoardInFull))
 def show_board(request: Request, name: Name) -> JSONResponse:
-    """A board with its golden kernel, its core and all that happened to it, as `farm board show --json` prints it."""
+    """A board with its golden kernel and all that happened to it, as `farm board show --json` prints it."""
     with _view(request).stores.lend() as store:
         board = store.require_board(name)
-        known = fetch_calibration(store, board), fetch_core(store, board)
-        return JSONResponse(to_board_document(board, *known, store.fetch_board_events(name)))
+        calibration = fetch_calibration(store, board)
+        return JSONResponse(to_board_document(board, calibration, store.fetch_board_events(name)))
 
 
 @router.post("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)

@@ -58,7 +58,6 @@ class Board(_Model):
     lease: Lease | None
     power: list[str]
     power_cycled_s: list[float]
-    core: dict[str, Any] | None
 
 
 class BoardEvent(_Model):

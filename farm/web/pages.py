@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from device_agent.protocol import format_mhz
 from farm import units
-from farm.crew import board_core, queue_place
+from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
 from farm.report.record_choice import require_workload
 from farm.web import gauges, now, orders, svg
@@ -118,7 +118,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
         known = view.find_known(store, store.fetch_fleet_campaigns(over=False))
         faults = store.fetch_last_faults(now.FAULTS, name)
         row = now.to_board_row(board, dataclasses.replace(known, faults=faults), time.time())
-        calibration, core = fetch_calibration(store, board), board_core.fetch_core(store, board)
+        calibration = fetch_calibration(store, board)
         readings = view.gauges.list_since(name, time.time() - gauges.KEPT_S)
         return show(
             request,
@@ -131,8 +131,6 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             events=now.list_events(store, name, _EVENTS),
             users=store.fetch_board_users(name, _USERS),
             facts=_list_facts(board),
-            core_heads=board_core.HEADS,
-            core_rows=board_core.list_rows(core) if core else [],
             orders=[str(each) for each in orders.BOARD_ORDERS],
             limit_c=gauges.find_limit_c(board["board_type"]),
             command=f"farm board show {shlex.quote(name)}",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 
 import pytest
 
-from farm.store import Store
 from tests.acceptance.conftest import Home, new_home
 
 pytestmark = pytest.mark.core
@@ -37,24 +35,6 @@ def test_boards_are_registered_shown_and_forgotten(home: Home) -> None:
     assert "not reached yet" in shown
     assert home.run("board", "remove", "nano-01", "sim-03").code == 0
     assert len(home.run("board", "list", "--json").json()) == 11
-
-
-def test_a_core_that_is_not_as_others_is_named(home: Home) -> None:
-    """Of three boards whose cores were asked the one that differs; each figure is shown beside the type's."""
-    home.run("board", "add", "nano", "--virtual", "jetson-nano", "--count", "3")
-    about = {"core": "cortex-a57", "clock_hz": 1.479e9, "unknown": ["region_s"], "at": 0.0}
-    with Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
-        for name, pipes in (("nano-1", 1.0), ("nano-2", 0.5), ("nano-3", 1.02)):
-            figure = {"value": pipes, "low": pipes, "high": pipes}
-            store.save_core(name, about | {"found": {"fma_pipes": figure}})
-    listed = home.run("board", "list", "--json")
-    assert [line.split(":")[0] for line in listed.err.splitlines() if "fma_pipes 0.5 (others: 1)" in line] == ["nano-2"]
-    assert listed.json()[1]["core"]["found"]["fma_pipes"]["value"] == 0.5
-    shown = home.run("board", "show", "nano-2", "--json").json()["core"]
-    assert [shown[whose]["fma_pipes"] for whose in ("type", "used", "others")] == [1, 1, 1]
-    rows = [line.split() for line in home.run("board", "show", "nano-2").out.splitlines()]
-    assert ["fma_pipes", "0.5", "0.5", "to", "0.5", "1", "1", "1"] in rows
-    assert ["region_s", "not", "told", "–", "5e-06", "5e-06", "–"] in rows
 
 
 def test_orders_are_kept_with_who_gave_them_and_why(home: Home) -> None:

@@ -39,7 +39,7 @@ def certify(rack: Home, name: str, folder: pathlib.Path) -> tuple[int, dict[str,
 
 
 def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
-    """Ctrl-C leaves no report and no clock held; then every check but the modelled core's passes; no board is named."""
+    """Ctrl-C leaves no report and no clock held; then every check passes; no board is named."""
     running = rack.start("board", "certify", "well", "--out", str(tmp_path / "a"))
     wait_until(lambda: "clock tables" in running.out_path.read_text(), "clocks to be held")
     running.send(signal.SIGINT, group=True)
@@ -49,9 +49,6 @@ def test_a_healthy_board(rack: Home, tmp_path: pathlib.Path) -> None:
 
     code, checks, page = certify(rack, "well", tmp_path / "report")
     assert code == 0, page
-    # The model of its core reads its second cache more slowly than the type's figure: worth a look, not a failure.
-    odd = checks.pop("core")
-    assert (odd["level"], "l2_bytes_per_cycle" in odd["detail"]) == ("warning", True), odd
     assert {check["level"] for check in checks.values()} == {"ok"}, checks
     assert "a57: 15 clocks as the type has them" in checks["clock tables"]["detail"]
     assert "18 points held" in checks["holding"]["detail"]
@@ -84,7 +81,6 @@ def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> Non
     assert {name for name, check in checks.items() if check["level"] == "failed"} == {
         "clocks",
         "holding",
-        "prices",
         "speed",
     }
     assert "set to 1479 MHz, and its hardware runs at 1000 MHz" in checks["holding"]["detail"]

@@ -101,7 +101,6 @@ def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
     """What the old machine was found to be does not count for the new one; what happened stays, with a line between."""
     store.add_golden_sample(sample(1.0))
     store.save_description("nano-01", {"cpu_model": "old"}, simulated=False)
-    store.save_core("nano-01", {"core": "cortex-a57"})
     observe(store, Kind.FAULT)
     observe(store, Kind.QUARANTINE)
     lease = store.acquire_lease("nano-01", "left", "tuning", allowed=frozenset(Health))
@@ -113,7 +112,7 @@ def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
     store.replace_board("nano-01", transport=new, labels={"serial": "42"}, reason="serial 42", by="op")
     shown = store.require_board("nano-01")
     assert (shown["state"], shown["health"], shown["description"], shown["seen_at"]) == ("offline", "suspect", {}, None)
-    assert (parse_transport(shown["transport"]), shown["labels"], shown["core"]) == (new, {"serial": "42"}, None)
+    assert (parse_transport(shown["transport"]), shown["labels"]) == (new, {"serial": "42"})
     assert store.fetch_golden_samples("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
     happened = store.fetch_board_events("nano-01")
     assert len(happened) == events + 1
@@ -282,18 +281,6 @@ def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
     assert shown["seen_at"] is not None
     with pytest.raises(UsageError, match="no board 'nano-99'"):
         store.save_description("nano-99", {}, simulated=False)
-
-
-def test_what_was_found_of_a_core_goes_with_the_machine(store: Store) -> None:
-    """It stays while labels change, and is forgotten where another type or way may lead to another machine."""
-    core = {"core": "cortex-a57", "found": {"fma_pipes": {"value": 1.0, "low": 1.0, "high": 1.01}}}
-    store.save_core("nano-01", core)
-    store.update_board("nano-01", labels={"rack": "1"})
-    assert store.require_board("nano-01")["core"] == core
-    store.update_board("nano-01", board_type="jetson-tx2")
-    assert store.require_board("nano-01")["core"] is None
-    with pytest.raises(UsageError, match="no board 'nano-99'"):
-        store.save_core("nano-99", core)
 
 
 def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) -> None:

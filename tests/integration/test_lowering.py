@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.search import core_kernels, cores, tvm_env
+from farm.search import cores, tvm_env
 from farm.search.build import lowering
 from farm.search.families import facts, rule
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, ROWS_OUTSIDE
@@ -269,11 +269,3 @@ def check_same(module: Any) -> None:
         library["main"](*tensors)
         results.append(tensors[-1].numpy())
     np.testing.assert_array_equal(*results)
-
-
-@pytest.mark.parametrize("target", [AVX2, NANO])
-def test_kernels_whose_data_have_any_length_are_left(target: dict[str, Any]) -> None:
-    """Those that ask a core what it can do, each of them built as a board's are."""
-    kernels = core_kernels.list_kernels(cores.core_of(target), 2)
-    built = core_kernels.build({name: kernel.source for name, kernel in kernels.items()}, target)
-    assert {"clock", "latency", "products", "reads", "chase", "shared reads", "regions"} == set(built)

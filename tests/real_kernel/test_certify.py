@@ -18,8 +18,7 @@ def test_only_its_speed_gives_an_emulated_processor_away(provisioned: Site) -> N
 
     Unless the host's other programs have made its first runs the slow ones: what the report measured decides.
     """
-    # What programs take there is the emulator's time, not a core's.
-    words = ("board", "certify", NAME, "--no-prices", "--out", "report", "--json")
+    words = ("board", "certify", NAME, "--out", "report", "--json")
     done = provisioned.home.run(*words, timeout_s=PROVISION_TIMEOUT_S)
     document = done.json()
     wanted = ["speed"] if document["facts"]["speed"]["gain"] < LEAST_GAIN else []

@@ -19,7 +19,7 @@ from device_agent.emulated.executable import read_executable
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import Block, Misses, Pricer, merge
-from device_agent.protocol import count_seconds, split_waits
+from device_agent.protocol import count_seconds
 
 ROOT = pathlib.Path(__file__).parents[2]
 DESCRIBED = sorted(path.stem for path in (ROOT / "inventory/core_types").glob("*.yaml") if load_core(path.stem))
@@ -247,23 +247,7 @@ def test_misses_add_nothing_to_what_is_free() -> None:
     """Without misses and calls, a price is the pipes' alone."""
     pricer = Pricer(PIPELINE, 8, 0.5, 30)
     [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
-    assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0, 0, 0, 1)
-
-
-def test_waits_are_told_apart() -> None:
-    """What a price is without its waits, priced with other constants, is the price with them."""
-    blocks, misses = (
-        [Block(0, code(*FMLA), (1, 7, 5, 3))],
-        [Misses(40, 10), Misses(900, 30), Misses(700, 30), Misses(0, 3)],
-    )
-    near, far = (Pricer(PIPELINE, *constants, 30).price(blocks, misses, 3) for constants in ((8, 0.5), (21, 1.5)))
-    segments, waits = [], []
-    for each in near:
-        segments.append((each.cycles, each.lines, each.all_cycles, each.all_lines))
-        waits.append((each.waits, each.all_waits, each.lanes))
-    assert waits == [(40, 40, 1), (900, 1600, 3)]
-    for counted, each in zip(split_waits(segments, waits, 8, 0.5), far, strict=True):
-        assert counted.price(21, 1.5) == pytest.approx((each.cycles, each.lines, each.all_cycles, each.all_lines))
+    assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
 
 
 segments = st.lists(

@@ -148,21 +148,6 @@ def test_worst_boards_come_first(client: TestClient) -> None:
     assert 'value="quarantined"' in text or "<option selected>quarantined" in text
 
 
-def test_what_a_core_can_do_is_shown(home: pathlib.Path, client: TestClient) -> None:
-    """What a certificate found stands beside the file of the board's type, as the command line has it."""
-    assert "What its core can do" not in client.get("/boards/nano-02").text
-    figure = {"value": 1.97, "low": 1.9, "high": 2.0}
-    with Store(home / "farm.db") as store:
-        core = {"core": "cortex-a57", "clock_hz": 1.428e9, "found": {"fma_pipes": figure}, "unknown": [], "at": 0.0}
-        store.save_core("nano-02", core)
-    text = client.get("/boards/nano-02").text
-    assert "What its core can do" in text
-    text = re.sub(' data-label="[^"]*"', "", text)
-    head = '<th scope="row">{}</th><td class="n">'.format
-    assert head("fma_pipes") + '1.97</td><td class="n">1.9 to 2</td><td class="n">1</td>' in text
-    assert head("load_pipes") + "not told</td>" in text
-
-
 def test_why_a_campaign_stands_still(client: TestClient) -> None:
     """Boards that it might use and does not are counted by what keeps them."""
     text = client.get("/").text
