@@ -14,7 +14,6 @@ PAGES: Mapping[str, str] = {
     "farm.campaign.plan": "plan-a-campaign",
     "farm.campaign.spec": "plan-a-campaign",
     "farm.cli.board": "describe-a-fleet",
-    "farm.cli.board_calibrate": "certify-a-board",
     "farm.cli.board_certify": "certify-a-board",
     "farm.cli.board_power": "switch-power",
     "farm.cli.board_remote": "reach-boards",
