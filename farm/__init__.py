@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from farm import lazy
 from farm.version import __version__ as __version__
+
+lazy.install()
 
 _API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.one_model"}
 # What docs/stability.md promises.
