@@ -26,18 +26,18 @@ SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
-	@echo "make test         set up .venv, then the tests that tell most, two files at a time (JOBS=2): 10 minutes on two cores"
-	@echo "make test-all     all tests but those below: 25 minutes on two cores"
+	@echo "make test         set up .venv, then the core test suite, two files at a time (JOBS=2)"
+	@echo "make test-all     all tests but those below"
 	@echo "make test-rest    what \`make test-all\` runs and \`make test\` does not"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
-	@echo "make test-real-kernel-core  the quick ones of them that tell most: 11 of 28"
+	@echo "make test-real-kernel-core  the quick core of them"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
 	@echo "make check        lint, types, import directions and unit tests (what CI runs first)"
 	@echo "make bench        what the speed claims rest on, as JSON"
 	@echo "make setup        only .venv, with everything for the above"
-	@echo "make generated    write manual pages, completion and JSON Schemas again, after a change of commands or files"
+	@echo "make generated    write manual pages, completion, JSON Schemas and tables of docs/ again"
 	@echo "make docs         the documents as pages, in build/docs/html; 10 MB to fetch the first time"
 	@echo "make pictures     follow docs/tutorial.md, and draw what its commands print"
 	@echo "make dist         wheel and source archive in dist/; make dist-check tries the wheel where it is alone"
@@ -129,10 +129,11 @@ unit:
 bench: setup
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script" >&2; $(BIN)/python $$script; done
 
-# What is made of the code and checked in; tests say when it is not current.
+# Files that are generated from the code and checked in. Unit tests fail where they are not current.
 generated: setup
 	@$(BIN)/python deploy/release/manual.py
 	@$(BIN)/python deploy/release/completion.py
+	@$(BIN)/python deploy/release/reference.py
 	@for kind in campaign fleet; do $(BIN)/farm schema $$kind --out inventory/schemas/$$kind.schema.json; done
 
 # What makes the pages lies beside .venv and shares its farm, whose docstrings are the Python pages.

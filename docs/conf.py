@@ -5,6 +5,7 @@ Nothing is fetched, neither while pages are made nor by them; deploy/release/pag
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -74,6 +75,21 @@ def _list_parts(cells: Sequence[Any]) -> Iterator[str]:
                 yield f'<img alt="what the cell draws" src="data:image/png;base64,{image}">'
 
 
+def _load_reference() -> Any:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "deploy" / "release" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    reference = _load_reference()
+
+    def fill(_app: Any, _page: str, source: list[str]) -> None:
+        source[0] = reference.fill_for_site(source[0])
+
+    app.connect("source-read", fill)
     app.add_source_parser(NotebookParser)

@@ -1,0 +1,85 @@
+"""Generated parts of documents are current, and what documents name exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import types
+
+import pytest
+
+from device_agent.protocol import Status
+from farm.cli import examples
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def reference() -> types.ModuleType:
+    """`deploy/release/reference.py`, which is in no package."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "deploy" / "release" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["commands", "faults", "folders", "settings"])
+def test_generated_parts_are_current(reference: types.ModuleType, page: str) -> None:
+    """The page has what the code says; `make generated` writes it again."""
+    path = ROOT / "docs" / f"{page}.md"
+    assert path in reference.find_pages()
+    assert path.read_text(encoding="utf-8") == reference.fill(path.read_text(encoding="utf-8"))
+
+
+def test_no_other_page_has_generated_parts(reference: types.ModuleType) -> None:
+    """The test above covers every page that `make generated` writes."""
+    assert [path.stem for path in reference.find_pages()] == ["commands", "faults", "folders", "settings"]
+
+
+def test_every_command_has_a_row_and_its_options(reference: types.ModuleType) -> None:
+    """Each command with an example stands in the table, and on the site with its options."""
+    rows, options = reference.list_commands(), reference.list_options()
+    for words in examples.EXAMPLES:
+        assert f"| `farm {words}` |" in rows
+        assert f"## farm {words}\n" in options
+    assert options.count("```sh\n") == len(examples.EXAMPLES)
+
+
+def test_every_status_has_a_meaning_and_an_effect(reference: types.ModuleType) -> None:
+    """No cell of the table of statuses is empty, but for those of `ok`."""
+    rows = [row.split(" | ") for row in reference.list_statuses().splitlines()[2:]]
+    assert len(rows) == len(Status)
+    assert all(all(cell.strip("| ") for cell in row) for row in rows if "`ok`" not in row[0])
+
+
+def test_deadlines_have_values_and_modules(reference: types.ModuleType) -> None:
+    """The table has the constants that end a wait, each with its value and where it stands."""
+    rows = reference.list_deadlines().splitlines()
+    assert len(rows) > 80
+    assert any(row.startswith("| `LEASE_TTL_S` | 60.0 | `farm/store/leases.py` | ") for row in rows)
+
+
+def test_the_site_has_the_long_parts(reference: types.ModuleType) -> None:
+    """Marks of parts that only the site has are replaced by their tables."""
+    for page, text in (("commands", "## farm tune\n"), ("deadlines", "`LEASE_TTL_S`")):
+        source = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert text not in source
+        assert text in reference.fill_for_site(source)
+
+
+def test_python_files_that_documents_name_exist() -> None:
+    """A path to a module in a page leads somewhere, from the repository's root or as the end of one path there."""
+    there = {path.relative_to(ROOT).as_posix() for top in ("farm", "device_agent", "deploy", "benchmarks", "tests")
+             for path in (ROOT / top).rglob("*.py")}  # fmt: skip
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")]
+    missing = []
+    for page in pages:
+        if page.name == "CHANGELOG.md":
+            continue
+        for name in re.findall(r"`([\w/-]+/[\w-]+\.py)\b", page.read_text(encoding="utf-8")):
+            if name not in there and not any(path.endswith(f"/{name}") for path in there):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not missing
