@@ -70,16 +70,29 @@ def test_the_site_has_the_long_parts(reference: types.ModuleType) -> None:
         assert text in reference.fill_for_site(source)
 
 
-def test_python_files_that_documents_name_exist() -> None:
-    """A path to a module in a page leads somewhere, from the repository's root or as the end of one path there."""
-    there = {path.relative_to(ROOT).as_posix() for top in ("farm", "device_agent", "deploy", "benchmarks", "tests")
-             for path in (ROOT / top).rglob("*.py")}  # fmt: skip
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")]
+def _find_pages() -> list[pathlib.Path]:
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "howto", *(ROOT / "deploy").iterdir())
+    return [page for folder in folders for page in folder.glob("*.md") if page.name != "CHANGELOG.md"]
+
+
+def test_files_that_documents_name_exist() -> None:
+    """A path to a module or folder of ours exists; one that begins within a package is the end of a path."""
+    tops = ("farm", "device_agent", "deploy", "tests", "inventory", "benchmarks")
+    modules = {path.as_posix() for top in tops for path in (ROOT / top).rglob("*.py")}
     missing = []
-    for page in pages:
-        if page.name == "CHANGELOG.md":
-            continue
-        for name in re.findall(r"`([\w/-]+/[\w-]+\.py)\b", page.read_text(encoding="utf-8")):
-            if name not in there and not any(path.endswith(f"/{name}") for path in there):
-                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    for page in _find_pages():
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(rf"(?<![\w./-])((?:{'|'.join(tops)})/(?:[\w/-]+\.py\b|[\w/-]*/(?=[`\s])))", text):
+            if not (ROOT / name).exists():
+                missing.append((page.name, name))
+        for name in re.findall(r"`([\w-]+/[\w/-]+\.py)\b", text):
+            if not any(path.endswith(f"/{name}") for path in modules):
+                missing.append((page.name, name))
     assert not missing
+
+
+def test_links_of_documents_lead_somewhere() -> None:
+    """A relative link of a page is a file of the repository; `make docs` checks the places within pages, too."""
+    for page in _find_pages():
+        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
