@@ -7,12 +7,15 @@ asked for.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from farm import lazy
 from farm.version import __version__ as __version__
 
 lazy.install()
+# A user's setting, or that of the process which started this one: it would leave TVM without its compiler.
+os.environ.pop("TVM_USE_RUNTIME_LIB", None)
 
 _API = {"Campaign": "farm.api", "campaigns": "farm.api", "optimize": "farm.one_model"}
 # What docs/stability.md promises.

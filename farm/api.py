@@ -25,6 +25,7 @@ from farm.campaign.submit import clone, submit, to_budget
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.documents import check_document
 from farm.processes.machine import name_user
+from farm.report import campaign_page
 from farm.report.campaign_document import make_document
 from farm.settings import Settings
 from farm.store import Store
@@ -220,10 +221,7 @@ class Campaign:
 
     def report(self, folder: str | pathlib.Path) -> dict[str, str]:
         """Write its report into a folder; returns the paths of what was written."""
-        # Here, as it loads Matplotlib.
-        from farm.report.campaign_page import write_campaign_report
-
-        return write_campaign_report(self.show(), pathlib.Path(folder))
+        return campaign_page.write_campaign_report(self.show(), pathlib.Path(folder))
 
     # Inside
 

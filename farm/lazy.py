@@ -7,6 +7,7 @@ Python 3.15 has this as a statement (PEP 810).
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -16,21 +17,36 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-# What the import system sets and reads before a module's code has run.
-_METADATA = frozenset({"__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__"})
+# What the import system and pickle read, and set, before a module's code has run.
+_METADATA = frozenset(
+    {
+        "__name__",
+        "__spec__",
+        "__loader__",
+        "__package__",
+        "__path__",
+        "__file__",
+        "__cached__",
+        "__class__",
+        "__reduce_ex__",
+    }
+)
 
 
 class _LazyModule(types.ModuleType):
     """A module whose code has not run, or runs now; becomes a plain module once it has."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return importlib.import_module, (self.__name__,)
+
     def __getattribute__(self, name: str) -> Any:
-        if name not in _METADATA and name != "__class__":
+        if name not in _METADATA:
             _load(self)
         return types.ModuleType.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system sets metadata, and each child in its parent.
-        if name not in _METADATA and name != "__class__" and not isinstance(value, types.ModuleType):
+        if name not in _METADATA and not isinstance(value, types.ModuleType):
             _load(self)
         types.ModuleType.__setattr__(self, name, value)
 

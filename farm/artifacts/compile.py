@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
 
 from farm import linker
 from farm.artifacts.choice import RecordChoice, Records
@@ -25,6 +28,7 @@ from farm.search.build import gpu_code, lowering
 from farm.search.graph import half_precision, pipeline, recurrent
 from farm.search.graph.prepared import Prepared, prepare_model
 from farm.search.target import make_code_target
+from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 from farm.values import Record
 
@@ -100,8 +104,7 @@ def compile_prepared(
     prepared: Prepared, target_config: Mapping[str, Any], records: Records | Sequence[Record], link_triple: str | None
 ) -> Compiled:
     """Compile a model that was prepared for the same target, as `compile_model` does; it stays as it is."""
-    tvm = tvm_env.load()
-    import tvm.s_tir.meta_schedule as ms
+    tvm_env.load()
 
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     book = records if isinstance(records, Records) else Records(records)
@@ -139,8 +142,6 @@ def build_library(
     module: Any, target: Any, link_triple: str | None, pipeline_name: str, served: tuple[Served, ...]
 ) -> Compiled:
     """Build and link a scheduled module. Raises PermanentError where TVM cannot."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
 
     def link(output: str, objects: list[str] | str, options: list[str] | None = None, **_: Any) -> None:
         linker.link_artifact(output, [objects] if isinstance(objects, str) else list(objects), link_triple, options)
@@ -171,7 +172,7 @@ def _schedule(
     workload: workloads.Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
     """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
-    tvm = tvm_env.load()
+    tvm_env.load()
     hash_for = functools.partial(workloads.hash_for, workload)
     best = next(book.find(workload.hash, hash_for), None)
     left_out = best is not None and best.record.candidate == refused
@@ -191,8 +192,6 @@ def _schedule(
 
 def name_code(item: Any) -> str:
     """The name of a measure candidate's scheduled function: equal for equal code."""
-    import tvm_ffi
-
     return f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
 
 
@@ -204,8 +203,6 @@ def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 def _sum_storage(module: Any) -> int:
     """Bytes that a lowered program allocates for one inference; what it shares is counted once."""
-    from tvm import relax
-
     total = 0
 
     def look(expression: Any) -> None:
@@ -219,8 +216,6 @@ def _sum_storage(module: Any) -> int:
 
 def _count_scheduled(module: Any) -> int:
     """Functions whose schedule came from a record, as TVM marks them; what packs a weight is part of another one."""
-    from tvm import tirx
-
     return sum(
         isinstance(function, tirx.PrimFunc)
         and bool(function.attrs and "tirx.is_scheduled" in function.attrs)

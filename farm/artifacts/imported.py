@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import tvm
+from tvm import relax
 
 from farm.artifacts import checking, make
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
@@ -19,7 +21,6 @@ from farm.errors import DeadlineError, InternalError, PermanentError, Unavailabl
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import compile_in_subprocess
-from farm.search import tvm_env
 from farm.search.target import host_target
 
 # Unscheduled code is slow: a case takes some seconds for a ResNet.
@@ -74,8 +75,6 @@ def _run(
         onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
     )
     factor = checking.find_tolerance_factor(make.find_algorithm(each.workload.name) for each in compiled.served)
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
 
     with tempfile.TemporaryDirectory(prefix="farm-import-") as folder:
         path = Path(folder) / "model.so"

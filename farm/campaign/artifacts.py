@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farm.artifacts import of_campaign
 from farm.artifacts.listed import list_artifacts
 from farm.settings import Settings
 from farm.store import Store
@@ -45,9 +46,6 @@ def make_ordered(
     settings: Settings, store: Store, name: str, document: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Make what is missing; returns all that was made. Raises what `make_artifacts` does."""
-    # Here, as it loads what compiles: who lists campaigns need not wait for that.
-    from farm.artifacts.of_campaign import make_artifacts
-
     campaign = store.fetch_fleet_campaign(name)
     folder = find_folder(campaign)
     if folder is None:
@@ -59,7 +57,7 @@ def make_ordered(
         store.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made.to_dict()]})
 
     done = _list_done(campaign)
-    make_artifacts(document, Path(folder), settings, store, _WAIT_S, say, keep, done)
+    of_campaign.make_artifacts(document, Path(folder), settings, store, _WAIT_S, say, keep, done)
     return list_made(store.fetch_fleet_campaign(name))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import NAME_RULE, is_name
+from farm.artifacts import imported
 from farm.campaign import plan_kept
 from farm.campaign.order import (
     MeasureOrder,
@@ -54,11 +55,8 @@ def submit(
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
     if compile_to is not None:
-        # Imported here: what most campaigns do without.
-        from farm.artifacts.imported import require_right_import
-
         for model in gathered.plan.models:
-            require_right_import(model.source, model.inputs, note)
+            imported.require_right_import(model.source, model.inputs, note)
     for model in gathered.plan.models:
         keep_model(settings.models_path, model.source)
     if kept is None:

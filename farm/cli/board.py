@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.cli import board_show, options, output, tables
+from farm.cli import board_show, board_types, options, output, tables
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.connectivity.services_state import is_held
+from farm.crew import virtual as crew_virtual
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
-from farm.inventory import fleet_ranges
+from farm.inventory import board_types as inventory_board_types
+from farm.inventory import fleet_document, fleet_ranges
 from farm.inventory.fleet_addresses import require_new_end
 from farm.processes.machine import name_user
 from farm.store.standing import find_cause, is_reserved_by, parse_transport
@@ -101,10 +103,7 @@ def list_boards() -> output.Document:
 @output.command
 def list_types() -> output.Document:
     """List the board types. The farm's own, and those in the folder that FARM_BOARD_TYPES names."""
-    from farm.cli import board_types
-    from farm.inventory.board_types import load_board_types
-
-    types = load_board_types()
+    types = inventory_board_types.load_board_types()
     yield [board_type.model_dump(mode="json", by_alias=True) for board_type in types.values()]
     board_types.print_types(types.values())
 
@@ -148,15 +147,12 @@ def add(
     ] = None,
 ) -> None:
     """Register a board, or several virtual ones. It is `suspect` until it has been probed."""
-    from farm.crew.virtual import require_model
-    from farm.inventory.board_types import require_board_type
-
     labels = _read_labels(label or [])
     if (ssh is None) == (virtual is None):
         raise UsageError("say how the board is reached", "Give --ssh USER@HOST with --board-type, or --virtual TYPE.")
     if virtual is None and board_type is None:
         raise UsageError("--ssh needs --board-type", "`farm board types` lists them.")
-    kind = require_board_type(virtual or board_type or "")
+    kind = inventory_board_types.require_board_type(virtual or board_type or "")
     if kind.host_is_board:
         raise UsageError(
             f"board type {kind.name!r} stands for the local machine, which needs no registering",
@@ -164,7 +160,7 @@ def add(
         )
     wanted: list[tuple[str, Transport]]
     if virtual is not None:
-        require_model(kind)
+        crew_virtual.require_model(kind)
         if board_type not in (None, virtual) or key_file or host_key:
             raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
         if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
@@ -226,8 +222,6 @@ def replace(
 
     Trials and events of the old one stay, with an event between the two. A probe decides about the new one.
     """
-    from farm.inventory.fleet_document import check_labels
-
     known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
     with options.open_store() as store:
         board = store.require_board(name)
@@ -243,7 +237,7 @@ def replace(
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
         ends = [(row["name"], parse_transport(row["transport"])) for row in store.fetch_boards()]
         require_new_end(name, after, ends)
-        labels = check_labels(board["labels"] | {"serial": serial}) if serial else None
+        labels = fleet_document.check_labels(board["labels"] | {"serial": serial}) if serial else None
         told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
         store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())
     if isinstance(before, Ssh):
@@ -314,12 +308,10 @@ def _order(kind: Kind, names: list[str], reason: str) -> None:
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:
-    from farm.inventory.fleet_document import check_labels
-
     labels = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or key in labels:
             raise UsageError(f"{text!r} is no label", "Labels are KEY=VALUE, each key once.")
         labels[key.strip()] = value.strip()
-    return check_labels(labels)
+    return fleet_document.check_labels(labels)

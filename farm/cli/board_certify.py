@@ -13,6 +13,7 @@ from farm.cli.checks_shown import print_check
 from farm.cli.durations import read_duration_s
 from farm.errors import BoardUnsafeError, UsageError
 from farm.report.certificate import JSON, PAGE, write_certificate
+from farm.services import board_certify
 
 # The way failed; the board did; its clocks could not be restored.
 _NOT_REACHED, _FAILED = 3, 1
@@ -38,15 +39,13 @@ def certify(
     What `farm board doctor` checks, then clock tables, holding and letting go, speed against the clock, rails and
     power, and what would tell of throttling. Every clock is as before afterwards; Ctrl-C leaves nothing behind.
     """
-    from farm.services.board_certify import certify_board
-
     timeout_s = read_duration_s("--timeout", timeout)
     folder = out or Path(f"certify-{name}")
     if folder.exists() and (not folder.is_dir() or any(one.name not in (PAGE, JSON) for one in folder.iterdir())):
         raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
     show = (lambda check: None) if json else print_check
     settings = farm_settings.load()
-    found = certify_board(settings, name, timeout_s, names, show, output.stderr.print)
+    found = board_certify.certify_board(settings, name, timeout_s, names, show, output.stderr.print)
     if found.document is not None:
         paths = write_certificate(found.document, folder)
         if json:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import options, output, tables
+from farm.cli import board_types, options, output, tables
+from farm.crew import board_calibration
 from farm.errors import UsageError
+from farm.inventory import board_types as inventory_board_types
 from farm.values import Health
 
 if TYPE_CHECKING:  # loads NumPy
@@ -23,27 +25,22 @@ def show(
     events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
 ) -> output.Document:
     """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
-    from farm.crew.board_calibration import fetch_calibration, to_document
-
     with options.open_store() as store:
         board = next((board for board in store.fetch_boards() if board["name"] == name), None)
         happened = store.fetch_board_events(name) if board else []
-        calibration = fetch_calibration(store, board) if board else None
+        calibration = board_calibration.fetch_calibration(store, board) if board else None
     if board is None:
         yield from _show_type(name)
     else:
-        yield to_document(board, calibration, happened)
+        yield board_calibration.to_document(board, calibration, happened)
         _print_board(board, calibration)
         output.stdout.print()
         _print_events(happened, events)
 
 
 def _show_type(name: str) -> output.Document:
-    from farm.cli import board_types
-    from farm.inventory.board_types import require_board_type
-
     try:
-        board_type = require_board_type(name)
+        board_type = inventory_board_types.require_board_type(name)
     except UsageError as error:
         raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
     yield board_type.model_dump(mode="json", by_alias=True)

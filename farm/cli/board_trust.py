@@ -12,6 +12,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import board_remote, first_contact, options, output
+from farm.connectivity import services as connectivity_services
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
 from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
@@ -95,8 +96,6 @@ def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) ->
 
 def _reconnect(settings: Settings, names: list[str]) -> None:
     """Tell running services that a key was confirmed, so that they need not find out."""
-    from farm.connectivity.services import find_services
-
     with contextlib.suppress(UnavailableError):
-        if names and (services := find_services(settings)):
+        if names and (services := connectivity_services.find_services(settings)):
             services.retry(names)

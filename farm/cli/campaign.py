@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.campaign import plan as campaign_plan
+from farm.campaign import plan_kept, planning, spec
 from farm.cli import campaign_orders, campaign_run, options, output, tables
 from farm.errors import UsageError
 
@@ -32,20 +34,14 @@ _LIMITS = {
 @output.command
 def plan(file: File) -> output.Document:
     """Say what a campaign would do. Workloads, boards, what records cover, trials, board-hours, time."""
-    # Imported here: a tenth of a second that no other command should wait for.
-    from farm.campaign.plan import to_document
-    from farm.campaign.plan_kept import keep_plan
-    from farm.campaign.planning import make_plan
-    from farm.campaign.spec import read_campaign
-
-    campaign = read_campaign(file)
+    campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        planned = make_plan(campaign, store, settings, output.note)
-    document = {"file": str(file.absolute()), **to_document(planned)}
+        planned = planning.make_plan(campaign, store, settings, output.note)
+    document = {"file": str(file.absolute()), **campaign_plan.to_document(planned)}
     for line in _compare(settings.home_path, document):
         output.note(line)
-    kept = keep_plan(settings.home_path, document)
+    kept = plan_kept.keep_plan(settings.home_path, document)
     yield document
     _print_plan(planned)
     output.say(f"kept as {kept}")
@@ -53,10 +49,8 @@ def plan(file: File) -> output.Document:
 
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
     """What differs from the last plan of this name."""
-    from farm.campaign.plan_kept import find_plan
-
     try:
-        last = find_plan(home, document["name"])
+        last = plan_kept.find_plan(home, document["name"])
     except UsageError:
         # It is about to be replaced.
         return

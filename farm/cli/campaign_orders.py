@@ -11,11 +11,12 @@ from device_agent.protocol import is_name
 from farm import settings as farm_settings
 from farm.artifacts.listed import list_artifacts
 from farm.campaign.artifacts import find_folder, is_pending
+from farm.campaign.engine import control
 from farm.cli import campaign_options, options, output, tables
 from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes.machine import name_user
-from farm.report import campaign_rows, campaign_table
+from farm.report import campaign_page, campaign_rows, campaign_table
 from farm.report.campaign_document import make_document, shorten
 from farm.units import format_minute
 from farm.values import CampaignState, FleetCampaign
@@ -86,14 +87,11 @@ def report(
     ] = None,
 ) -> output.Document:
     """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
-    # Here, as it loads Matplotlib.
-    from farm.report.campaign_page import write_campaign_report
-
     with options.open_store_to_show() as store:
         document = make_document(store, name)
     if out is None and not is_name(name):  # one of an earlier version's, which took any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
-    paths = write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
+    paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
     yield {"campaign": name, "report": paths}
     print(paths["page"])
 
@@ -119,8 +117,6 @@ def budget(
     per_workload: campaign_options.PerWorkload = None,
 ) -> output.Document:
     """Change the budget of a campaign, under way or not. What is not named stays; `none` takes a limit away."""
-    from farm.campaign.engine import control
-
     changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
     if not changes:
         raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
@@ -133,8 +129,6 @@ def budget(
 
 
 def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:
-    from farm.campaign.engine import control
-
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())

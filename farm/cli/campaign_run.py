@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import listed
 from farm.artifacts.places import require_room
+from farm.campaign import artifacts, spec, submit, watch
+from farm.campaign.engine import control
 from farm.campaign.engine.ahead import Ahead, engine_ahead
 from farm.cli import campaign_options, options, ordered_packages, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import UsageError
 from farm.processes.machine import name_user
+from farm.report import campaign_document, campaign_rows
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
@@ -49,17 +53,14 @@ def run(
         )
     if compile_to is not None:
         require_room(compile_to)
-    # Imported here: a tenth of a second that no other command should wait for.
-    from farm.campaign.spec import read_campaign
-    from farm.campaign.submit import submit
 
-    campaign = read_campaign(file)
+    campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     screen = CampaignScreen()
     with options.open_store(settings) as store, engine_ahead(settings) as engine:
         command = f"campaign run {file}"
         folder = ordered_packages.to_folder(compile_to)
-        name = submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
+        name = submit.submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
         _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
         ordered_packages.make(settings, name, screen.note, json)
@@ -86,10 +87,6 @@ def resume(
 
     What it was ordered to be compiled into is made once it is finished, also where a command was ended meanwhile.
     """
-    from farm.campaign import artifacts
-    from farm.campaign.engine import control
-    from farm.report.campaign_document import summarise
-
     settings = farm_settings.load()
     screen = CampaignScreen()
     if compile_to is not None:
@@ -98,7 +95,7 @@ def resume(
         if compile_to is not None:
             store.change_folder(name, str(ordered_packages.to_folder(compile_to)), name_user())
         campaign = store.fetch_fleet_campaign(name)
-        if not artifacts.is_pending(campaign, summarise(campaign)):
+        if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
             control.resume(store, name, name_user())
             with engine_ahead(settings) as engine:
                 _carry_out(engine, settings, store, name, screen, detach, json)
@@ -118,12 +115,10 @@ def clone(
     json: options.Json = False,
 ) -> None:
     """Run a campaign again under another name. Maybe with another budget. Needs no file."""
-    from farm.campaign.submit import clone as submit_clone
-
     changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        submit_clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
+        submit.clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
         with engine_ahead(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
@@ -138,8 +133,6 @@ def _carry_out(
     json: bool,
 ) -> None:
     """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
-    from farm.campaign.engine import control
-
     try:
         engine.ensure()
         if not detach:
@@ -153,9 +146,7 @@ def _carry_out(
         raise SystemExit(output.INTERRUPTED) from None
     campaign = store.fetch_fleet_campaign(name)
     if json:
-        from farm.report.campaign_document import summarise
-
-        output.print_json(summarise(campaign))
+        output.print_json(campaign_document.summarise(campaign))
     else:
         print(f"campaign {name} goes on by itself; `farm campaign attach {name}` shows it")
 
@@ -167,30 +158,24 @@ def _follow(
 
     With `more` artifacts follow where they were ordered: where it ended well, nothing is said on stdout then.
     """
-    from farm.artifacts.listed import list_artifacts
-    from farm.campaign.artifacts import find_folder, is_pending
-    from farm.campaign.watch import find_error, wait_settled
-    from farm.report.campaign_document import make_document, summarise
-    from farm.report.campaign_rows import describe_final, list_finals
-
     try:
-        campaign = wait_settled(settings, store, name, on_progress=screen.show)
+        campaign = watch.wait_settled(settings, store, name, on_progress=screen.show)
     finally:
         screen.close()
     screen.finish(campaign)
-    error = find_error(campaign)
-    told = not (more and find_folder(campaign) is not None)
+    error = watch.find_error(campaign)
+    told = not (more and artifacts.find_folder(campaign) is not None)
     if json and (told or error is not None):
-        output.print_json(make_document(store, name))
+        output.print_json(campaign_document.make_document(store, name))
     if error is not None:
         raise error
     if told and not json:
         print(f"`farm campaign report {name} --out FOLDER` writes its report; `farm record list` shows records")
-        document = summarise(campaign)
-        for final in list_finals(document["progress"]):
-            output.say(describe_final(final))
-        if is_pending(campaign, document):
-            print(f"`farm campaign resume {name}` makes its artifacts in {find_folder(campaign)}")
+        document = campaign_document.summarise(campaign)
+        for final in campaign_rows.list_finals(document["progress"]):
+            output.say(campaign_rows.describe_final(final))
+        if artifacts.is_pending(campaign, document):
+            print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
             return
-        for each in list_artifacts(document):
+        for each in listed.list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

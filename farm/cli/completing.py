@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm import settings
+
 TABLE = Path(__file__).with_name("completing.json")
 # Set by a shell's script; what it holds says which shell asks.
 VARIABLE = "_FARM_COMPLETE"
@@ -100,8 +102,6 @@ def _list_models(incomplete: str) -> list[str]:
 
 
 def _read_names(table: str, incomplete: str) -> list[str]:
-    from farm import settings
-
     # Past the store, which would make or migrate one; of a database elsewhere nobody waits for an answer here.
     with contextlib.suppress(Exception):
         location = settings.load().store_location

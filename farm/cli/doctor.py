@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich import markup
 
+from farm import doctor as farm_doctor
 from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.cli.checks_shown import print_check
 from farm.errors import UsageError
+from farm.services import board_doctor as service_board_doctor
 from farm.services.checks import Check, Level
 from farm.store.standing import is_on_demand, require_kept
 from farm.values import Health
@@ -36,7 +38,6 @@ def doctor(
     if board or every:
         _examine_boards(list(dict.fromkeys(board)) if board else None, json)
         return
-    from farm.doctor import examine
 
     checks: list[Check] = []
 
@@ -45,7 +46,7 @@ def doctor(
         if not json:
             print_check(check)
 
-    examine(farm_settings.load(), show)
+    farm_doctor.examine(farm_settings.load(), show)
     if json:
         output.print_json([_to_document(check) for check in checks])
     if any(check.level is Level.FAILED for check in checks):
@@ -62,8 +63,6 @@ def board_doctor(
 
 
 def _examine_boards(names: list[str] | None, json: bool) -> None:
-    from farm.services.board_doctor import examine_boards
-
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         if names is None:
@@ -82,7 +81,7 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
             print_check(check)
         checks[name].append(check)
 
-    good = examine_boards(settings, names, show, output.stderr.print)
+    good = service_board_doctor.examine_boards(settings, names, show, output.stderr.print)
     if json:
         documents = [{"board": name, "checks": [_to_document(one) for one in found]} for name, found in checks.items()]
         output.print_json(documents)

@@ -12,9 +12,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import brought, make, manifest, on_board, places
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
+from farm.gate import baseline as baselines
+from farm.gate import conditions as gate_conditions
+from farm.gate import measuring
+from farm.inventory import board_types
+from farm.points import requests
+from farm.report import gate_page
+from farm.search import gpus
 
 
 @output.command
@@ -51,25 +59,17 @@ def gate(
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for each board.")] = "10m",
 ) -> output.Document:
     """Compile, check and time a model in turns with a baseline's on the same boards. Exit code 1 where it got worse."""
-    from farm.artifacts import on_board
-    from farm.artifacts.places import require_room
-    from farm.gate import baseline as baselines
-    from farm.gate.conditions import EXAMPLES, GateVerdict, find_worst, read_conditions
-    from farm.gate.measuring import GateOrder, decide
-    from farm.points.requests import parse_point
-    from farm.report import gate_page
-
-    conditions = read_conditions(fail_if or [])
+    conditions = gate_conditions.read_conditions(fail_if or [])
     if not conditions and not write_baseline:
-        raise UsageError("say what must not be: --fail-if CONDITION", EXAMPLES)
-    point, wait_s = parse_point(operating_point), read_duration_s("--wait", wait)
+        raise UsageError("say what must not be: --fail-if CONDITION", gate_conditions.EXAMPLES)
+    point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     names = list(dict.fromkeys(name.strip() for name in boards.split(",") if name.strip()))
     if not names:
         raise UsageError("--boards names none", "`farm board types` and `farm board list` show which there are.")
     known = None if write_baseline else baselines.read_baseline(baseline)
     for path in (junit, summary, baseline):
         if path is not None:
-            require_room(path.absolute().parent)
+            places.require_room(path.absolute().parent)
     settings = farm_settings.load()
     parts: list[dict[str, Any]] = []
     with options.open_store(settings) as store, _scratch() as scratch:
@@ -89,11 +89,11 @@ def gate(
             with on_board.hold_type(settings, store, kind, wait_s, purpose, output.note, only) as held:
                 held.require_fit(about)
                 held.pin(point, operating_point)
-                order = GateOrder(subject.brought, candidate, before, conditions)
-                parts.append(decide(order, held, settings, output.note))
+                order = measuring.GateOrder(subject.brought, candidate, before, conditions)
+                parts.append(measuring.decide(order, held, settings, output.note))
             if write_baseline and parts[-1]["verified"]["matches"]:
                 baselines.keep(baseline, candidate, operating_point, parts[-1]["candidate"]["latency_s"]["median"])
-    verdict = find_worst([GateVerdict(part["verdict"]) for part in parts])
+    verdict = gate_conditions.find_worst([gate_conditions.GateVerdict(part["verdict"]) for part in parts])
     document = {"model": model, "baseline": str(baseline), "written": write_baseline, "undecided": undecided}
     document |= {"verdict": str(verdict), "boards": parts}
     if junit is not None:
@@ -102,8 +102,10 @@ def gate(
         with summary.open("a", encoding="utf-8") as file:  # GITHUB_STEP_SUMMARY has what earlier steps wrote
             file.write(gate_page.write_summary(document))
     error = None
-    if verdict is GateVerdict.FAIL or (verdict is GateVerdict.UNDECIDED and undecided == "fail"):
-        hint = "" if verdict is GateVerdict.FAIL else "--undecided pass lets that pass."
+    if verdict is gate_conditions.GateVerdict.FAIL or (
+        verdict is gate_conditions.GateVerdict.UNDECIDED and undecided == "fail"
+    ):
+        hint = "" if verdict is gate_conditions.GateVerdict.FAIL else "--undecided pass lets that pass."
         error = PermanentError(_say_why(document), hint)
     yield output.Failed(document, error)
     _print(document)
@@ -113,26 +115,19 @@ class _Subject:
     """What was given: an artifact, or a model that is compiled for each kind of board."""
 
     def __init__(self, text: str, shape: list[str] | None, device: str) -> None:
-        from farm.artifacts.brought import bring, bring_again
-        from farm.artifacts.manifest import open_artifact
-        from farm.artifacts.places import is_artifact
-
         self._device = device
-        self._artifact = open_artifact(Path(text)) if is_artifact(Path(text)) else None
+        self._artifact = manifest.open_artifact(Path(text)) if places.is_artifact(Path(text)) else None
         if self._artifact is not None:
             self._artifact.require_whole()
         about = self._artifact
-        self.brought = bring(text, shape or ()) if about is None else bring_again(about.manifest, None)
+        self.brought = brought.bring(text, shape or ()) if about is None else brought.bring_again(about.manifest, None)
 
     def make(self, kind: Any, simulated: bool, point: str, scratch: Path, settings: Any, store: Any) -> Any:
         """The artifact for boards of a type."""
-        from farm.artifacts import make
-        from farm.search.gpus import require_device
-
         if self._artifact is not None:
             return self._artifact
         output.note(f"compiling {self.brought.about.name} for {kind.name}; big models take minutes")
-        order = make.CompileOrder(self.brought, require_device(kind, self._device), simulated=simulated)
+        order = make.CompileOrder(self.brought, gpus.require_device(kind, self._device), simulated=simulated)
         folder = scratch / f"{kind.name}{'-simulated' * simulated}"
         records = make.fetch_candidates(order, store).records
         if point in {record.operating_point for record in records if record.board_type == order.board_type.name}:
@@ -142,15 +137,12 @@ class _Subject:
 
 def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
     """The type, the board where one was named, and whether it is simulated. Raises UsageError."""
-    from farm.artifacts.on_board import find_board
-    from farm.inventory.board_types import load_board_types
-
     rows = store.fetch_boards()
-    types = load_board_types()
+    types = board_types.load_board_types()
     if name in types and not any(row["name"] == name for row in rows):
         own = [row for row in rows if row["board_type"] == name]
         return types[name], None, bool(own) and all(row["simulated"] for row in own)
-    kind, known = find_board(store, name)
+    kind, known = on_board.find_board(store, name)
     return kind, known, known is not None and bool(store.require_board(known)["simulated"])
 
 
@@ -161,14 +153,12 @@ def _scratch() -> Iterator[Path]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from farm.report.gate_page import describe
-
     rows: list[tuple[Any, ...]] = []
     for part in document["boards"]:
         called = f"{part['board_type']}/{part['board']}{' (simulated)' if part['simulated'] else ''}"
         if not part["verified"]["matches"]:
             rows.append((called, "outputs agree", part["verified"]["reason"], "fail"))
-        rows += [(called, each["condition"], describe(each), each["verdict"]) for each in part["conditions"]]
+        rows += [(called, each["condition"], gate_page.describe(each), each["verdict"]) for each in part["conditions"]]
     if rows:
         tables.print_table(("Board", "Must not be", "Found", "Verdict"), rows, left=(0, 1, 2, 3))
     for part in document["boards"]:
@@ -179,15 +169,13 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _say_why(document: dict[str, Any]) -> str:
-    from farm.report.gate_page import describe
-
     reasons = []
     for part in document["boards"]:
         if not part["verified"]["matches"]:
             reasons.append(f"wrong outputs on {part['board']}: {part['verified']['reason']}")
         reasons += [
             f"{each['condition']} {'holds' if each['verdict'] == 'fail' else 'cannot be ruled out'} on "
-            f"{part['board']}: {describe(each)}"
+            f"{part['board']}: {gate_page.describe(each)}"
             for each in part["conditions"]
             if each["verdict"] != "pass"
         ]

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import options, output
+from farm.cli import options, output, schema
+from farm.crew import virtual as crew_virtual
 from farm.errors import UsageError
-from farm.inventory import starting
+from farm.inventory import board_types, starting
 from farm.inventory.fleet_ranges import MAX_EXPANDED
 from farm.values import Ssh
 
@@ -60,25 +61,19 @@ def init(
 
 
 def _check(board_type: str, ways: list[Ssh], virtual: int) -> starting.Start:
-    # Imported here: reading all types takes a moment that wrong usage should not wait for.
-    from farm.crew.virtual import require_model
-    from farm.inventory.board_types import require_board_type
-
-    kind = require_board_type(board_type)
+    kind = board_types.require_board_type(board_type)
     if kind.host_is_board:
         raise UsageError(
             f"this machine, {kind.name!r}, needs no fleet file", "`farm quickstart` and `farm tune MODEL` use it."
         )
     if virtual:
-        require_model(kind)
+        crew_virtual.require_model(kind)
     return starting.Start(kind.name, ways, virtual)
 
 
 def _ask(board_type: str | None) -> starting.Start:
     """The same from a person: a wrong answer is told and asked for again. Raises typer.Abort at the input's end."""
-    from farm.inventory.board_types import load_board_types
-
-    names = [each.name for each in load_board_types().values() if not each.host_is_board]
+    names = [each.name for each in board_types.load_board_types().values() if not each.host_is_board]
     if board_type is None:
         output.stderr.print(f"Board types: {', '.join(names)}", markup=False)
         board_type = _prompt("What type are your boards of? (none yet: the type that you think of)", names[0])
@@ -102,14 +97,12 @@ def _prompt(question: str, default: str) -> str:
 
 def _write(folder: Path, start: starting.Start) -> list[Path]:
     """Write all files, or none where one is there already. Raises UsageError."""
-    from farm.cli.schema import KINDS, make_schema
-
     texts = {
         "fleet.yaml": starting.write_fleet(start),
         "campaign.yaml": starting.write_campaign(start),
         "settings.env": starting.write_settings(),
     }
-    texts |= {f"{kind}.schema.json": make_schema(kind) for kind in KINDS}
+    texts |= {f"{kind}.schema.json": schema.make_schema(kind) for kind in schema.KINDS}
     if there := [name for name in texts if (folder / name).exists()]:
         raise UsageError(f"{folder / there[0]} is there already", "Give another folder: --out DIR.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from farm.campaign import survey
 from farm.cli import model_artifacts, model_board, model_quantize, options, output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models import zoo
 from farm.models.summary import summarise
+from farm.search import default_schedule
+from farm.search.graph import importer
+from farm.search.graph import pipeline as graph_pipeline
 
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
 model_artifacts.register(app)
@@ -73,25 +77,21 @@ def show(
     source, inputs = options.read_model(model, shape, batch, trust_model)
     proto = source.load()
     summary = summarise(proto, inputs)
-    # Imported here: TVM takes a second that wrong usage should not wait for.
-    from farm.campaign.survey import survey_model
-    from farm.search.default_schedule import describe_default
-    from farm.search.graph.importer import find_obstacles
-    from farm.search.graph.pipeline import store_weights
 
     options.require_float(source, weights)
-    kind = store_weights(named, weights)
+    kind = graph_pipeline.store_weights(named, weights)
 
     failure: UsageError | None = None
     obstacles: list[dict[str, Any]] = []
     try:
-        workloads, pipeline = survey_model(source, inputs, kind)
+        workloads, pipeline = survey.survey_model(source, inputs, kind)
     except UsageError as error:
         failure, workloads, pipeline = error, [], None
         obstacles = [
-            dataclasses.asdict(each) for each in find_obstacles(proto, {i.name: i.static_shape for i in inputs})
+            dataclasses.asdict(each)
+            for each in importer.find_obstacles(proto, {i.name: i.static_shape for i in inputs})
         ]
-    families = [describe_default(workload) for workload in workloads]
+    families = [default_schedule.describe_default(workload) for workload in workloads]
     total = math.fsum(w.flop * w.weight for w in workloads)
     document = {
         "model": source.name,

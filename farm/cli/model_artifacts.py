@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import brought as artifact_brought
+from farm.artifacts import checking, listed, make, on_board
+from farm.artifacts import imported as artifact_imported
+from farm.artifacts import manifest as artifact_manifest
+from farm.artifacts import package as artifact_package
 from farm.artifacts.places import require_place
+from farm.artifacts.runtime import inputs as runtime_inputs
+from farm.campaign import one_model, plan_models, tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
+from farm.search import gpus
+from farm.search.graph import half_precision, pipeline
 from farm.settings import Settings
 from farm.units import format_bytes, format_latency, format_number
 
@@ -83,10 +92,6 @@ def compile_(
 ) -> output.Document:
     """Compile a model for a board type. With the best records there are, into a folder with library and manifest."""
     since = time.monotonic()
-    from farm.artifacts import make
-    from farm.artifacts.brought import bring
-    from farm.search.gpus import list_devices, require_device
-    from farm.search.graph.pipeline import make_exact, store_weights
 
     if missing not in make.MISSING:
         raise UsageError(f"--missing {missing!r} is unknown", f"Known: {', '.join(make.MISSING)}.")
@@ -94,10 +99,10 @@ def compile_(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         chosen, for_virtual = _choose_type(store, board_type, board, simulated)
-    own = make_exact(chosen, exact)
-    kinds = [store_weights(require_device(own, each), weights) for each in list_devices(device)]
+    own = pipeline.make_exact(chosen, exact)
+    kinds = [pipeline.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
     require_place(out)
-    found = bring(model, shape or (), batch, trust_model)
+    found = artifact_brought.bring(model, shape or (), batch, trust_model)
     options.require_float(found.source, weights)
     orders = [
         make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels)) for kind in kinds
@@ -130,18 +135,13 @@ def verify(
     wait: Wait = "60s",
 ) -> output.Document:
     """Compare an artifact's outputs on a board with ONNX Runtime's. Exit code 1 where they differ."""
-    from farm.artifacts import checking, on_board
-    from farm.artifacts.brought import bring_again
-    from farm.artifacts.manifest import open_artifact
-    from farm.artifacts.runtime.inputs import InputError, read_arrays
-
-    artifact = open_artifact(folder)
+    artifact = artifact_manifest.open_artifact(folder)
     artifact.require_whole()
     wait_s = read_duration_s("--wait", wait)
-    brought = bring_again(artifact.manifest, model)
+    brought = artifact_brought.bring_again(artifact.manifest, model)
     try:
-        given = [(str(path), read_arrays(path)) for path in inputs or ()]
-    except InputError as error:
+        given = [(str(path), runtime_inputs.read_arrays(path)) for path in inputs or ()]
+    except runtime_inputs.InputError as error:
         raise UsageError(str(error)) from error
     cases = checking.make_cases(brought, artifact.manifest, given)
     settings = farm_settings.load()
@@ -194,13 +194,10 @@ def package(
     ] = None,
 ) -> output.Document:
     """Pack a verified artifact into one file. One that was not verified, or was changed since, is refused."""
-    from farm.artifacts.manifest import open_artifact
-    from farm.artifacts.package import explain_name, write_package
-
     farm_settings.load().share_linker_cache()
-    artifact = open_artifact(folder)
-    path = write_package(artifact, form, out, name, runtime)
-    if name is None and (why := explain_name(artifact.manifest.name)):
+    artifact = artifact_manifest.open_artifact(folder)
+    path = artifact_package.write_package(artifact, form, out, name, runtime)
+    if name is None and (why := artifact_package.explain_name(artifact.manifest.name)):
         output.note(why)
     yield {"package": str(path), "format": form, "bytes": path.stat().st_size}
     output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
@@ -208,16 +205,13 @@ def package(
 
 def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
     """What to do about an artifact that computes something else: it depends on whether the import does, too."""
-    from farm.artifacts.imported import IMPORT_HINT, compare_import
-    from farm.artifacts.listed import list_options
-
     output.note("comparing the model without schedules with ONNX Runtime")
     named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
     chosen = [case for case in cases if case[0] == named] or cases
-    found = compare_import(brought.source, brought.inputs, chosen, output.note)
+    found = artifact_imported.compare_import(brought.source, brought.inputs, chosen, output.note)
     if found is not None and not found.matches:
-        return IMPORT_HINT
-    used = list_options(manifest.pipeline)
+        return artifact_imported.IMPORT_HINT
+    used = listed.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
     if less:
@@ -229,8 +223,6 @@ def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
 
 def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:
     """What is compiled for, and whether for virtual boards of the type. Raises UsageError."""
-    from farm.artifacts.on_board import find_board
-
     if not board:
         kind = require_board_type(board_type or LOCAL)
         own = [row for row in store.fetch_boards() if row["board_type"] == kind.name]
@@ -240,7 +232,7 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
                 "from their records"
             )
         return kind, simulated
-    kind, known = find_board(store, board)
+    kind, known = on_board.find_board(store, board)
     is_virtual = known is not None and bool(store.require_board(known)["simulated"])
     if board_type not in ("", kind.name):
         raise UsageError(f"board {board} is no {board_type} but a {kind.name}", "Leave out --board-type.")
@@ -252,37 +244,29 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
 def _read_labels(path: Path | None) -> bytes | None:
     if path is None:
         return None
-    from farm.artifacts.runtime.inputs import InputError, reading
 
     try:
-        with reading(path, "UTF-8 text", _MOST_LABELS) as file:
+        with runtime_inputs.reading(path, "UTF-8 text", _MOST_LABELS) as file:
             return "\n".join(file.read().decode().splitlines()).encode() + b"\n"
-    except InputError as error:
+    except runtime_inputs.InputError as error:
         raise UsageError(str(error)) from error
 
 
 def _tune(order: Any, settings: Settings, store: Store, trials: int, since: float) -> None:
     """Tune what has no record of its own board type, as `farm tune` does."""
-    from farm.artifacts.imported import require_right_import
-    from farm.campaign.one_model import OneModelRequest
-    from farm.campaign.plan_models import to_variant
-    from farm.campaign.tune import tune
-
     screen = CampaignScreen()
-    model = to_variant(order.source, order.inputs)
-    request = OneModelRequest(
+    model = plan_models.to_variant(order.source, order.inputs)
+    request = one_model.OneModelRequest(
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
     )
     try:
-        require_right_import(order.source, order.inputs, screen.note)
-        tune(request, settings, store, screen)
+        artifact_imported.require_right_import(order.source, order.inputs, screen.note)
+        tune.tune(request, settings, store, screen)
     finally:
         screen.close()
 
 
 def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
-    from farm.artifacts.manifest import FLOAT32
-
     manifest = artifact.manifest
     yield {"artifact": str(artifact.folder), **manifest.model_dump(mode="json")}
     tables.print_table(
@@ -321,7 +305,7 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
         )
     if estimated:
         lines.insert(1, "~: estimated from facts of the board type's core, not measured")
-    if manifest.weights.asked != FLOAT32:
+    if manifest.weights.asked != artifact_manifest.FLOAT32:
         lines.insert(2, _say_weights(manifest))
     if manifest.devices:
         lines.insert(1, f"taken for the {manifest.device}: {_say_devices(manifest)}")
@@ -337,23 +321,20 @@ def _say_latency(latency_s: float, source: str) -> str:
 
 def _say_weights(manifest: Manifest) -> str:
     """Whose weights are in 16 bits, and what that saves, for people."""
-    from farm.search.graph.half_precision import BF16_ALL, FP16
-    from farm.search.graph.pipeline import require_pipeline
-
     weights, of = manifest.weights, len(manifest.workloads)
-    if require_pipeline(manifest.pipeline).weights != weights.asked:
+    if pipeline.require_pipeline(manifest.pipeline).weights != weights.asked:
         return (
             "all weights are float32: the model went through the graph pipeline "
             f"{manifest.pipeline}, which stores none in 16 bits"
         )
-    if not weights.workloads and weights.asked == BF16_ALL:
+    if not weights.workloads and weights.asked == half_precision.BF16_ALL:
         return "all weights are float32: no workload has any that can be in 16 bits"
     if not weights.workloads:
         return (
             "all weights are float32: no workload is predicted to gain by 16 bits (--weights bf16-all takes all that "
             "can be)"
         )
-    if weights.asked == FP16:
+    if weights.asked == half_precision.FP16:
         return (
             f"{weights.workloads} of {of} workloads compute in 16 bits; weights take {weights.bytes / 1e6:.1f} MB in "
             f"place of {2 * weights.bytes / 1e6:.1f}; `farm model verify` says what error that makes"

@@ -9,13 +9,22 @@ import typer
 
 from device_agent.protocol import GPU
 from farm import settings as farm_settings
+from farm import values
+from farm.artifacts import bench as benching
+from farm.artifacts import brought, checking, on_board, package, running
+from farm.artifacts import deploy as artifact_deploy
+from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.places import is_artifact, require_room
-from farm.cli import options, output, tables
+from farm.artifacts.runtime import tasks
+from farm.cli import board_remote, options, output, tables
 from farm.cli.durations import read_duration_s
 from farm.cli.layer_table import PerLayer, print_layers
 from farm.cli.model_artifacts import Folder, Wait
+from farm.connectivity import addresses, host_keys, ssh
 from farm.errors import PermanentError, UsageError
+from farm.points import requests
 from farm.points.conditions import format_conditions
+from farm.report import bench_page
 from farm.units import format_bytes
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
@@ -35,19 +44,9 @@ def register(app: typer.Typer) -> None:
 @output.command
 def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output.Document:
     """Put a verified artifact on a board. As a Python package that the board's TVM runtime runs."""
-    from farm.artifacts import checking, on_board
-    from farm.artifacts.deploy import deploy_here, deploy_over_ssh
-    from farm.artifacts.manifest import open_artifact
-    from farm.artifacts.package import explain_name
-    from farm.cli.board_remote import fetch_transport
-    from farm.connectivity.addresses import to_ssh_address
-    from farm.connectivity.host_keys import FILE_NAME, KnownHosts
-    from farm.connectivity.ssh import SshConnection
-    from farm.values import Ssh
-
-    artifact = open_artifact(folder)
+    artifact = artifact_manifest.open_artifact(folder)
     checking.require_verified(artifact)
-    if why := explain_name(artifact.manifest.name).partition(";")[0]:
+    if why := package.explain_name(artifact.manifest.name).partition(";")[0]:
         output.note(why)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
@@ -60,13 +59,13 @@ def deploy(folder: Folder, board: Board = "local", wait: Wait = "60s") -> output
     ):
         held.require_fit(artifact.manifest)
         _, known = on_board.find_board(store, board)
-        transport = fetch_transport(store, known) if known else None
-        if isinstance(transport, Ssh):
-            known_hosts = KnownHosts(settings.home_path / FILE_NAME)
-            with SshConnection.connect(to_ssh_address(transport), known_hosts) as connection:
-                done = deploy_over_ssh(artifact, connection)
+        transport = board_remote.fetch_transport(store, known) if known else None
+        if isinstance(transport, values.Ssh):
+            known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
+            with ssh.SshConnection.connect(addresses.to_ssh_address(transport), known_hosts) as connection:
+                done = artifact_deploy.deploy_over_ssh(artifact, connection)
         else:
-            done = deploy_here(artifact, settings.home_path / "models" / held.name)
+            done = artifact_deploy.deploy_here(artifact, settings.home_path / "models" / held.name)
         name = held.name
     yield (
         {
@@ -102,17 +101,13 @@ def run(
 
     Exit code 1 where `farm model verify` found its outputs wrong.
     """
-    from farm.artifacts import checking, on_board, running
-    from farm.artifacts.manifest import open_artifact
-    from farm.points.requests import parse_point
-
     if out is not None:
         require_room(out.parent)
-    artifact = open_artifact(folder)
+    artifact = artifact_manifest.open_artifact(folder)
     artifact.require_whole()
     manifest = artifact.manifest
     arrays, scale = running.read_input(manifest, inputs)
-    point = parse_point(operating_point)
+    point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     on_board.prepare_gpu(manifest, settings)
@@ -157,13 +152,8 @@ def bench(
     wait: Wait = "60s",
 ) -> output.Document:
     """Time models beside ONNX Runtime. In turns on a board, with untuned code; exit code 1 where outputs are wrong."""
-    from farm.artifacts import bench as benching
-    from farm.artifacts import on_board
-    from farm.points.requests import parse_point
-    from farm.report.bench_page import write_report
-
     rivals = benching.read_rivals(against)
-    point = parse_point(operating_point)
+    point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
         require_room(out)
@@ -180,7 +170,7 @@ def bench(
         kind, _ = on_board.find_board(store, board)
         document = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
     if out is not None:
-        document["report"] = write_report(document, out)
+        document["report"] = bench_page.write_report(document, out)
     wrong = [
         f"{model['model']}, {each['label']}: {each['reason']}"
         for model in document["models"]
@@ -206,17 +196,13 @@ def _say_sent(size: int, sent: int | None) -> str:
 
 
 def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
-    from farm.artifacts.bench import Subject
-    from farm.artifacts.brought import bring, bring_again
-    from farm.artifacts.manifest import open_artifact
-
     if is_artifact(Path(text)):
-        artifact = open_artifact(Path(text))
+        artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()
-        return Subject(bring_again(artifact.manifest, None), artifact.manifest.device, artifact)
+        return benching.Subject(brought.bring_again(artifact.manifest, None), artifact.manifest.device, artifact)
     if Path(text).is_dir():
         raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
-    return Subject(bring(text, shape or ()), device)
+    return benching.Subject(brought.bring(text, shape or ()), device)
 
 
 def _print_run(document: dict[str, Any]) -> None:
@@ -236,7 +222,6 @@ def _print_run(document: dict[str, Any]) -> None:
         ],
     )
     simulated = "; simulated: nothing was measured on a real board" if document["simulated"] else ""
-    from farm.artifacts.runtime import tasks
 
     if document["simulated"] and document["device"] == GPU:
         simulated = "; simulated: a model gave these times, which no GPU was ever compared with"

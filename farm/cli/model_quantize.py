@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from farm.artifacts import calibration as calibrations
 from farm.cli import options, output, tables
 from farm.errors import UsageError
+from farm.models import quantise
 
 
 def register(app: typer.Typer) -> None:
@@ -37,9 +39,6 @@ def quantize(
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
     source, inputs = options.read_model(model, shape, batch)
-    # Imported here: ONNX Runtime's tools take a second that wrong usage should not wait for.
-    from farm.artifacts import calibration as calibrations
-    from farm.models import quantise
 
     given = calibrations.read_calibration(calibration, inputs, examples)
     done = quantise.quantise(source, given)

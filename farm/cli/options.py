@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farm import settings as farm_settings
+from farm import store as farm_store
+from farm.campaign.engine import control
 from farm.cli import output
 from farm.errors import UnavailableError, UsageError
 from farm.inventory import fleet_addresses
+from farm.models import batches
+from farm.models import inputs as model_inputs
+from farm.models import source as model_source
+from farm.processes import machine
 from farm.settings import Settings
 from farm.values import Ssh
 
@@ -72,18 +78,13 @@ def read_model(
 
     Raises UsageError.
     """
-    # onnx is large, and most commands read no model
-    from farm.models import batches
-    from farm.models.inputs import parse_shapes, read_inputs, resolve_inputs
-    from farm.models.source import resolve_model
-
-    given = parse_shapes(shapes or [])
-    source = resolve_model(text, trusted)
+    given = model_inputs.parse_shapes(shapes or [])
+    source = model_source.resolve_model(text, trusted)
     if batch is not None:
         batched, inputs = batches.set_batch(source, shapes or [], batch)
         return source.changed(batched), inputs
     model = source.load()
-    return source, resolve_inputs(read_inputs(model), given, model)
+    return source, model_inputs.resolve_inputs(model_inputs.read_inputs(model), given, model)
 
 
 def require_float(source: ModelSource, weights: str) -> None:
@@ -92,12 +93,9 @@ def require_float(source: ModelSource, weights: str) -> None:
         raise UsageError(f"{source.name} is quantised: its weights are in 8 bits", "Leave --weights away.")
 
 
-def open_store(settings: Settings | None = None) -> Store:
+def open_store(settings: Settings | None = None) -> farm_store.Store:
     """The farm's store. Raises UsageError for a location that cannot be one, UnavailableError."""
-    # Imported here: the database takes a tenth of a second that commands without it should not wait for.
-    from farm.store import Store
-
-    return Store((settings or farm_settings.load()).store_location)
+    return farm_store.Store((settings or farm_settings.load()).store_location)
 
 
 @contextlib.contextmanager
@@ -106,13 +104,10 @@ def open_store_to_show() -> Iterator[Store]:
 
     A store that cannot be written, as on a full disk, is shown as it stands.
     """
-    from farm.campaign.engine import control
-    from farm.processes.machine import close_abandoned_sweeps
-
     with open_store() as store:
         with contextlib.suppress(UnavailableError):
             control.close_abandoned(store)
-            close_abandoned_sweeps(store)
+            machine.close_abandoned_sweeps(store)
         yield store
 
 

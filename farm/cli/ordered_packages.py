@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from farm.campaign import artifacts
 from farm.cli import options, output, tables
 from farm.errors import PermanentError
+from farm.report import campaign_document
 from farm.settings import Settings
 
 CompileTo = Annotated[
@@ -33,13 +35,10 @@ def make(
     """Make the artifacts that a campaign was ordered with, and print them; with --json with the document `beside`
     (None: the campaign's). Raises PermanentError where one computes wrongly.
     """
-    from farm.campaign import artifacts
-    from farm.report.campaign_document import make_document
-
     with options.open_store(settings) as store:
         if artifacts.find_folder(store.fetch_fleet_campaign(name)) is None:
             return
-        document = make_document(store, name)
+        document = campaign_document.make_document(store, name)
         made = artifacts.make_ordered(settings, store, name, document, say)
     if json:
         output.print_json({**(beside or document), "artifacts": made})

@@ -23,7 +23,7 @@ from rich import markup
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from farm import foreign
+from farm import backup, foreign, settings
 from farm.cli import howto
 from farm.errors import FarmError
 
@@ -197,8 +197,6 @@ def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
 
 def _find_store_problem() -> str:
     """What is wrong with the store, looked at only now: a damaged one makes any command fail in any way."""
-    from farm import backup, settings
-
     with contextlib.suppress(FarmError, OSError):
         loaded = settings.load()
         location = loaded.store_location

@@ -10,9 +10,13 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts.places import require_room
+from farm.campaign import tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.inventory.board_types import require_board_type
+from farm.quickstart import run as job
+from farm.report import quickstart_page
+from farm.search.graph import pipeline
 from farm.units import seconds_scale
 
 # For another farm that measures on this machine; a campaign on it may take hours, and says so meanwhile.
@@ -50,33 +54,27 @@ def quickstart(
     source, inputs = options.read_model(model, shape)
     require_room(out)
     screen = CampaignScreen()
-    # Imported here: Ray takes a second that wrong usage should not wait for.
-    from farm.campaign.tune import find_failure
-    from farm.quickstart import run as job
-    from farm.search.graph.pipeline import make_exact
 
     with options.open_store(settings) as store:
         try:
             request = job.QuickstartRequest(
                 source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
             )
-            kind = make_exact(require_board_type("local"), exact)
+            kind = pipeline.make_exact(require_board_type("local"), exact)
             document = job.run(request, settings, store, kind, screen)
         finally:
             screen.close()
-    failure = find_failure(document["trials"], document["records"]["used"])
+    failure = tune.find_failure(document["trials"], document["records"]["used"])
     yield output.Failed(document, 1 if document["outputs_match"] is False else failure)
     _print(document)
 
 
 def _print(document: dict[str, Any]) -> None:
-    from farm.report.quickstart_page import LABELS
-
     if document["doubt"]:
         output.say(f"do not rely on these latencies, {document['doubt']}")
     scale = seconds_scale(each["median"] / 1e3 for each in document["latency_ms"].values() if each)
     rows: list[tuple[str | None, ...]] = []
-    for name, label in LABELS.items():
+    for name, label in quickstart_page.LABELS.items():
         figures = document["latency_ms"][name]
         if figures is None:
             rows.append((label, "not timed", None, None, None, None, None))

@@ -12,15 +12,19 @@ import typer
 
 from farm import settings as farm_settings
 from farm import units
+from farm.campaign.engine import client
 from farm.cli import options, output, tables
+from farm.cli import web as cli_web
 from farm.cli.durations import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
 from farm.connectivity.services_state import is_held
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
+from farm.services import daemon
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import find_cause, is_on_demand, require_kept
 from farm.values import Health
+from farm.web import running
 
 _LOOK_S = 0.25
 # How often a command that waits for boards says so.
@@ -51,9 +55,6 @@ def up(
     if take_over:
         _require_shared(settings)
     if foreground:
-        from farm.services import daemon
-        from farm.web import running
-
         if web:
             _serve_page(settings)
         try:
@@ -81,12 +82,8 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
     With --force campaigns under way are interrupted first; `farm campaign resume` lets them go on.
     """
     settings = farm_settings.load()
-    if force:
-        from farm.campaign.engine.client import stop_engine
-
-        if stop_engine(settings):
-            output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
-    from farm.web import running
+    if force and client.stop_engine(settings):
+        output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
 
     services = find_services(settings)
     if services is not None and not force:
@@ -167,10 +164,7 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
 
 
 def _serve_page(settings: Settings) -> None:
-    from farm.cli.web import require_server
-    from farm.web import running
-
-    require_server()
+    cli_web.require_server()
     output.stderr.print(f"the farm's page: {running.start(settings)}")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
+from farm.artifacts import on_board
 from farm.artifacts.places import require_room
 from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.durations import read_duration_s
@@ -17,12 +18,17 @@ from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps
+from farm.report import sweep_page
 from farm.store import Store
 from farm.sweep import stored
+from farm.sweep.export import document as export_document
+from farm.sweep.plan import order as plan_order
+from farm.sweep.plan import preview
+from farm.sweep.run import programs, runner
 from farm.units import format_minute
 
 if TYPE_CHECKING:
-    from farm.sweep.plan.order import SweepOrder
+    pass
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
@@ -102,10 +108,6 @@ def run(
     out: Out = None,
 ) -> output.Document:
     """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
-    from farm.artifacts.on_board import choose_board
-    from farm.sweep.plan.order import SweepPlace
-    from farm.sweep.run import runner
-
     goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
     _require_board(board, board_type, boards)
     if out is not None:
@@ -122,8 +124,8 @@ def run(
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        kind, name = choose_board(store, board_type, board)
-        where = SweepPlace(kind.name, name, boards, wait_s)
+        kind, name = on_board.choose_board(store, board_type, board)
+        where = plan_order.SweepPlace(kind.name, name, boards, wait_s)
         sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
         yield from _finish(store, sweep, out)
 
@@ -154,11 +156,6 @@ def plan(
     window: MeasuredFor = "5s",
 ) -> output.Document:
     """Say what `farm sweep run` would do. Points, visits, time; no board is taken."""
-    from farm.artifacts.on_board import choose_board
-    from farm.sweep.plan import preview
-    from farm.sweep.plan.order import SweepPlace
-    from farm.sweep.run import runner
-
     goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
     _require_board(board, board_type, boards)
     order = dataclasses.replace(
@@ -170,8 +167,8 @@ def plan(
         device=device,
     )
     with options.open_store_to_show() as store:
-        kind, name = choose_board(store, board_type, board)
-        found = runner.preview_sweep(order, SweepPlace(kind.name, name, boards), goal, named, store)
+        kind, name = on_board.choose_board(store, board_type, board)
+        found = runner.preview_sweep(order, plan_order.SweepPlace(kind.name, name, boards), goal, named, store)
     yield found.to_dict(order)
     for line in preview.describe(found, order):
         output.say(line)
@@ -184,8 +181,6 @@ def resume(
     out: Out = None,
 ) -> output.Document:
     """Resume an interrupted sweep. Goes on from the visits that it holds."""
-    from farm.sweep.run import runner
-
     if out is not None:
         require_room(out)
     settings = farm_settings.load()
@@ -258,17 +253,14 @@ def pick(
         close_abandoned_sweeps(store)
         goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
         if measure:
-            from farm.sweep.run import runner
-
             runner.resume_sweep(sweep, settings, store, output.note, goal)
-        from farm.sweep.export.document import find_failure, find_series
 
         document = _make_document(store, sweep, goal)
-        chosen = find_series(document, variant, batch)
+        chosen = export_document.find_series(document, variant, batch)
     picks = [
         {key: each[key] for key in ("variant", "batch", "pick", "no_pick", "unmeasured", "drift")} for each in chosen
     ]
-    if error := find_failure(document | {"series": chosen}, every=True):
+    if error := export_document.find_failure(document | {"series": chosen}, every=True):
         error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
     else:
         with options.open_store(settings) as store:
@@ -285,12 +277,9 @@ def _read_order(
     batches: str,
     clocks: tuple[list[str] | None, str, str, str, str],
     window: str,
-) -> SweepOrder:
-    from farm.sweep.plan.order import SweepOrder
-    from farm.sweep.run import programs
-
+) -> plan_order.SweepOrder:
     cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes = clocks
-    return SweepOrder(
+    return plan_order.SweepOrder(
         model,
         tuple(shapes or ()),
         programs.read_variants(variants),
@@ -312,26 +301,20 @@ def _require_board(board: str | None, board_type: str | None, boards: int | None
 
 
 def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
-    from farm.sweep.export.document import make_document
-
-    return make_document(store, sweep, goal)
+    return export_document.make_document(store, sweep, goal)
 
 
 def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
     """A sweep that has just ended; it failed where it was voided, or nothing can be picked."""
-    from farm.sweep.export.document import find_failure
-
     document = _make_document(store, sweep)
     if out is not None:
         document["report"] = _write_report(document, out)
-    yield output.Failed(document, find_failure(document))
+    yield output.Failed(document, export_document.find_failure(document))
     sweep_table.print_sweep(document)
 
 
 def _write_report(document: dict[str, Any], out: Path) -> dict[str, str]:
-    from farm.report.sweep_page import write_sweep_report
-
-    return dict(write_sweep_report(document, out))
+    return dict(sweep_page.write_sweep_report(document, out))
 
 
 def _read_ambient(text: str) -> float | None:

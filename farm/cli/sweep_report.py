@@ -14,10 +14,12 @@ from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.points.values import Goal
+from farm.report import sweep_page
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
+from farm.sweep.export import document as export_document
 from farm.sweep.export.chosen import Chosen, ExportForm
 from farm.sweep.export.compare import PointPair, SeriesPair
 from farm.sweep.export.nvpmodel import export_nvpmodel
@@ -42,9 +44,6 @@ def report(
     ] = None,
 ) -> output.Document:
     """Write a sweep's report. A page with its pictures and tables, CSV and JSON."""
-    # Here, as it loads Matplotlib.
-    from farm.report import sweep_page
-
     document = _fetch(sweep)
     paths = sweep_page.write_sweep_report(document, out or pathlib.Path(f"sweep-{sweep}"))
     yield {"sweep": sweep, "report": paths}
@@ -115,17 +114,15 @@ def compare(
 
 def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> dict[str, Any]:
     """A sweep's document, its picks for its own goal as `change` makes it."""
-    from farm.sweep.export.document import make_document
-
     with options.open_store() as store:
-        return make_document(store, sweep, change(stored.goal_from_dict(store.require_sweep(sweep)["goal"])))
+        return export_document.make_document(
+            store, sweep, change(stored.goal_from_dict(store.require_sweep(sweep)["goal"]))
+        )
 
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
     """The one that is meant: tuned before others; one batch size, or the one named. Raises UsageError."""
-    from farm.sweep.export.document import find_series
-
-    found = find_series(document, variant, batch)
+    found = export_document.find_series(document, variant, batch)
     best = sweep_rows.order_series({"series": found})[0]
     batches = sorted({series["batch"] for series in found})
     if len(batches) > 1:

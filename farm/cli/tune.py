@@ -11,8 +11,11 @@ import typer
 
 from farm import emulation
 from farm import settings as farm_settings
+from farm.artifacts import imported, on_board
 from farm.artifacts.listed import ToCompile, to_name
 from farm.artifacts.places import require_room
+from farm.campaign import one_model, plan_models
+from farm.campaign import tune as campaign_tune
 from farm.cli import options, ordered_packages, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.durations import read_duration_s
@@ -21,6 +24,8 @@ from farm.crew.virtual import require_virtual
 from farm.errors import UsageError
 from farm.processes.machine import name_user
 from farm.report.campaign_rows import describe_final
+from farm.search import gpus
+from farm.search.graph import pipeline
 from farm.values import DEFAULT_POINT
 
 if TYPE_CHECKING:
@@ -77,7 +82,6 @@ def tune(
     Exit code 1 where none was found.
     """
     since = time.monotonic()
-    from farm.artifacts.on_board import choose_board
 
     options.require_trials(trials)
     wait_s = read_duration_s("--wait", wait)
@@ -91,24 +95,17 @@ def tune(
     settings = farm_settings.load()
     screen = CampaignScreen()
     with options.open_store(settings) as store:
-        kind, name = choose_board(store, board_type, board)
+        kind, name = on_board.choose_board(store, board_type, board)
         if virtual and (added := require_virtual(store, kind, name_user())):
             screen.note(f"added {' and '.join(added)} (simulated)")
         source, inputs = options.read_model(model, shape, batch, trust_model)
-        # Imported here: Ray takes a second that wrong usage should not wait for.
-        from farm.artifacts.imported import require_right_import
-        from farm.campaign.one_model import OneModelRequest
-        from farm.campaign.plan_models import to_variant
-        from farm.campaign.tune import find_failure, tune
-        from farm.search.gpus import require_device
-        from farm.search.graph.pipeline import make_exact, store_weights
 
         options.require_float(source, weights)
-        own = store_weights(require_device(make_exact(kind, exact), device), weights)
+        own = pipeline.store_weights(gpus.require_device(pipeline.make_exact(kind, exact), device), weights)
         try:
-            request = OneModelRequest(
+            request = one_model.OneModelRequest(
                 "tune",
-                to_variant(source, inputs),
+                plan_models.to_variant(source, inputs),
                 own,
                 trials,
                 board=name,
@@ -119,15 +116,15 @@ def tune(
                 since=since,
             )
             if folder is not None:
-                require_right_import(source, inputs, screen.note)
-            tuned = tune(request, settings, store, screen)
+                imported.require_right_import(source, inputs, screen.note)
+            tuned = campaign_tune.tune(request, settings, store, screen)
         finally:
             screen.close()
     typed = {"origin": model, "batch": batch, "shapes": shape or ()}
     used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
     compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
     document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
-    error = find_failure(tuned.trials, tuned.records)
+    error = campaign_tune.find_failure(tuned.trials, tuned.records)
     if not json:
         _print(document, is_compiled=folder is not None and error is None)
     if folder is not None and error is None:

@@ -11,6 +11,8 @@ from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import UnavailableError
 from farm.processes.machine import name_user
+from farm.web import access, running, tokens
+from farm.web import serve as serving
 
 app = typer.Typer(help="The farm's page and API: serve it, its token, its address.")
 
@@ -37,7 +39,6 @@ def serve(
     if context.invoked_subcommand is not None:
         return
     require_server()
-    from farm.web import serve as serving
 
     place = serving.WebPlace(host, port, tls_cert, tls_key, tuple(name or ()))
     serving.serve(farm_settings.load(), place, lambda url: output.stderr.print(f"the farm's page: {url}"))
@@ -58,9 +59,8 @@ def token(
     if context.invoked_subcommand is not None:
         return
     require_server()
-    from farm.web.access import read_token
 
-    print(read_token(farm_settings.load().home_path, renew=new))
+    print(access.read_token(farm_settings.load().home_path, renew=new))
 
 
 @tokens_app.command("add")
@@ -77,7 +77,6 @@ def add_token(
 ) -> None:
     """Make a token for somebody, in place of an older one of the name. It is printed once and kept nowhere."""
     require_server()
-    from farm.web import tokens
 
     home, by = farm_settings.load().home_path, name_user()
     made = tokens.add(home, name, tokens.Role(role), by)
@@ -90,7 +89,6 @@ def add_token(
 def list_tokens() -> output.Document:
     """List tokens. Whose they are and what they may do; never the tokens."""
     require_server()
-    from farm.web import tokens
 
     entries = tokens.read_entries(farm_settings.load().home_path)
     yield (
@@ -109,7 +107,6 @@ def list_tokens() -> output.Document:
 def remove_token(name: Who) -> None:
     """End somebody's token and sessions."""
     require_server()
-    from farm.web import tokens
 
     tokens.remove(farm_settings.load().home_path, name)
     _note("token_removed", name, "", name_user())
@@ -125,9 +122,7 @@ def _note(kind: str, name: str, message: str, by: str) -> None:
 @output.command
 def url() -> None:
     """Print where the page is served. Exit code 3 where it is not."""
-    from farm.web.running import find_url
-
-    found = find_url(farm_settings.load().home_path)
+    found = running.find_url(farm_settings.load().home_path)
     if found is None:
         raise UnavailableError("the farm's page is not served", "`farm web` or `farm up --web` serves it.")
     print(found)

@@ -43,6 +43,7 @@ load_for_script()
 import tvm  # noqa: E402
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
 import tvm_ffi  # noqa: E402
+from tvm.s_tir.analysis import estimate_tir_flops  # noqa: E402
 
 
 @as_tvm_object
@@ -260,8 +261,6 @@ def _without_notes(mod: Any) -> Any:
 
 def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
     """A workload as the store keeps it."""
-    from tvm.s_tir.analysis import estimate_tir_flops
-
     arguments = workloads.list_arguments(mod)
     workload = workloads.Workload(
         hash=key,

@@ -15,11 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tvm
+
 from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.errors import InternalError, UsageError
 from farm.metaschedule import foreign_values
 from farm.processes import confined
-from farm.search import proof
+from farm.search import proof, traces
+from farm.search import target as search_target
+from farm.search.tvm_env import ms
 from farm.store.merging import RecordBundle
 from farm.values import Record, Trial
 
@@ -167,12 +171,6 @@ def _read_text(path: Path) -> str:
 
 
 def _write_database(bundle: RecordBundle, folder: Path) -> int:
-    from farm.search import traces, tvm_env
-    from farm.search.target import make_target
-
-    tvm = tvm_env.load_compiler()
-    import tvm.s_tir.meta_schedule as ms
-
     database = ms.database.JSONDatabase(
         path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / TUNING_RECORDS)
     )
@@ -181,7 +179,7 @@ def _write_database(bundle: RecordBundle, folder: Path) -> int:
         workload = about[record.workload]
         entry, target = (
             database.commit_workload(tvm.ir.load_json(workload["module_json"])),
-            make_target(workload["target"]),
+            search_target.make_target(workload["target"]),
         )
         item = traces.restore(record.trace_json, entry, target)
         database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.search import proof
+from farm.metaschedule import database as ours
+from farm.metaschedule import tvm_objects
+from farm.search import proof, traces, workloads
+from farm.search import target as search_target
+from farm.search.tvm_env import ms
 
 _WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
 # Before the text of a module MetaSchedule writes its length, which its reader believes.
@@ -49,13 +53,6 @@ def _check_workload(entry: Any) -> None:
 
 
 def _read(pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    import tvm.s_tir.meta_schedule as ms
-
-    from farm.metaschedule import database as ours  # loads TVM
-    from farm.metaschedule.tvm_objects import to_plain_target
-    from farm.search import traces, workloads
-    from farm.search.target import make_target
-
     found: dict[str, dict[str, Any]] = {}
     trials: dict[tuple[str, str], dict[str, Any]] = {}
     known = ms.database.JSONDatabase(path_workload=str(_WORKLOADS), path_tuning_record=str(_TUNING_RECORDS))
@@ -63,11 +60,11 @@ def _read(pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         samples = [float(each) for each in record.run_secs or ()]
         if not samples or not all(0 < each < 1e9 for each in samples):
             continue
-        module, config = record.workload.mod, to_plain_target(record.target)
+        module, config = record.workload.mod, tvm_objects.to_plain_target(record.target)
         key = workloads.workload_hash(module, config, pipeline)
         if key not in found:
             found[key] = ours.describe(module, key, config, pipeline)
-        target = make_target(config)
+        target = search_target.make_target(config)
         text = traces.dump(record.as_measure_candidate(), record.workload, target)
         # As the farm makes it from this text: what MetaSchedule's post-processors did is done again.
         candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, TypeVar
 
+from tvm.ir.utils import derived_object
+
 from farm.search import tvm_env
 
 T = TypeVar("T")
@@ -26,7 +28,6 @@ def load_for_script() -> None:
 def as_tvm_object(cls: type[T]) -> type[T]:
     """TVM's `derived_object`, keeping name and docstring; a class with `close` also works as a context manager."""
     load_for_script()
-    from tvm.ir.utils import derived_object
 
     wrapped: Any = derived_object(cls)
     for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):

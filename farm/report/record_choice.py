@@ -8,6 +8,7 @@ import time
 
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
+from farm.search import workloads
 from farm.store import Store
 from farm.store.records import RecordCriteria
 from farm.units import parse_duration_s
@@ -59,13 +60,12 @@ class Filters:
 
     def _list_workloads(self, store: Store) -> list[str]:
         # By name, of which there is one for many records; what a name says of its operator is no business of SQL's.
-        from farm.search.workloads import operator_kind  # the farm's search is large
 
         return [
             key
             for key, name in store.fetch_workload_names()
             if (not self.workload or is_meant(key, name, self.workload))
-            and (not self.operator or operator_kind(name) == self.operator)
+            and (not self.operator or workloads.operator_kind(name) == self.operator)
         ]
 
     def explain_none(self, store: Store) -> str:

@@ -9,11 +9,14 @@ import dataclasses
 import logging
 from typing import Any
 
-from farm.search import gpus, traces, tvm_env
+import tvm
+
+from farm.search import gpus, traces
 from farm.search.families import rule
 from farm.search.families.family import Plan
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
+from farm.search.tvm_env import ms
 from farm.search.workloads import Workload
 
 _log = logging.getLogger(__name__)
@@ -38,9 +41,6 @@ class Default:
 
 def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
     """How the rule schedules the workload `entry` (MetaSchedule's); None where no family does."""
-    tvm = tvm_env.load_compiler()
-    import tvm.s_tir.meta_schedule as ms
-
     context = traces.make_context(entry.mod, target)
     refused: list[str] = []
     for outlook in rule.list_outlooks(entry.mod, gpus.unit_of(workload.target)):
@@ -64,7 +64,6 @@ def predict_seconds(workload: Workload) -> float | None:
 
     Nothing is scheduled for it: that of the best plan is told, though TVM may refuse that one (`find_default`).
     """
-    tvm = tvm_env.load_compiler()
     if not _is_canonical(workload):
         return None
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), gpus.unit_of(workload.target))
@@ -78,9 +77,6 @@ def _is_canonical(workload: Workload) -> bool:
 
 def describe_default(workload: Workload) -> str:
     """Which family serves a workload where nothing was tuned, and which ones TVM refused, for people."""
-    tvm = tvm_env.load_compiler()
-    import tvm.s_tir.meta_schedule as ms
-
     if not _is_canonical(workload):
         return "none"
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
 
 # MetaSchedule's post-processors ask for this block by name.
 ROOT = "root"
@@ -19,7 +19,6 @@ _CANONICAL = re.compile(r"block_\d+|root")
 
 def canonical_json(module: Any) -> str:
     """A function's module in TVM's JSON with canonical names; structurally equal to what it was."""
-    tvm = tvm_env.load_compiler()
     graph = json.loads(tvm.ir.save_json(module))
     nodes = graph["nodes"]
     counts: dict[str, int] = {}
@@ -43,7 +42,6 @@ def canonical_json(module: Any) -> str:
 
 def list_blocks(module: Any) -> list[str]:
     """The names of a function's blocks in the order in which `canonical_json` numbers them, the root left out."""
-    tvm = tvm_env.load_compiler()
     nodes = json.loads(tvm.ir.save_json(module))["nodes"]
     found = [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"] == "s_tir.SBlock"]
     return [name for name in found if name != ROOT]

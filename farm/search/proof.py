@@ -10,8 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tvm
+
 from farm.errors import UsageError
 from farm.processes import confined
+from farm.search import tvm_env, workloads
 
 # Rows at a time: whoever waits hears how far it is, and one that takes the process down is soon found.
 _BATCH = 200
@@ -58,16 +61,11 @@ def _judge_apart(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
 
 def judge(payload: bytes) -> bytes:
     """In the confined process: what is wrong with each row, "" for nothing, as JSON. Loads TVM's compiler."""
-    from farm.search import tvm_env
-
-    tvm_env.load_compiler()
     return json.dumps([_judge_one(row) for row in json.loads(payload)]).encode()
 
 
 def _judge_one(row: Mapping[str, Any]) -> str:
-    from farm.search import tvm_env, workloads
-
-    tvm = tvm_env.load()
+    tvm_env.load()
     try:
         require_graph(row["module_json"])
         module = tvm.ir.load_json(row["module_json"])

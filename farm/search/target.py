@@ -9,16 +9,14 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from tvm.target import Target, codegen
+
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type
-from farm.search import tvm_env
 
 
 def host_target(cores: int) -> dict[str, Any]:
     """The target of this machine: triple and CPU as LLVM detects them, `cores` of them."""
-    tvm_env.load_compiler()
-    from tvm.target import codegen
-
     machine = platform.machine()
     return {
         "kind": "llvm",
@@ -31,9 +29,6 @@ def host_target(cores: int) -> dict[str, Any]:
 
 def make_target(config: Mapping[str, Any]) -> Any:
     """A `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
-    tvm_env.load_compiler()
-    from tvm.target import Target
-
     try:
         return Target(dict(config))
     except (ValueError, TypeError, RuntimeError) as error:

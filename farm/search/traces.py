@@ -13,10 +13,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm
+
 from farm.errors import InternalError
 from farm.search import names, tvm_env
 from farm.search.families import facts
 from farm.search.graph import dot_instructions
+from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 
 _Instructions = list[list[Any]]
@@ -24,8 +27,6 @@ _Instructions = list[list[Any]]
 
 def dump(item: Any, entry: Any, target: Any) -> str:
     """The text of a measure candidate of the workload `entry` (MetaSchedule's)."""
-    import tvm.s_tir.meta_schedule as ms
-
     trace = item.sch.trace.simplified(True)
     record = ms.database.TuningRecord(trace, entry, None, target, item.args_info)
     document = json.loads(json.dumps(record.as_json()))
@@ -35,8 +36,7 @@ def dump(item: Any, entry: Any, target: Any) -> str:
 
 def restore(text: str, entry: Any, target: Any) -> Any:
     """The measure candidate of a text. Raises InternalError where the trace does not fit the workload any more."""
-    tvm = tvm_env.load()
-    import tvm.s_tir.meta_schedule as ms
+    tvm_env.load()
 
     try:
         [instructions, decisions], _, recorded_target, arguments = json.loads(text)
@@ -56,7 +56,6 @@ def restore(text: str, entry: Any, target: Any) -> Any:
 def make_context(module: Any, target: Any) -> Any:
     """MetaSchedule's own rules and post-processors for a function."""
     tvm_env.load_for(target)
-    import tvm.s_tir.meta_schedule as ms
 
     return ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)
 
@@ -64,7 +63,6 @@ def make_context(module: Any, target: Any) -> Any:
 def finish(schedule: Any, context: Any) -> None:
     """Apply a context's post-processors to a schedule of its function. Raises RuntimeError where one refuses."""
     # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
-    import tvm.s_tir.meta_schedule as ms
 
     schedule.enter_postproc()
     for postprocessor in context.space_generator.postprocs:
@@ -97,16 +95,13 @@ def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
 @functools.lru_cache(maxsize=8)
 def _cuts(module: Any) -> bool:
     """Whether an unscheduled function copies a part of something; asked of the same one for each of its candidates."""
-    import tvm
-
     plain = tvm.s_tir.Schedule(module)
     return any(facts.is_cut(plain, name) for name in facts.list_blocks(plain))
 
 
 def replay(module_json: str, text: str, target: Any) -> str:
     """The scheduled function, in TVM's JSON, that a text leads to from an unscheduled one. Raises InternalError."""
-    tvm = tvm_env.load()
-    import tvm.s_tir.meta_schedule as ms
+    tvm_env.load()
 
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(module_json))
     return str(tvm.ir.save_json(restore(text, entry, target).sch.mod))
@@ -114,8 +109,6 @@ def replay(module_json: str, text: str, target: Any) -> str:
 
 def as_record(item: Any, entry: Any, target: Any, latency_s: float) -> Any:
     """A tuning record that can be applied: with the full trace of a measure candidate."""
-    import tvm.s_tir.meta_schedule as ms
-
     return ms.database.TuningRecord(item.sch.trace, entry, [latency_s], target, item.args_info)
 
 

@@ -1,7 +1,7 @@
-"""Import TVM's tuning parts without the minute that its tensor intrinsics cost.
+"""TVM's tuning parts without the minute that its tensor intrinsics cost.
 
-Call `load()` before anything else in a process that searches, `load_compiler()` in one that only imports models or
-builds; nothing here does either.
+Importing this module imports TVM's compiler and MetaSchedule (`ms`). Call `load` or `load_for` before schedules are
+drawn or traces replayed: MetaSchedule's rules look intrinsics up by name.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ _LOADING = threading.RLock()
 
 @functools.cache
 def load() -> Any:
-    """Import TVM ready for tuning and return the `tvm` module. Later calls cost nothing."""
-    tvm = load_compiler()
+    """Import the intrinsics of every family and return the `tvm` module. Later calls cost nothing."""
     for family in _FAMILIES:
         _load_intrinsics(family)
     return tvm
 
 
+def load_compiler() -> Any:
+    """Return the `tvm` module. Its compiler and MetaSchedule were imported with this module."""
+    return tvm
+
+
 def load_for(target: Any) -> None:
-    """Import the intrinsics alone that MetaSchedule's rules look up for a target. `load` has those of all."""
-    load_compiler()
+    """Import the intrinsics that MetaSchedule's rules look up for one target."""
     machine = str(target.attrs.get("mtriple", "")).partition("-")[0]
     for family in _BY_MACHINE.get(machine, _FAMILIES):
         _load_intrinsics(family)
@@ -50,39 +53,6 @@ def load_for(target: Any) -> None:
 def _load_intrinsics(family: str) -> None:
     with _imported_quickly():
         importlib.import_module(f"{_INTRINSICS}.{family}")
-
-
-@functools.cache
-def load_compiler() -> Any:
-    """Import TVM ready for all but search, which needs intrinsics; returns the `tvm` module. Later calls cost nothing.
-
-    Functions that were scheduled with intrinsics hold their code and are built without them.
-    """
-    # The XGBoost model and TVM share the cores with the builders; a thread pool per library would fight over them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1))))
-    # A user's setting, or that of the process which started us: without the compiler nothing can be tuned.
-    os.environ.pop("TVM_USE_RUNTIME_LIB", None)
-    with _imported_quickly():
-        tvm = _import_compiler()
-    for logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
-    return tvm
-
-
-def _import_compiler() -> Any:
-    import tvm
-    import tvm.s_tir
-
-    if _INTRINSICS not in sys.modules:
-        # A stand-in package: `import tvm.s_tir.tensor_intrin`, which TuneContext runs, then finds it and is content.
-        package = types.ModuleType(_INTRINSICS)
-        package.__path__ = [os.path.join(path, "tensor_intrin") for path in tvm.s_tir.__path__]
-        package.__package__ = _INTRINSICS
-        sys.modules[_INTRINSICS] = package
-        tvm.s_tir.tensor_intrin = package
-    import tvm.s_tir.meta_schedule
-
-    return tvm
 
 
 @contextlib.contextmanager
@@ -119,3 +89,28 @@ def _imported_quickly() -> Iterator[None]:
         if collecting:
             gc.enable()
         _LOADING.release()
+
+
+def _import_compiler() -> Any:
+    import tvm
+    import tvm.s_tir
+
+    if _INTRINSICS not in sys.modules:
+        # A stand-in package: `import tvm.s_tir.tensor_intrin`, which TuneContext runs, then finds it and is content.
+        package = types.ModuleType(_INTRINSICS)
+        package.__path__ = [os.path.join(path, "tensor_intrin") for path in tvm.s_tir.__path__]
+        package.__package__ = _INTRINSICS
+        sys.modules[_INTRINSICS] = package
+        tvm.s_tir.tensor_intrin = package
+    import tvm.s_tir.meta_schedule
+
+    return tvm
+
+
+# XGBoost and TVM share the cores with the builders.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() or 1)))
+with _imported_quickly():
+    tvm = _import_compiler()
+ms = tvm.s_tir.meta_schedule
+for _logger in ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context"):
+    logging.getLogger(_logger).setLevel(logging.ERROR)

@@ -9,10 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import names, tvm_env
+import tvm
+import tvm_ffi
+from tvm.s_tir.analysis import estimate_tir_flops
+
+from farm.search import names
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
+from farm.search.tvm_env import ms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +130,6 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
     """The workloads of a module that went through a graph pipeline, the heaviest first."""
-    tvm_env.load_compiler()
-    import tvm.s_tir.meta_schedule as ms
-    from tvm.s_tir.analysis import estimate_tir_flops
-
     pipelines = graph_pipeline.PIPELINES
     known = pipelines.get(pipeline)
     kernel_layout = known.layout[1] if known and known.layout else "OIHW"
@@ -163,9 +164,6 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
 
 def list_arguments(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Shape and type of every argument of a function, results included."""
-    tvm_env.load_compiler()
-    import tvm.s_tir.meta_schedule as ms
-
     found = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=False)
     return tuple((tuple(int(size) for size in each.shape), str(each.dtype)) for each in found)
 
@@ -182,15 +180,11 @@ def _with_unique_names(found: list[Workload]) -> list[Workload]:
 
 def hash_for(workload: Workload, target_config: Mapping[str, Any]) -> str:
     """The hash that the same function has for another target."""
-    tvm = tvm_env.load_compiler()
     return workload_hash(tvm.ir.load_json(workload.module_json), target_config, workload.pipeline)
 
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
     """16 hexadecimal digits over the function's structure, which is without names, the target and the pipeline's."""
-    tvm_env.load_compiler()
-    import tvm_ffi
-
     structure = int(tvm_ffi.structural_hash(module)) & (2**64 - 1)
     text = json.dumps([f"{structure:016x}", dict(target_config), pipeline], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

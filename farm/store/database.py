@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.settings import StoreLocation
+from farm.store import making, postgresql, sqlite
 from farm.store.clock import Instant
 
 # The newest revision under migrations/; checked by a test against Alembic's own idea of the head.
@@ -103,12 +104,9 @@ def open_database(location: StoreLocation) -> Database:
 def connect(location: StoreLocation) -> Database:
     """The database at `location`, whatever its schema. Raises UnavailableError."""
     if isinstance(location, Path):
-        from farm.store.sqlite import SqliteDatabase
+        return sqlite.SqliteDatabase(location)
 
-        return SqliteDatabase(location)
-    from farm.store.postgresql import PostgresqlDatabase
-
-    return PostgresqlDatabase(location)
+    return postgresql.PostgresqlDatabase(location)
 
 
 def fetch_revision(database: Database) -> str | None:
@@ -135,9 +133,7 @@ def migrate(database: Database) -> str | None:
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
-            from farm.store.making import make_tables
-
-            make_tables(connection, HEAD)
+            making.make_tables(connection, HEAD)
         elif current < _EARLIER:
             raise UnavailableError(
                 f"{database.location} has schema {current}, which was given up before the first release",

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store import database, schema
+from farm.store import database, schema, sweeps
 from farm.store.campaigns import CampaignQueries, select_fleet, to_campaign
 from farm.store.standing import select_boards, to_shown
 from farm.values import FleetCampaign, GoldenSample
@@ -120,9 +120,7 @@ class OverviewQueries(CampaignQueries):
 
     def fetch_sweep_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Some sweeps, the newest first, as `fetch_sweeps` shows them, and how many there are."""
-        from farm.store.sweeps import select_sweeps
-
-        query = select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
+        query = sweeps.select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
         return self._rows(query), self._count(schema.sweeps)
 
     def fetch_trials_since(self, campaign: int, after: int) -> Iterator[Sequence[Any]]:

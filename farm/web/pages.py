@@ -14,9 +14,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from device_agent.protocol import format_mhz
-from farm import units
+from farm import errors, units
+from farm.artifacts import listed, made_here
+from farm.campaign import artifacts
 from farm.crew import queue_place
 from farm.crew.board_calibration import fetch_calibration
+from farm.report import campaign_document
 from farm.report.record_choice import require_workload
 from farm.web import gauges, now, orders, svg
 from farm.web.access import COOKIE
@@ -304,23 +307,20 @@ def show_record(request: Request, workload: str) -> HTMLResponse:
 @router.get("/artifacts")
 def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
     """What was compiled on this machine, and of campaigns what can be."""
-    from farm.artifacts.listed import list_artifacts as list_wanted
-    from farm.artifacts.made_here import list_made_here
-    from farm.campaign.artifacts import list_made
-    from farm.report.campaign_document import summarise
-
     view = get_view(request)
     with view.stores.lend() as store:
         campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
     packages: dict[str, tuple[str, int]] = {}
     pending = []
     for campaign in campaigns:
-        made = list_made(campaign)
+        made = artifacts.list_made(campaign)
         packages |= {each["folder"]: (campaign.name, index) for index, each in enumerate(made) if each["package"]}
         names = {each["name"] for each in made}
-        wanted = [each for each in list_wanted(summarise(campaign)) if each.name not in names]
+        wanted = [
+            each for each in listed.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
+        ]
         pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
-    rows = [(each, packages.get(str(each.folder))) for each in list_made_here(view.settings.home_path)]
+    rows = [(each, packages.get(str(each.folder))) for each in made_here.list_made_here(view.settings.home_path)]
     return show(
         request,
         "artifacts.html",
@@ -338,14 +338,11 @@ def download_artifact(request: Request, campaign: str, index: int) -> Response:
 
     from fastapi.responses import FileResponse
 
-    from farm.campaign.artifacts import list_made
-    from farm.errors import UsageError
-
     with get_view(request).stores.lend() as store:
-        made = list_made(store.fetch_fleet_campaign(campaign))
+        made = artifacts.list_made(store.fetch_fleet_campaign(campaign))
     package = made[index]["package"] if 0 <= index < len(made) else None
     if not package or not Path(package).is_file():
-        raise UsageError(f"there is no package {index} of campaign {campaign!r} on this machine")
+        raise errors.UsageError(f"there is no package {index} of campaign {campaign!r} on this machine")
     return FileResponse(package, filename=Path(package).name)
 
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from farm.errors import UsageError
+from farm.inventory import board_types
 from farm.points.values import Goal, Objective
 from farm.report import campaign_rows, sweep_answer
 from farm.report.campaign_document import draw_curves, list_winners
@@ -20,6 +21,8 @@ from farm.report.sweep_variants import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
+from farm.sweep.export import chosen as exporting
+from farm.sweep.export import compare, nvpmodel, script
 from farm.values import FleetCampaign
 from farm.web import now, orders, svg
 from farm.web.courses import Course
@@ -322,10 +325,9 @@ def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> li
     """Two sweeps at the points that both measured; none where they are of different kinds."""
     if other is None:
         return []
-    from farm.sweep.export.compare import compare_sweeps
 
     try:
-        pairs = compare_sweeps(document, other, mixed=True)
+        pairs = compare.compare_sweeps(document, other, mixed=True)
     except UsageError:
         return []
     return [{"one": pair.one, "other": pair.other, "points": pair.points, "left_out": pair.left_out} for pair in pairs]
@@ -334,21 +336,16 @@ def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> li
 @router.get("/sweeps/{sweep}/export")
 def export_sweep(request: Request, sweep: SweepNumber, form: Text = "json") -> Response:
     """A sweep's pick as a file for a board: `json`, `sh` or `nvpmodel`; `document` is the whole sweep."""
-    from farm.inventory.board_types import require_board_type
-    from farm.sweep.export import chosen as exporting
-    from farm.sweep.export.nvpmodel import export_nvpmodel
-    from farm.sweep.export.script import export_script
-
     view = get_view(request)
     with view.stores.lend() as store:
         document = view.sweeps.find(store, sweep)
     if not document["series"]:
         raise UsageError(f"there is no pick of sweep {sweep}: nothing is measured yet")
-    board_type = require_board_type(document["board"]["type"])
+    board_type = board_types.require_board_type(document["board"]["type"])
     point = exporting.choose_point(document, sweep_rows.order_series(document)[0], rank=1, key=None)
     writers = {
-        "sh": lambda: export_script(point, board_type),
-        "nvpmodel": lambda: export_nvpmodel(point, board_type, None),
+        "sh": lambda: script.export_script(point, board_type),
+        "nvpmodel": lambda: nvpmodel.export_nvpmodel(point, board_type, None),
         "json": lambda: exporting.export_json(point, board_type),
     }
     if form not in writers:

@@ -8,6 +8,7 @@ from typing import Any
 
 from farm.errors import FarmError
 from farm.processes.compile_subprocess import TIMEOUT_S, Apart
+from farm.search import tvm_env
 
 
 class ModelCompiles:
@@ -79,6 +80,4 @@ class ModelCompiles:
 
 def _load() -> None:
     """Load TVM's compiler."""
-    from farm.search import tvm_env
-
     tvm_env.load_compiler()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm import settings as farm_settings
+from farm.campaign.engine import engine
 from farm.campaign.engine.ahead import is_expected
 from farm.campaign.engine.control import RUN, close_abandoned, is_anothers, needs_engine, recount_campaign
 from farm.campaign.engine.heartbeat import beating
@@ -48,9 +49,6 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Be the engine until there is nothing left to do, or until told to end. Returns the exit code."""
-    # Here: it loads Ray, which commands that only ask for this module's names should not wait for.
-    from farm.campaign.engine.engine import run_engine
-
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
@@ -61,7 +59,7 @@ def main() -> int:
             except UnavailableError as error:
                 return _fail(str(error), ANOTHER_RUNS)
             store = stack.enter_context(Store(settings.store_location))
-            serve(settings, store, run_engine)
+            serve(settings, store, engine.run_engine)
     except FarmError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from farm.campaign.engine import ray_calls
+from farm.search.build import build_pool
 from farm.search.build.build_pool import BuildPool, BuildResult, CompilerLostError, Job
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
@@ -33,9 +34,7 @@ def launch_compiler(options: Mapping[str, Any]) -> Any:
 
         def load(self) -> str:
             """Get ready, and say with which versions."""
-            from farm.search.build.build_pool import Builder
-
-            self._builder = Builder()
+            self._builder = build_pool.Builder()
             return self._builder.versions()
 
         def build(self, *order: Any) -> tuple[BuildResult, int, int]:

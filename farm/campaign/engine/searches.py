@@ -19,6 +19,9 @@ from farm.campaign.engine.ray_calls import ActorLostError
 from farm.campaign.engine.ray_nodes import here
 from farm.campaign.scheduler.values import TaskKey
 from farm.errors import DeadlineError, FarmError
+from farm.processes import log_lines
+from farm.search import tvm_env
+from farm.search.tuners import campaign_search
 
 # What earlier trials say of a candidate: hash, trace, latency (s) or None where it failed by its own fault.
 Known = tuple[str, str, float | None]
@@ -75,15 +78,11 @@ class SearchActor:
 
     def __init__(self, settings: Mapping[str, Any], log: str) -> None:
         """`log` is the path of the file that all searches write to."""
-        from farm.processes import log_lines
-        from farm.search import tvm_env
-
         log_lines.start_log("search", Path(log))
         self._campaign = ""
         tvm_env.load()
-        from farm.search.tuners.campaign_search import CampaignSearch
 
-        self._search = CampaignSearch(**settings)
+        self._search = campaign_search.CampaignSearch(**settings)
 
     def serve(self, campaign: str) -> None:
         """Search for a campaign from now on: it may have been started for whichever comes next."""

@@ -14,6 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.search.families import expressions
+from tvm import ir
+from tvm import tirx
+from tvm.ir.expr import Call
+from tvm.sym import Analyzer
+import tvm_ffi
 
 # More places at which a condition would have to be looked at are not looked at.
 _MOST_CORNERS = 16
@@ -21,7 +26,6 @@ _MOST_CORNERS = 16
 
 def set_apart(function: Any) -> Any:
     """A lowered function whose tiles inside an image compare nothing."""
-    from tvm import tirx
 
     body = _Splitter().visit(function.body)
     if body.same_as(function.body):
@@ -33,13 +37,9 @@ class _Splitter:
     """One function's walk."""
 
     def __init__(self) -> None:
-        from tvm.sym import Analyzer
-
         self._analyzer = Analyzer()
 
     def visit(self, statement: Any) -> Any:
-        from tvm import tirx
-
         if isinstance(statement, tirx.SeqStmt):
             parts = [self.visit(each) for each in statement.seq]
             same = all(part.same_as(each) for part, each in zip(parts, statement.seq, strict=True))
@@ -52,8 +52,6 @@ class _Splitter:
         return self._visit_loop(statement) if isinstance(statement, tirx.For) else statement
 
     def _visit_loop(self, loop: Any) -> Any:
-        from tvm import tirx
-
         if not isinstance(loop.extent, tirx.IntImm) or _is_sum(loop) or not _find_choices(loop.body):
             return loop
         self._bind(loop.loop_var, int(loop.min), int(loop.extent))
@@ -63,15 +61,12 @@ class _Splitter:
         return self._split(loop) or loop
 
     def _bind(self, variable: Any, first: int, extent: int) -> None:
-        from tvm import ir
-
         dtype = variable.ty.dtype
         low, count = (_integer(number, dtype) for number in (first, extent))
         self._analyzer.bind(variable, ir.Range.from_min_extent(low, count))
 
     def _split(self, loop: Any) -> Any | None:
         """The loop anew; None where nothing can be said of its conditions."""
-        from tvm import tirx
 
         sums = [each for each in _list_loops(loop.body) if _is_sum(each)]
         if not all(isinstance(number, tirx.IntImm) for each in sums for number in (each.min, each.extent)):
@@ -101,7 +96,6 @@ class _Splitter:
 
     def _split_body(self, loop: Any, needed: Sequence[Any], assumed: Sequence[Any]) -> Any | None:
         """A parallel loop, whose steps are what they are, with its body twice: where all that is `assumed` holds, too."""
-        from tvm import tirx
 
         parts = expressions.list_statements(loop.body)
         kept = list(itertools.takewhile(lambda each: not isinstance(each, tirx.For | tirx.BufferStore), parts))
@@ -118,7 +112,6 @@ class _Splitter:
 
     def _copy(self, loop: Any, span: tuple[int, int], assumed: Sequence[Any]) -> Any:
         """Steps of a loop with variables of their own, where what is `assumed` holds."""
-        from tvm import tirx
 
         start, end = span
         variable = loop.loop_var
@@ -183,7 +176,6 @@ class _Copy:
 
     def copy(self, statement: Any) -> Any:
         """The statement anew. Raises _UnknownError for one that is not known here."""
-        from tvm import ir, tirx
 
         if isinstance(statement, tirx.SeqStmt):
             return tirx.SeqStmt([self.copy(each) for each in statement.seq])
@@ -211,9 +203,6 @@ class _Copy:
 
     def _write(self, expression: Any) -> Any:
         """An expression as the copy has it."""
-        import tvm_ffi
-        from tvm import tirx
-        from tvm.ir.expr import Call
 
         def settle(call: Any) -> Any:
             if not _is_choice(call):
@@ -234,8 +223,6 @@ class _Copy:
 
     def _settle(self, condition: Any) -> bool | None:
         """Whether a condition of the original holds in the copy; None where that is open."""
-        import tvm_ffi
-        from tvm import tirx
 
         if not _is_comparison(condition):
             return None
@@ -250,7 +237,6 @@ class _Copy:
 
 def _list_conditions(body: Any) -> list[Any]:
     """All comparisons that choices of a statement depend on, names in it spelt out."""
-    from tvm import tirx
 
     names: dict[Any, Any] = {}
     found = []
@@ -279,14 +265,11 @@ def _list_choices(statement: Any) -> list[Any]:
 
 
 def _is_choice(part: Any) -> bool:
-    from tvm.ir.expr import Call
-
     return isinstance(part, Call) and str(getattr(part.op, "name", "")).endswith(".if_then_else")
 
 
 def _list_parts(condition: Any) -> list[Any]:
     """What must hold together for a condition to hold."""
-    from tvm import tirx
 
     if isinstance(condition, tirx.And):
         return [*_list_parts(condition.a), *_list_parts(condition.b)]
@@ -295,7 +278,6 @@ def _list_parts(condition: Any) -> list[Any]:
 
 def _is_comparison(part: Any) -> bool:
     """Whether something is a comparison of integers that reads no memory."""
-    from tvm import tirx
 
     if not isinstance(part, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
         return False
@@ -304,7 +286,6 @@ def _is_comparison(part: Any) -> bool:
 
 def _is_linear(expression: Any, variable: Any) -> bool:
     """Whether a variable occurs in sums and products alone."""
-    from tvm import tirx
 
     if not expressions.mentions(expression, variable) or expression.same_as(variable):
         return True
@@ -314,7 +295,6 @@ def _is_linear(expression: Any, variable: Any) -> bool:
 
 def _is_sum(loop: Any) -> bool:
     """Whether what a loop stores goes to the same places at every step."""
-    from tvm import tirx
 
     names: list[Any] = [loop.loop_var]
     for each in expressions.walk(loop.body):
@@ -327,37 +307,26 @@ def _is_sum(loop: Any) -> bool:
 
 
 def _list_loops(statement: Any) -> list[Any]:
-    from tvm import tirx
-
     return [each for each in expressions.walk(statement) if isinstance(each, tirx.For)]
 
 
 def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
-    from tvm import tirx
-
     return tirx.IfThenElse(_join_conditions(needed), quick, rest)
 
 
 def _join_conditions(conditions: Sequence[Any]) -> Any:
     """That all of them hold: what `_list_parts` takes apart."""
-    from tvm import tirx
 
     return functools.reduce(tirx.And, conditions)
 
 
 def _with_body(loop: Any, body: Any) -> Any:
-    from tvm import tirx
-
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
 
 def _join(parts: Sequence[Any]) -> Any:
-    from tvm import tirx
-
     return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
 
 
 def _integer(number: int, dtype: Any) -> Any:
-    from tvm import tirx
-
     return tirx.IntImm(dtype, number)

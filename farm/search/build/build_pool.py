@@ -19,6 +19,8 @@ from device_agent.protocol import Status
 from farm.errors import FarmError
 from farm.search.build.build_cache import compiler_versions
 from farm.settings import Settings
+from farm.search import tvm_env
+from farm.search.build import builder
 
 # Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
 # two. What takes longer was never going to answer.
@@ -45,16 +47,12 @@ class Builder:
     """What runs in a compiler's process."""
 
     def __init__(self) -> None:
-        from farm.search.build import builder
-        from farm.search import tvm_env
-
         tvm_env.load_compiler()
         builder.remove_left()
         self._count = 0
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:
         """Compile one function. Returns the result, how many builds this was, and the resident size in bytes."""
-        from farm.search.build import builder
 
         self._count += 1
         started = time.monotonic()

@@ -23,6 +23,8 @@ from farm.search import tvm_env
 from farm.search.build import gpu_code, lowering
 from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+import tvm
 
 _PREFIX = "farm-build-"
 _LOOK_S = 0.05
@@ -35,8 +37,6 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     `standalone` the packing stays inside the function, so that it computes the right result from ordinary weights.
     Raises CodeRefusedError for code that a board's GPU cannot take, and what TVM raises.
     """
-    tvm = tvm_env.load_compiler()
-    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     module = tvm.ir.load_json(module_json)
     if not standalone:

@@ -7,6 +7,8 @@ is none. Where one is, the result is none now, whatever the order: what ONNX ask
 from __future__ import annotations
 
 from typing import Any
+from tvm import tirx
+import tvm_ffi
 
 _TYPE = "float32"
 
@@ -16,8 +18,6 @@ def use_instructions(function: Any) -> Any:
 
     A limit that is a constant is left: a compiler sees that it is a number.
     """
-    import tvm_ffi
-    from tvm import tirx
 
     def change(node: Any) -> Any:
         dtype = str(node.ty.dtype)
@@ -31,6 +31,4 @@ def use_instructions(function: Any) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    from tvm import tirx
-
     return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)

@@ -17,6 +17,8 @@ from farm.search.cores import core_of
 from farm.search.families.expressions import evaluate, list_statements, read_value, walk
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
+from tvm import tirx
+import tvm_ffi
 
 # Weights of fewer bytes are in the second cache soon enough.
 _LEAST_BYTES = 64 << 10
@@ -39,7 +41,6 @@ def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
     """
     if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
         return function
-    from tvm import tirx
 
     body = _Fetcher(tile_bytes, core_of(dict(target.export())).fetched_bytes).visit(function.body)
     if body.same_as(function.body):
@@ -89,8 +90,6 @@ class _Fetcher:
         self._before: list[tuple[Any, list[Any]]] = []
 
     def visit(self, statement: Any) -> Any:
-        from tvm import tirx
-
         if isinstance(statement, tirx.SeqStmt):
             return self._visit_sequence(statement)
         if isinstance(statement, tirx.Bind):
@@ -110,8 +109,6 @@ class _Fetcher:
         return statement
 
     def _visit_sequence(self, sequence: Any) -> Any:
-        from tvm import tirx
-
         named, parts, changed = len(self._names), [], False
         for each in sequence.seq:
             part = self.visit(each)
@@ -122,8 +119,6 @@ class _Fetcher:
         return tirx.SeqStmt(parts) if changed else sequence
 
     def _visit_loop(self, loop: Any) -> Any:
-        from tvm import tirx
-
         named = len(self._names)
         self._loops.append(loop)
         body = self.visit(loop.body) if _has_loops(loop.body) else self._fetch_in(loop)
@@ -135,7 +130,6 @@ class _Fetcher:
 
     def _fetch_in(self, loop: Any) -> Any:
         """The body of an innermost loop, with what it asks for; or that is noted to stand before the tile's loops."""
-        from tvm import tirx
 
         stream = self._find_stream(loop)
         if stream is None:
@@ -155,7 +149,6 @@ class _Fetcher:
 
     def _find_stream(self, loop: Any) -> _Stream | None:
         """The weights that an innermost loop reads in the order in which they lie, if it only adds to a tile's sums."""
-        from tvm import tirx
 
         names = [*self._names, *((s.var, s.value) for s in list_statements(loop.body) if isinstance(s, tirx.Bind))]
         stores = [s for s in list_statements(loop.body) if isinstance(s, tirx.BufferStore)]
@@ -173,7 +166,6 @@ class _Fetcher:
 
     def _follow(self, loop: Any, buffer: Any, first: Any, step: int, names: list[Any]) -> _Stream | None:
         """Look outwards from a loop for the tiles that share a block; None where none do."""
-        from tvm import tirx
 
         size, tiles, tile, nest = step * int(loop.extent), 1, tirx.IntImm("int32", 0), loop
         origin = evaluate(first, None, 0, names)
@@ -206,7 +198,6 @@ def _share(steps: Any, stream: _Stream) -> Any:
 
     A division of each step's own took nine instructions beside 27 multiply-adds, two thirds of them on their ports.
     """
-    from tvm import tirx
 
     scale = tirx.IntImm("int64", (stream.step << _FRACTION_BITS) // stream.tiles)
     return (tirx.Cast("int64", steps) * scale) >> tirx.IntImm("int64", _FRACTION_BITS)
@@ -214,8 +205,6 @@ def _share(steps: Any, stream: _Stream) -> Any:
 
 def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) -> Any:
     """An expression with names spelt out and some variables at zero."""
-    import tvm_ffi
-    from tvm import tirx
 
     def replace(variable: Any) -> Any:
         if any(variable.same_as(each) for each in at_zero):
@@ -228,7 +217,6 @@ def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) ->
 
 def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
     """So many lines from an element on."""
-    from tvm import tirx
 
     for line in range(lines):
         at = start + line * _LINE_BYTES // stream.element_bytes
@@ -238,14 +226,11 @@ def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
 
 
 def _has_loops(statement: Any) -> bool:
-    from tvm import tirx
-
     return any(isinstance(each, tirx.For) for each in walk(statement))
 
 
 def _list_vector_loads(value: Any) -> list[Any]:
     """All loads of neighbouring elements in an expression."""
-    from tvm import tirx
 
     loads, _ = read_value(value)
     return [
@@ -257,7 +242,6 @@ def _list_vector_loads(value: Any) -> list[Any]:
 
 def _count_read(buffer: Any, stores: list[Any]) -> int:
     """Elements of a buffer that one step reads as vectors, each once."""
-    import tvm_ffi
 
     found: list[Any] = []
     for load in (load for store in stores for load in _list_vector_loads(store.value)):

@@ -11,6 +11,9 @@ from typing import Any
 from farm.errors import FarmError
 from farm.gpu.code import Made, make_code
 from farm.search import gpus
+from tvm.s_tir import dlight
+from tvm_ffi import register_global_func
+from tvm_ffi import remove_global_func
 
 # TVM's code generator calls it with the source of all kernels and stores what it returns (codegen_cuda.cc).
 _HOOK = "tvm_callback_cuda_postproc"
@@ -26,7 +29,6 @@ def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
     if not gpus.is_gpu(target):
         yield made
         return
-    from tvm_ffi import register_global_func, remove_global_func
 
     plan, simulated = gpus.gpu_of(target).plan, gpus.is_virtual(target)
     failed: list[FarmError] = []
@@ -51,7 +53,6 @@ def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
 
 def bind_rest(module: Any, target: Any) -> Any:
     """Give the functions of a model that are not scheduled yet TVM's defaults for GPUs (DLight)."""
-    from tvm.s_tir import dlight
 
     rules = (
         dlight.gpu.Matmul(),

@@ -13,6 +13,11 @@ from typing import Any
 from farm.search.build import borders, extremes, fetching, rows, sums, unrolling
 from farm.search.cores import find_core
 from farm.search.families.facts import size_of
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+import tvm
+import tvm_ffi
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
 PIPELINE = "farm"
@@ -30,17 +35,12 @@ _ON_STACK = "disable_lower_builtin"
 
 def use_pipeline() -> str:
     """Make our pipeline known to TVM in this process and return its name. The compiler must be loaded."""
-    from tvm.tirx import compilation_pipeline
 
     compilation_pipeline.register_tir_pipeline(PIPELINE, _make)
     return PIPELINE
 
 
 def _make() -> tuple[Any, Any, Any]:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir.pipeline import default_s_tir_pipeline
-
     passes, of_host, of_device = default_s_tir_pipeline()
 
     def run(module: Any, _: Any) -> Any:
@@ -67,8 +67,6 @@ def _make() -> tuple[Any, Any, Any]:
 
 def _has_known_sizes(function: Any) -> bool:
     """Whether all loops and all data have a number of steps and elements; kernels that ask a core have others."""
-    import tvm_ffi
-    from tvm import tirx
 
     sizes: list[Any] = []
 
@@ -89,8 +87,6 @@ def keep_on_stack(function: Any) -> Any:
     """The same lowered function with all buffers of up to `STACK_BYTES` on the stack, where LLVM makes registers of
     them if it can.
     """
-    import tvm_ffi
-    from tvm import tirx
 
     def keep(node: Any) -> Any:
         known = all(isinstance(extent, tirx.IntImm) for extent in node.buffer.shape)

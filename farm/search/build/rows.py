@@ -14,6 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm.search.families import expressions, loops
+from tvm import sym
+from tvm import tirx
+import tvm
+import tvm_ffi
 
 _TYPE = "float32"
 # What vectors compute as they stand. Anything else, conditions above all, would go lane by lane.
@@ -22,9 +26,6 @@ _CALLS = frozenset(f"tirx.{name}" for name in ("reinterpret", "floor", "sqrt", "
 
 def use_vectors(function: Any, lanes: int) -> Any:
     """A lowered function whose innermost loops over rows go by vectors of so many elements."""
-    import tvm
-    import tvm_ffi
-    from tvm import tirx
 
     shared = {each.buffer: each.data for each in expressions.walk(function.body) if isinstance(each, tirx.DeclBuffer)}
     changed = []
@@ -66,8 +67,6 @@ def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
 
     `shared` says where buffers lie that are a part of another.
     """
-    import tvm_ffi
-    from tvm import tirx
 
     *names, store = expressions.list_statements(loop.body)
     if int(loop.kind) != 0 or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
@@ -105,7 +104,6 @@ def _find_whole(buffer: Any, shared: Mapping[Any, Any]) -> Any:
 
 def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:
     """By how many elements loads move from one step of a loop to the next; None where that is not one number."""
-    from tvm import sym, tirx
 
     analyzer = sym.Analyzer()
     moves: set[int | None] = set()
@@ -118,7 +116,6 @@ def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:
 
 def _compute(row: _Row, lanes: int) -> Any:
     """The row by vectors, of which the last ends where the row does, and computes some elements again."""
-    from tvm import tirx
 
     def vector(first: Any) -> Any:
         def one(lane: Any) -> Any:
@@ -141,7 +138,6 @@ def _reduce(row: _Row, kind: Callable[..., Any], lanes: int) -> Any:
 
     The last vector ends where the row does; what it has in common with the one before counts once.
     """
-    from tvm import tirx
 
     length = lanes * loops.row_vectors(row.elements, lanes)
     neutral = {tirx.Max: tirx.min_value, tirx.Min: tirx.max_value}.get(kind, lambda dtype: tirx.FloatImm(dtype, 0.0))(_TYPE)
@@ -187,14 +183,10 @@ def _reduce(row: _Row, kind: Callable[..., Any], lanes: int) -> Any:
 
 
 def _make_loop(like: Any, variable: Any, extent: int, body: Any, *, vector: bool = False) -> Any:
-    from tvm import tirx
-
     first, extent = (tirx.IntImm(like.loop_var.ty.dtype, number) for number in (0, extent))
     return tirx.For(variable, first, extent, tirx.ForKind.VECTORIZED if vector else tirx.ForKind.SERIAL, body)
 
 
 def _make_vector(like: Any, lanes: int, make: Callable[[Any], Any]) -> Any:
-    from tvm import tirx
-
     lane = tirx.Var("lane", like.loop_var.ty.dtype)
     return _make_loop(like, lane, lanes, make(lane), vector=True)

@@ -11,14 +11,15 @@ import dataclasses
 from typing import Any
 
 from farm.search.families.expressions import read_value, replace, walk
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+import tvm_ffi
 
 _TYPE = "float32"
 
 
 def begin_with_bias(function: Any) -> Any:
     """A lowered function whose tiles' sums begin as what is added to them."""
-    import tvm_ffi
-    from tvm import tirx
 
     statements = list(walk(function.body))
     written = {each.buffer for each in statements if isinstance(each, tirx.BufferStore)}
@@ -53,7 +54,6 @@ class _Sum:
 
 def _change(sequence: Any, own: set[Any], written: set[Any]) -> Any:
     """The statements of a tile, changed where its sums are set to zero, summed up, and read once to be added to."""
-    from tvm import tirx
 
     parts = list(sequence.seq)
     found: dict[tuple[Any, int], _Sum] = {}
@@ -119,7 +119,6 @@ def _follow(
 
 def _place(buffer: Any, indices: Any) -> tuple[Any, int] | None:
     """A buffer and a constant place in it."""
-    from tvm import tirx
 
     if len(indices) != 1 or not isinstance(indices[0], tirx.IntImm):
         return None
@@ -127,8 +126,6 @@ def _place(buffer: Any, indices: Any) -> tuple[Any, int] | None:
 
 
 def _is_zero(value: Any) -> bool:
-    from tvm import tirx
-
     if isinstance(value, tirx.Broadcast):
         value = value.value
     return isinstance(value, tirx.FloatImm) and float(value) == 0.0 and str(value.ty.dtype) == _TYPE
@@ -136,14 +133,12 @@ def _is_zero(value: Any) -> bool:
 
 def _adds(value: Any, load: Any) -> bool:
     """Whether a value is a load of the sum itself and something more."""
-    from tvm import tirx
 
     return isinstance(value, tirx.Add) and value.a.same_as(load)
 
 
 def _find_addition(value: Any, load: Any) -> Any | None:
     """The addition of a load and another one in an expression; None where there is none, or something else is added."""
-    from tvm.ir.expr import TensorLoad
 
     if _adds(value, load):
         return value if isinstance(value.b, TensorLoad) else None
@@ -153,15 +148,11 @@ def _find_addition(value: Any, load: Any) -> Any | None:
 
 
 def _spell(load: Any, names: dict[Any, Any]) -> Any:
-    from tvm import tirx
-
     return tirx.BufferLoad(load.source, [replace(index, names) for index in load.indices])
 
 
 def _leave_out(value: Any, addition: Any) -> Any:
     """An expression with a sum in place of what is added to it."""
-    import tvm_ffi
-    from tvm import tirx
 
     def change(node: Any) -> Any:
         return node.a if node.same_as(addition) else node

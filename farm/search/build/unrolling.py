@@ -11,6 +11,9 @@ from typing import Any
 
 from farm.search.families.expressions import list_statements, replace
 from farm.search.families.facts import size_of
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+import tvm_ffi
 
 # Steps taken at a time, those preferred first, and how many multiply-adds they are at most.
 _STEPS, _MOST = (4, 3, 2), 128
@@ -23,8 +26,6 @@ def unroll_sums(function: Any, tile_bytes: int) -> Any:
 
     Sums of a tile are in buffers of its own of up to so many bytes.
     """
-    import tvm_ffi
-    from tvm import tirx
 
     own: list[Any] = []
 
@@ -64,8 +65,6 @@ def unroll_sums(function: Any, tile_bytes: int) -> Any:
 
 def _adds_up(store: Any, own: list[Any]) -> bool:
     """Whether a statement adds to sums of a tile."""
-    from tvm import tirx
-    from tvm.ir.expr import TensorLoad
 
     if not isinstance(store.value, tirx.Add) or not any(store.buffer.same_as(each) for each in own):
         return False
@@ -74,7 +73,6 @@ def _adds_up(store: Any, own: list[Any]) -> bool:
 
 def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
     """One of so many steps, with names of its own."""
-    from tvm import tirx
 
     names = {loop_var: loop_var * steps + step}
     taken = []

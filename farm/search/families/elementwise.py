@@ -11,6 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import sym, tirx
+from tvm.ir import Range
+
 from farm.search.cores import Core
 from farm.search.families import expressions, loops
 from farm.search.families import facts as reading
@@ -209,9 +212,6 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
 
 def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
     """Whether loops read neighbouring elements one after the other, also through a reshape."""
-    from tvm import sym, tirx
-    from tvm.ir import Range
-
     analyzer, place, step = sym.Analyzer(), 0, 0
     for variable, axis in axes.items():
         analyzer.bind(variable, Range(0, axis.extent))

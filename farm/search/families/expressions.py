@@ -6,6 +6,10 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import Call, TensorLoad
+
 
 def parts(expression: Any) -> list[Any]:
     """The expressions that an expression is made of directly."""
@@ -27,9 +31,6 @@ def holds(expression: Any, *kinds: type) -> bool:
 
 def read_value(value: Any) -> tuple[list[Any], list[Any]]:
     """All loads from buffers in an expression, and all comparisons, indices included."""
-    from tvm import tirx
-    from tvm.ir.expr import TensorLoad
-
     inside = list(_list_inside(value))
     loads = [each for each in inside if isinstance(each, TensorLoad)]
     return loads, [each for each in inside if isinstance(each, (tirx.LT, tirx.LE, tirx.GT, tirx.GE))]
@@ -37,8 +38,6 @@ def read_value(value: Any) -> tuple[list[Any], list[Any]]:
 
 def list_calls(value: Any) -> set[str]:
     """The names of the functions that an expression calls, indices included; TVM spells choices as such."""
-    from tvm.ir.expr import Call
-
     return {each.op.name for each in _list_inside(value) if isinstance(each, Call)}
 
 
@@ -60,8 +59,6 @@ def evaluate(expression: Any, variable: Any, step: int = 1, names: Sequence[tupl
 
     `names` are variables that stand for an expression each.
     """
-    from tvm import tirx
-
     if isinstance(expression, tirx.IntImm):
         return int(expression)
     if expression.same_as(variable):
@@ -87,8 +84,6 @@ def evaluate(expression: Any, variable: Any, step: int = 1, names: Sequence[tupl
 
 def compare(comparison: Any, variable: Any, step: int) -> bool:
     """What a comparison of indices says where `variable` is at `step` and every other one at 0."""
-    from tvm import tirx
-
     left, right = evaluate(comparison.a, variable, step), evaluate(comparison.b, variable, step)
     if isinstance(comparison, tirx.LT):
         return left < right
@@ -108,16 +103,11 @@ def walk(statement: Any) -> Iterator[Any]:
 
 def list_statements(body: Any) -> list[Any]:
     """The statements of a sequence in order, or a body that is one."""
-    from tvm import tirx
-
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def replace(expression: Any, names: Mapping[Any, Any]) -> Any:
     """An expression with variables replaced."""
-    import tvm_ffi
-    from tvm import tirx
-
     if not names:
         return expression
     return tvm_ffi.structural_map(expression, [(tirx.Var, lambda variable: names.get(variable, variable))])

@@ -9,6 +9,10 @@ import dataclasses
 import math
 from typing import Any
 
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm_ffi import dtype as ffi_dtype
+
 from farm.search.families import expressions
 
 
@@ -188,9 +192,6 @@ def _read(
 
 def _operands(block: Any) -> tuple[Any, Any] | None:
     """The two loads that a block multiplies and adds up, through casts to a wider type."""
-    from tvm import tirx
-    from tvm.ir.expr import TensorLoad
-
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return None
@@ -254,8 +255,6 @@ def _standstill(indices: Any, variable: Any, extent: int) -> int:
 
 def bytes_of(dtype: Any) -> int:
     """Size of an element."""
-    from tvm_ffi import dtype as ffi_dtype
-
     return max(1, int(ffi_dtype(str(dtype)).itemsize))
 
 
@@ -266,15 +265,11 @@ def size_of(buffer: Any) -> int:
 
 def is_moved(schedule: Any, name: str) -> bool:
     """Whether a block copies a buffer element by element, wherever to: a transposition, a pad that pads nothing."""
-    from tvm.ir.expr import TensorLoad
-
     return isinstance(getattr(schedule.get(schedule.get_sblock(name)).body, "value", None), TensorLoad)
 
 
 def is_copy(schedule: Any, name: str) -> bool:
     """Whether a block copies a buffer element by element to the same place: a pad that pads nothing."""
-    from tvm.ir.expr import TensorLoad
-
     store = schedule.get(schedule.get_sblock(name)).body
     value = getattr(store, "value", None)
     if not isinstance(value, TensorLoad):
@@ -285,8 +280,6 @@ def is_copy(schedule: Any, name: str) -> bool:
 
 def is_cut(schedule: Any, name: str) -> bool:
     """Whether a block copies a part of a buffer, wherever it writes it: a slice, or what a gather takes."""
-    from tvm.ir.expr import TensorLoad
-
     block = schedule.get(schedule.get_sblock(name))
     value = getattr(block.body, "value", None)
     if not isinstance(value, TensorLoad):
@@ -296,8 +289,6 @@ def is_cut(schedule: Any, name: str) -> bool:
 
 def is_plain(schedule: Any, name: str) -> bool:
     """Whether a block stores one element for each step of its own loops, in their order, and sums nothing up."""
-    from tvm import tirx
-
     block = schedule.get(schedule.get_sblock(name))
     if not isinstance(block.body, tirx.BufferStore) or any(is_sum(v) for v in block.iter_vars):
         return False

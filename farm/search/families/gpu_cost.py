@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tvm import tirx
+
 from device_agent.protocol import SECTOR_BYTES, START_S, WARP, BlockWork, count_cycles, count_resident
 from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
@@ -77,8 +79,6 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
 
 def writes_once(schedule: Any, name: str) -> bool:
     """Whether a block stores one element for each step of its own loops, and sums nothing up."""
-    from tvm import tirx
-
     block = schedule.get(schedule.get_sblock(name))
     loops = len(schedule.get_loops(schedule.get_sblock(name)))
     plain = isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == loops

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import tirx
+
 from device_agent.protocol import WARP
 from farm.gpu.code import THREADS_PER_BLOCK
 from farm.search.families import expressions, gpu_cost, loops
@@ -188,7 +190,6 @@ def read_map(schedule: Any) -> Map | None:
     last = blocks[names[-1]]
     if len(mains) > 1 or not (names[-1] in mains or gpu_cost.writes_once(schedule, names[-1])):
         return None
-    from tvm import tirx
 
     main = mains[0] if mains else None
     body = blocks[main or names[-1]].body

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
+from tvm.ir.expr import TensorLoad
+
 from farm.search.cores import Core
 from farm.search.families import expressions
 from farm.search.families.facts import Contraction
@@ -163,8 +166,6 @@ def predict_shares(shares: int, compute: float, far: float, core: Core) -> Predi
 
 # What TVM refuses, and where it trips over itself: taking back a copy of every second element ends in the latter.
 def _refusals() -> tuple[type[Exception], ...]:
-    import tvm
-
     return tvm.s_tir.ScheduleError, tvm.error.InternalError
 
 
@@ -182,8 +183,6 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
 
 def fold(schedule: Any, name: str) -> bool:
     """Let the block before one that only copies write the copy itself; says whether TVM does it."""
-    from tvm.ir.expr import TensorLoad
-
     block = schedule.get_sblock(name)
     if not isinstance(schedule.get(block).body.value, TensorLoad):
         return False

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+from tvm import tirx
+
 from farm.search.cores import Core
 from farm.search.families import expressions
 from farm.search.families import facts as reading
@@ -33,8 +35,6 @@ class Pooled(StripFamily):
     name = "pooled"
 
     def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
-        from tvm import tirx
-
         block = schedule.get(schedule.get_sblock(names[0]))
         store = block.body
         kinds = [reading.is_sum(v) for v in block.iter_vars]

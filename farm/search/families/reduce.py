@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import tirx
+
 from farm.search.cores import Core
 from farm.search.families import expressions, loops
 from farm.search.families import facts as reading
@@ -205,8 +207,6 @@ def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
 
 
 def _read(schedule: Any) -> Reduction | None:
-    from tvm import tirx
-
     names = reading.list_blocks(schedule)
     if len(set(names)) < len(names):
         return None

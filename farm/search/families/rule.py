@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tvm
+
 from farm.search.families import list_families
 from farm.search.families.family import Family, Plan, Prediction, Unit
 
@@ -53,8 +55,6 @@ class Outlook:
 
 def list_outlooks(module: Any, core: Unit) -> list[Outlook]:
     """The only function of a module as each family sees it that knows it, in the order of the families."""
-    import tvm
-
     schedule = tvm.s_tir.Schedule(module, error_render_level="none")
     read = ((family, family.read(schedule)) for family in list_families(core))
     return [Outlook(family, facts, core, family.options(facts, core)) for family, facts in read if facts is not None]

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import tirx
+
 from farm.search.cores import Core
 from farm.search.families import expressions
 from farm.search.families import facts as reading
@@ -165,6 +167,4 @@ def _read_block(schedule: Any, name: str) -> Any:
 
 
 def _bounds() -> tuple[type, ...]:
-    from tvm import tirx
-
     return tirx.Min, tirx.Max

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm
+
 from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families.dense import (
@@ -77,8 +79,6 @@ class WinogradFacts:
 
 def count_direct_flop(module: Any) -> float | None:
     """FLOP of the convolution that a Winograd function computes, as a direct one would take; None for any other."""
-    import tvm
-
     schedule = tvm.s_tir.Schedule(module)
     facts = Winograd().read(schedule)
     if facts is None:

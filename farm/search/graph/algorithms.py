@@ -10,7 +10,10 @@ import functools
 import math
 from typing import Any
 
-from farm.search import cores, tvm_env
+import tvm
+from tvm import te, topi
+
+from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts, rule
 from farm.search.graph import canonical, dots, pixel_padding, winograd
@@ -44,7 +47,6 @@ def choose_panel(target: Any) -> dots.ChoosePanel:
     """What `dots.use_instruction` asks for a target (TVM's): as many channels as a tile is predicted to have."""
 
     def choose(function: Any) -> int:
-        tvm = tvm_env.load_compiler()
         core = cores.core_of(target.export())
         outlook = rule.read_outlook(tvm.IRModule({"main": canonical.canonicalise(function)}), core)
         plans = outlook.plans() if outlook is not None else []
@@ -59,7 +61,6 @@ def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
     Half of that time is taken to pass while the core computes. Infinite where no family has a plan. Waits for single
     lines are left out, which not all families count.
     """
-    tvm = tvm_env.load_compiler()
     core = dataclasses.replace(core, line_wait=0.0)
     outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
     plans = outlook.plans() if outlook is not None else []
@@ -76,9 +77,6 @@ def kept_bytes(core: Core) -> float:
 
 def make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
     """The convolution as a TIR function of data and of weights [3, 3, in, out], directly."""
-    tvm_env.load_compiler()
-    from tvm import te, topi
-
     data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((winograd.KERNEL, winograd.KERNEL, shape[3], channels), dtype, name="weight")
     result = topi.nn.conv2d_nhwc(data, weight, 1, list(padding), 1)

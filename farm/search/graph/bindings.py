@@ -10,7 +10,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+from tvm.ir import Range
+from tvm.ir.expr import TensorLoad, TensorRegion
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +28,6 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
     `run` is given a block builder, which holds the module, and a function; it returns what `replace` takes. A function
     that TVM refuses to rewrite stays as it is.
     """
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
 
     def apply(module: Any, _: Any) -> Any:
         builder = relax.BlockBuilder(module)
@@ -44,8 +46,6 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
 
 def list_functions(module: Any) -> Iterator[tuple[Any, Any]]:
     """The Relax functions of a module that are one sequence of bindings."""
-    from tvm import relax
-
     for variable, function in list(module.functions_items()):
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
             yield variable, function
@@ -58,8 +58,6 @@ def list_bindings(function: Any) -> list[Any]:
 
 def replace(function: Any, others: Mapping[Any, Sequence[Any]]) -> Any:
     """The function with other bindings, or none, in the place of those of some variables."""
-    from tvm import relax
-
     blocks = []
     for block in function.body.blocks:
         kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
@@ -70,16 +68,12 @@ def replace(function: Any, others: Mapping[Any, Sequence[Any]]) -> Any:
 
 def bind_before(binding: Any, name: str, value: Any, type_: Any) -> Any:
     """A binding of a new variable that may stand in the same block as another."""
-    from tvm import relax
-
     kind = relax.DataflowVar if isinstance(binding.var, relax.DataflowVar) else relax.Var
     return relax.VarBinding(kind(name, type_), value)
 
 
 def count_uses(function: Any) -> Mapping[Any, int]:
     """How often each variable of a function is read, its result included."""
-    from tvm import relax
-
     counts: dict[Any, int] = collections.Counter()
 
     def count(expression: Any) -> None:
@@ -94,9 +88,6 @@ def count_uses(function: Any) -> Mapping[Any, int]:
 
 def is_call(value: Any, operator: str) -> bool:
     """Whether an expression calls a Relax operator of this name."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-
     return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator
 
 
@@ -107,8 +98,6 @@ def called_function(module: Any, value: Any) -> Any | None:
 
 def static_shape(type_: Any) -> tuple[int, ...] | None:
     """The shape of a tensor's type; None where it is none, or not known."""
-    from tvm import relax, tirx
-
     shape = getattr(type_, "shape", None)
     if not isinstance(type_, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
         return None
@@ -128,11 +117,6 @@ def replace_buffer(
 
     What is read stands as `read` makes it.
     """
-    tvm_env.load_compiler()
-    import tvm_ffi
-    from tvm import tirx
-    from tvm.ir import Range
-    from tvm.ir.expr import TensorLoad, TensorRegion
 
     def store(node: Any) -> Any:
         return tirx.BufferStore(new, node.value, move(list(node.indices))) if node.buffer.same_as(old) else node
@@ -155,8 +139,6 @@ def join_pairs(builder: Any, function: Any, merge: Callable[[Any, Any], Any | No
 
     `merge` makes one function of the two, whose arguments are those of both but for what lies between, or None.
     """
-    from tvm import relax
-
     module, uses = builder.get(), count_uses(function)
     made = {binding.var: binding for binding in list_bindings(function)}
     others: dict[Any, list[Any]] = {}
@@ -189,10 +171,6 @@ def chain(first: Any, second: Any) -> Any:
     Its arguments are those of both but for what lies between, its attributes the second's. Blocks have names of their
     own.
     """
-    tvm_env.load_compiler()
-    import tvm_ffi
-    from tvm import s_tir, tirx
-
     renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
     first = renew(first)
     data, between = second.params[0], first.params[-1]
@@ -213,9 +191,6 @@ def chain(first: Any, second: Any) -> Any:
 
 def _rename_blocks(body: Any, other: Any) -> Any:
     """A statement whose blocks are named otherwise than those of another one."""
-    import tvm_ffi
-    from tvm import s_tir
-
     taken: set[str] = set()
 
     def note(block: Any) -> Any:
@@ -236,5 +211,4 @@ def _rename_blocks(body: Any, other: Any) -> Any:
 
 def schedule(function: Any) -> Any:
     """A schedule of a function of TIR, to read it by or to change it."""
-    tvm = tvm_env.load_compiler()
     return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")

@@ -10,7 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+from tvm import tirx
+from tvm.tirx import IndexMap
+
 from farm.search.families import facts
 from farm.search.families.facts import Contraction
 from farm.search.graph import bindings
@@ -20,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 def canonicalise_all() -> Any:
     """A module pass that canonicalises every function of TIR."""
-    tvm = tvm_env.load_compiler()
-    from tvm import tirx
 
     def run(module: Any, _: Any) -> Any:
         for variable, function in module.functions_items():
@@ -43,7 +44,6 @@ def inline_empty_pads(function: Any) -> Any:
 
 
 def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
-    tvm_env.load_compiler()
     for change in changes:
         schedule = bindings.schedule(function)
         try:
@@ -118,6 +118,4 @@ def is_in_order(found: Contraction) -> bool:
 
 def index_map(mapping: Any, count: int) -> Any:
     """A mapping of `count` indices; what TVM makes of a function alone has as many as that has arguments."""
-    from tvm.tirx import IndexMap
-
     return IndexMap.from_func(mapping, ndim=count, index_dtype="int64")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
 
 from farm.search.cores import Core, find_core
 from farm.search.families.dense import MOST_ROWS, MOST_VECTORS, step_cycles
@@ -97,8 +99,6 @@ class _Widening:
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
         """What stands in the place of each binding."""
-        from tvm import relax
-
         others: dict[Any, list[Any]] = {}
         for binding in bindings.list_bindings(function):
             out: list[Any] = []
@@ -120,8 +120,6 @@ class _Widening:
 
     def _narrow(self, variable: Any, at: Any, out: list[Any]) -> None:
         """Cut the channels off that nobody asked for, once."""
-        from tvm import relax
-
         if variable not in self._wide or variable in self._cut:
             return
         self._cut.add(variable)
@@ -159,9 +157,6 @@ class _Widening:
 
     def _contract(self, binding: Any, channels: int, out: list[Any]) -> tuple[int, Callable[[], Any]] | None:
         """A convolution or product with a constant weight: more channels out, and more in where there are more."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         call = binding.value
         data, weight = call.args
         if not isinstance(weight, GenericConst) or not isinstance(data, relax.Var):
@@ -189,9 +184,6 @@ class _Widening:
         return wanted, lambda: _with(call, [operand, other])
 
     def _elementwise(self, call: Any, shape: tuple[int, ...]) -> tuple[int, Callable[[], Any]] | None:
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         counts = {self._wide[a].channels for a in call.args if isinstance(a, relax.Var) and a in self._wide}
         if len(counts) != 1:
             return None
@@ -215,6 +207,4 @@ class _Widening:
 
 
 def _with(call: Any, operands: Sequence[Any]) -> Any:
-    from tvm import relax
-
     return relax.Call(call.op, list(operands), call.attrs, call.ty_args)

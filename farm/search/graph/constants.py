@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-
-from farm.search import tvm_env
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
 @functools.cache
 def fold_shapes() -> Any:
     """A Relax pass that evaluates transposes and reshapes of constants; what it leaves, FoldConstant does."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-    from tvm.relax.expr_functor import PyExprMutator, mutator
-
     operators = {
         tvm.ir.Op.get("relax.permute_dims"): _permuted,
         tvm.ir.Op.get("relax.reshape"): _reshaped,
@@ -60,8 +57,6 @@ def _permuted(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
 
 
 def _reshaped(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any] | None:
-    from tvm import relax, tirx
-
     shape = call.args[1]
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, tirx.IntImm) for d in shape.values):
         return None

@@ -14,16 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm.relax.frontend.onnx import onnx_frontend
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search import tvm_env
 from farm.search.graph import bindings, recurrent
 
 
 @functools.cache
 def importer_class() -> Any:
     """TVM's ONNX importer with our converters; the same constructor and methods."""
-    tvm_env.load_compiler()
-    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
     class Importer(ONNXGraphImporter):
         def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -39,7 +40,6 @@ def importer_class() -> Any:
                 if op_name != "OneHot":
                     return converted
                 # TVM makes 64-bit numbers of whatever its two values are.
-                from tvm import relax
 
                 converted = relax.op.astype(converted, inputs[2].ty.dtype)
             return self.bb.normalize(converted)
@@ -52,8 +52,6 @@ def _stay_inside(value: Any) -> Any:
 
     TVM reads whatever lies there, which ends the process where nothing does.
     """
-    from tvm import relax
-
     if not bindings.is_call(value, "relax.take"):
         return value
     data, indices = value.args
@@ -62,9 +60,6 @@ def _stay_inside(value: Any) -> Any:
 
 def known_operators() -> frozenset[str]:
     """Operators of ONNX, and of ONNX Runtime, that there is a converter for."""
-    tvm_env.load_compiler()
-    from tvm.relax.frontend.onnx import onnx_frontend
-
     return frozenset(onnx_frontend._get_convert_map()) | frozenset(_CONVERTERS)
 
 
@@ -81,7 +76,6 @@ def _constant_bound(value: Any, attribute: float | None) -> float | None:
     """A bound as a number, NaN where there is none; None where it is not known at import."""
     if value is None:
         return math.nan if attribute is None else float(attribute)
-    from tvm.ir import GenericConst
 
     if not isinstance(value, GenericConst):
         return None
@@ -91,8 +85,6 @@ def _constant_bound(value: Any, attribute: float | None) -> float | None:
 
 def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
     """`min(max(data, low), high)`; a bound that is NaN or infinite does nothing."""
-    from tvm import relax
-
     if math.isfinite(low):
         data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
     if math.isfinite(high):
@@ -105,8 +97,6 @@ def _of_kind(dtype: Any, number: float) -> float | int:
 
 
 def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
-    from tvm import relax
-
     data = inputs[0]
     dtype = data.ty.dtype
     gate = _clamp(relax.op.add(data, relax.const(3.0, dtype)), dtype, 0.0, 6.0)
@@ -114,8 +104,6 @@ def _convert_hard_swish(inputs: Any, _: dict[str, Any]) -> Any:
 
 
 def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
-    from tvm import relax
-
     data = inputs[0]
     dtype = data.ty.dtype
     slope, offset = (relax.const(float(attributes.get(n, d)), dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
@@ -124,9 +112,6 @@ def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
 
 def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Pad with constants as an operator that later passes can see; None for any other pad."""
-    from tvm import relax
-    from tvm.ir import GenericConst
-
     data, pads, fill, axes = (inputs[at] for at in range(4))
     mode = attributes.get("mode", b"constant")
     if mode not in (b"constant", "constant") or axes is not None or "float" not in str(data.ty.dtype):
@@ -144,22 +129,16 @@ def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
     """One binary operator after the other, broadcasting as ONNX does."""
-    from tvm import relax
-
     return functools.reduce(getattr(relax.op, name), list(inputs))
 
 
 def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
-    from tvm import relax
-
     total = functools.reduce(relax.op.add, list(inputs))
     return relax.op.multiply(total, relax.const(1 / len(inputs), inputs[0].ty.dtype))
 
 
 def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """One sign alone, which TVM's converter does not look at; None where both count."""
-    from tvm import relax
-
     data, signs = inputs[0], [attributes.get(f"detect_{sign}", 1) for sign in ("positive", "negative")]
     if all(signs):
         return None
@@ -170,8 +149,6 @@ def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
-    from tvm import relax
-
     flat = _flatten(inputs[0], attributes)
     if flat is None:
         return None
@@ -186,8 +163,6 @@ def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
-    from tvm import relax
-
     flat = _flatten(inputs[0], attributes)
     if flat is None:
         return None
@@ -198,8 +173,6 @@ def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...], int] | None:
     """Data as rows of what is normalised together, with its own shape and a row's length; None where it is that."""
-    from tvm import relax
-
     shape = tuple(int(size) for size in data.ty.shape)
     axis = int(attributes.get("axis", -1)) % len(shape)
     if axis == len(shape) - 1 or str(data.ty.dtype) != "float32":

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+from tvm import relax, tirx
+from tvm.ir.expr import Call, TensorLoad
+
 from farm.search.families import facts
 from farm.search.graph import bindings, canonical, in_place_concat
 
@@ -31,8 +34,6 @@ def _gather_pair(copying: Any, called: Any) -> Any | None:
 
 def _only_copies(function: Any) -> bool:
     """Whether a function moves elements and computes nothing; one that leaves them in order costs nothing anyway."""
-    from tvm import relax
-
     if relax.analysis.has_reshape_pattern(function):
         return False
     schedule = bindings.schedule(function)
@@ -41,9 +42,6 @@ def _only_copies(function: Any) -> bool:
 
 
 def _moves(value: Any) -> bool:
-    from tvm import tirx
-    from tvm.ir.expr import Call, TensorLoad
-
     if isinstance(value, Call) and getattr(value.op, "name", "").endswith(".if_then_else"):
         return all(isinstance(side, TensorLoad | tirx.FloatImm | tirx.IntImm) for side in value.args[1:])
     return isinstance(value, TensorLoad)
@@ -62,7 +60,6 @@ def _gains(function: Any) -> bool:
 
 def _merge(copying: Any, function: Any) -> Any | None:
     """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
-    tvm = tvm_env.load_compiler()
     schedule = bindings.schedule(bindings.chain(copying, function))
     names = facts.list_blocks(schedule)
     if len(set(names)) < len(names):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm import relax
+
 from farm.search.graph import bindings
 
 _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
@@ -19,8 +21,6 @@ def respell() -> Any:
 
 
 def _respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm import relax
-
     values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
     others: dict[Any, Sequence[Any]] = {}
     for binding in bindings.list_bindings(function):
@@ -50,8 +50,6 @@ def _number(bound: Any) -> float:
 
 def _take_padding(value: Any, values: Mapping[Any, Any]) -> Any | None:
     """A convolution that pads what an operator before it did."""
-    from tvm import relax
-
     layout = next((layout for name, layout in _CONVOLUTIONS.items() if bindings.is_call(value, name)), None)
     if layout is None or value.attrs.data_layout != layout:
         return None

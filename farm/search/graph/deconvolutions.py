@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tvm import relax
+from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
 
@@ -72,8 +74,6 @@ def split_phases(weights: npt.NDArray[Any], strides: tuple[int, int]) -> npt.NDA
 
 
 def _convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm.ir import GenericConst
-
     others: dict[Any, Sequence[Any]] = {}
     for binding in bindings.list_bindings(function):
         value = binding.value
@@ -96,8 +96,6 @@ def _convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 def _write(builder: Any, binding: Any, sides: Sequence[Side], weights: npt.NDArray[Any]) -> Sequence[Any]:
     """The bindings that take the place of a transposed convolution."""
-    from tvm import relax
-
     made: list[Any] = []
 
     def bind(name: str, call: Any) -> Any:

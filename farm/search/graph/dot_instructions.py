@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+from tvm.s_tir import TensorIntrin
+from tvm.target import codegen
 
 # Products that one lane sums up at once.
 STEP = 4
@@ -153,9 +155,6 @@ def _machine(target: Any) -> str:
 
 def find_instruction(target: Any) -> Instruction | None:
     """The instruction that a target (TVM's) has."""
-    tvm_env.load_compiler()
-    from tvm.target import codegen
-
     for found in INSTRUCTIONS.get(_machine(target), ()):
         if any(codegen.target_has_features(feature, target) for feature in found.features):
             return found
@@ -171,9 +170,6 @@ def data_type(target: Any) -> str:
 @functools.cache
 def register(data: str, lanes: int, at_once: int = STEP) -> str:
     """Make the instruction for such data and so many lanes known to TVM; returns its name in traces."""
-    tvm = tvm_env.load_compiler()
-    from tvm.s_tir import TensorIntrin
-
     every = itertools.chain(*INSTRUCTIONS.values())
     found = next(each for each in every if (each.data, each.at_once) == (data, at_once) and lanes in each.lanes)
     words = {"data": data, "lanes": lanes, "size": STEP * lanes, "pairs": 2 * lanes}

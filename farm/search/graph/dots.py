@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tvm import relax, te, tirx
+from tvm.ir import GenericConst
 
-from farm.search import tvm_env
 from farm.search.graph import bindings
 from farm.search.graph.dot_instructions import STEP, Instruction, find_instruction
 
@@ -58,8 +59,6 @@ def pack(weights: npt.NDArray[np.int8], panel: int = 0) -> npt.NDArray[np.int8]:
 
 def _make_weight(before: Shape, channels: int, panel: int) -> tuple[Any, Any]:
     """A placeholder for packed weights, and a function that reads it at [*before, channel, step]."""
-    from tvm import te
-
     if not panel:
         weight = te.placeholder((*before, channels, STEP), "int8", name="weight")
         return weight, lambda *at: weight(*at)
@@ -74,9 +73,6 @@ def make_convolution(
     """A convolution of bytes [n, h, w, c] with packed weights, in panels of so many channels where there are, as a TIR
     function, marked for an instruction.
     """
-    tvm_env.load_compiler()
-    from tvm import te, tirx
-
     batch, height, width, depth = shape
     (rows, columns), (down, right_by), (dy, dx) = window.kernel, window.strides, window.dilation
     top, left, bottom, right = window.padding
@@ -114,9 +110,6 @@ def make_convolution(
 @functools.cache
 def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP, panel: int = 0) -> Any:
     """Rows of bytes [..., depth] times packed weights as a TIR function, marked for an instruction."""
-    tvm_env.load_compiler()
-    from tvm import te, tirx
-
     *rows, depth = shape
     groups = -(-depth // STEP)
     data = te.placeholder(shape, dtype, name="data")
@@ -167,8 +160,6 @@ class _Using:
 
     def plan(self) -> Mapping[Any, Sequence[Any]]:
         """What stands in the place of each binding."""
-        from tvm import relax
-
         others: dict[Any, Sequence[Any]] = {}
         for binding in self._bindings:
             found = self._convolve(binding.value) or self._multiply(binding.value)
@@ -230,8 +221,6 @@ class _Using:
 
     def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
         """Data that the instruction takes and constant weights, their channels enough for its shortest form."""
-        from tvm.ir import GenericConst
-
         data, kernel = call.args
         kernel = self._values.get(kernel, kernel)
         if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tvm
+from tvm.ir import GenericConst
+from tvm.relax import transform
+from tvm.target import Target, codegen
 
 from farm.errors import ModelRefusedError, UsageError
-from farm.search import tvm_env
 from farm.search.graph import bindings
 
 DTYPE = "float16"
@@ -36,9 +39,6 @@ _POLICIES = dict.fromkeys(_FOLLOW, 1) | dict.fromkeys(_STAY, 2)
 
 def require(target: Mapping[str, Any]) -> None:
     """Raise UsageError where a target, in TVM's dict form, has no arithmetic on vectors of float16."""
-    tvm_env.load_compiler()
-    from tvm.target import Target, codegen
-
     machine, mcpu = str(target.get("mtriple", "")).partition("-")[0], str(target.get("mcpu", ""))
     if machine != "aarch64" or not codegen.target_has_features(_FEATURE, Target(dict(target))):
         raise UsageError(
@@ -50,16 +50,12 @@ def require(target: Mapping[str, Any]) -> None:
 @functools.cache
 def _tell_policies() -> None:
     """On top of TVM's own word, which is of level 10; it hears each level once."""
-    tvm = tvm_env.load_compiler()
     for name, policy in _POLICIES.items():
         tvm.ir.register_op_attr(f"relax.{name}", "TMixedPrecisionPolicy", policy, 20)
 
 
 def compute() -> Any:
     """A module pass: floats are halved where the inputs are read, and made whole again where outputs are written."""
-    tvm = tvm_env.load_compiler()
-    from tvm.relax import transform
-
     _tell_policies()
 
     def check(module: Any, _: Any) -> Any:
@@ -79,8 +75,6 @@ def compute() -> Any:
 
 def _require_finite(expression: Any) -> None:
     """Refuse weights that float16 cannot hold; a bound that is further out than any number is none."""
-    from tvm.ir import GenericConst
-
     if not isinstance(expression, GenericConst):
         return
     values = expression.value.numpy()

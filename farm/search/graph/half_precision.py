@@ -12,8 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst
 
-from farm.search import cores, tvm_env
+from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts
 from farm.search.families.batched import Grouped
@@ -68,9 +71,6 @@ def is_computed(weights: Weights, arguments: Sequence[tuple[tuple[int, ...], str
 
 def count_bytes(module: Any) -> int:
     """Bytes of a prepared module's constants that are in 16 bits."""
-    from tvm import relax
-    from tvm.ir import GenericConst
-
     found: dict[Any, int] = {}
 
     def count(expression: Any) -> None:
@@ -100,9 +100,6 @@ class _Halving:
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
         """What stands in the place of each binding."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         others: dict[Any, Sequence[Any]] = {}
         for binding in bindings.list_bindings(function):
             called = bindings.called_function(self._module, binding.value)
@@ -135,7 +132,6 @@ def find_weight(function: Any) -> int | None:
 
     The first parameter is data: that is how such a workload is told from one that computes in 16 bits (`is_halved`).
     """
-    tvm = tvm_env.load_compiler()
     schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     found: facts.Contraction | None = Dense().read(schedule) or Grouped().read(schedule)
     if found is None or not found.weight_at or str(function.params[found.weight_at].dtype) != FLOAT32:
@@ -145,9 +141,6 @@ def find_weight(function: Any) -> int | None:
 
 def halve_function(function: Any, at: int) -> Any:
     """The function with the parameter `at` in 16 bits, widened wherever it is read."""
-    tvm_env.load_compiler()
-    from tvm import tirx
-
     old = function.params[at]
     new = tirx.decl_buffer(list(old.shape), DTYPE, old.name)
     body = bindings.replace_buffer(function.body, old, new, read=lambda load: tirx.Cast(FLOAT32, load))

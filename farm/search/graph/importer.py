@@ -17,7 +17,6 @@ import onnx
 import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search import tvm_env
 from farm.search.graph import constants, converters, folding, obstacles, onnx_graph
 from farm.search.tvm_errors import find_reason
 
@@ -28,7 +27,6 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
     converter for or whose converter failed, and the inputs that hold text.
     """
-    tvm_env.load_compiler()
     given = model
     model, sized_by_values = _rewrite_for_tvm(model, shapes)
     obstacles.refuse(model.graph, sized_by_values)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm import relax, te, tirx
+
 from farm.search.graph import bindings
 
 # On a function: it joins its arguments along this axis. Such functions are no workloads.
@@ -37,8 +39,6 @@ def is_join(function: Any) -> bool:
 
 
 def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm import relax
-
     uses = bindings.count_uses(function)
     values = {binding.var: binding.value for binding in bindings.list_bindings(function)}
     others: dict[Any, list[Any]] = {}
@@ -57,8 +57,6 @@ def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 def _operands(value: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> list[Any]:
     """What a concatenation joins, another one of the same axis that only it reads taken apart."""
-    from tvm import relax
-
     if not bindings.is_call(value, "relax.concat"):
         return []
     tensors = value.args[0]
@@ -85,8 +83,6 @@ def _axis(value: Any) -> int:
 
 def _is_own(operand: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> bool:
     """Whether an operator makes an operand for one reader alone."""
-    from tvm import relax
-
     value = values.get(operand) if isinstance(operand, relax.Var) else None
     if not isinstance(value, relax.Call) or uses[operand] != 1:
         return False
@@ -95,8 +91,6 @@ def _is_own(operand: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) ->
 
 def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: int, dtype: Any, whole: bool) -> Any:
     """A function that joins tensors of these shapes; with `whole`, each is of the joint shape and holds its part."""
-    from tvm import te, tirx
-
     ends = [sum(s[axis] for s in shapes[: at + 1]) for at in range(len(shapes))]
     parts = [te.placeholder(shape if whole else s, dtype, f"part{at}") for at, s in enumerate(shapes)]
 
@@ -116,8 +110,6 @@ def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: in
 
 
 def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm import relax
-
     module = builder.get()
     uses = bindings.count_uses(function)
     made = {binding.var: binding for binding in bindings.list_bindings(function)}
@@ -159,8 +151,6 @@ def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 
 def _copying(shape: tuple[int, ...], dtype: Any) -> Any:
-    from tvm import te
-
     source = te.placeholder(shape, dtype, "source")
     function = te.create_prim_func([source, te.compute(shape, lambda *indices: source(*indices), "copy")])
     return function.with_attr("tirx.noalias", True).without_attr("global_symbol")
@@ -168,8 +158,6 @@ def _copying(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -> Any | None:
     """The function with a result of another shape, of which it writes what begins at `offset` along an axis."""
-    from tvm import tirx
-
     result = function.params[-1]
     if len(result.shape) != len(shape):
         return None
@@ -184,8 +172,6 @@ def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -
 
 
 def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
-    from tvm import relax
-
     module = builder.get()
     order = {binding.var: at for at, binding in enumerate(bindings.list_bindings(function))}
     made = {binding.var: binding for binding in bindings.list_bindings(function)}

@@ -11,9 +11,13 @@ import dataclasses
 import logging
 from typing import Any, Literal
 
+import tvm
+from tvm import relax, tirx
+from tvm.relax import transform
+
 from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
-from farm.search import cores, gpus, tvm_env
+from farm.search import cores, gpus
 from farm.search.graph import (
     algorithms,
     canonical,
@@ -129,7 +133,6 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     Where TVM cannot convert a model's layout, or that leaves an operator without code, the NCHW pipeline is used
     instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
     """
-    tvm = tvm_env.load_compiler()
     if pipeline.weights == half_precision.FP16:
         half_arithmetic.require(target.export())
     tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
@@ -155,10 +158,6 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
 
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-    from tvm.relax import transform
-
     # Before constants are folded, which would make float32 of weights in 8 bits.
     passes = [quantised.lower(dot_instructions.data_type(target))] if pipeline.canonical else []
     passes += [
@@ -203,9 +202,6 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
 
 def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeline) -> Any:
     """Apply the database's schedules to a prepared module and pack its constant weights; ready for `relax.build`."""
-    tvm = tvm_env.load_compiler()
-    from tvm.relax import transform
-
     with target, contextlib.nullcontext() if database is None else database:
         passes = []
         if database is not None:
@@ -221,9 +217,6 @@ def _split_preprocessing() -> Any:
     """`SplitLayoutRewritePreproc`, shown scheduled functions alone: there is nothing to split in any other, and it
     fails on those without a block of their own, as ScatterElements has none.
     """
-    tvm = tvm_env.load_compiler()
-    from tvm import tirx
-    from tvm.relax import transform
 
     def split(module: Any, _: Any) -> Any:
         apart = {

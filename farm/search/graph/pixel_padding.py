@@ -13,7 +13,9 @@ import logging
 import math
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+from tvm import tirx
+
 from farm.search.cores import Core, find_core
 from farm.search.families import facts
 from farm.search.families.dense import Dense
@@ -36,8 +38,6 @@ _LANE_GAIN = 0.9
 
 def pad_all(target: Any) -> Any:
     """A module pass for a target (TVM's) and canonical functions; does nothing for one whose cores are not known."""
-    tvm = tvm_env.load_compiler()
-    from tvm import tirx
 
     def run(module: Any, _: Any) -> Any:
         core = find_core(dict(target.export()))
@@ -53,7 +53,6 @@ def pad_all(target: Any) -> Any:
 
 def pad(function: Any, core: Core) -> Any:
     """The same function with more pixels where the core gains by it."""
-    tvm_env.load_compiler()
     schedule = bindings.schedule(function)
     found = facts.read_contraction(schedule)
     if found is None or not canonical.is_in_order(found) or found.line < _LEAST_LINE:
@@ -100,8 +99,6 @@ def _predict(found: Contraction, core: Core, *, more: bool = False) -> float:
 
 def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
     """The function over `wanted` pixels: its sums are stored for all of them, its result for those that there are."""
-    from tvm import tirx
-
     area = math.prod(axis.extent for axis in found.pixels)
     if len(found.pixels) > 1:
         canonical.join_pixels(schedule, found)

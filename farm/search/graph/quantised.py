@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tvm import relax
+from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
 
@@ -53,8 +55,6 @@ class _Product:
 
     def steps(self) -> list[Any]:
         """Functions of the result before, to the number in float32."""
-        from tvm import relax
-
         steps = [
             *self.made,
             lambda x: relax.op.astype(x, "float32"),
@@ -116,8 +116,6 @@ class _Lowering:
 
     def _bind(self, binding: Any, steps: Sequence[Any]) -> list[Any]:
         """One binding for each step, the last to the old variable."""
-        from tvm import relax
-
         *before, last = steps
         out, result = self._bind_new(binding, before)
         return [*out, relax.VarBinding(binding.var, self._builder.normalize(last(result)))]
@@ -134,8 +132,6 @@ class _Lowering:
 
     def _scale_operands(self, binding: Any) -> list[Any]:
         """The binding with scaled operands of its own in front of it; nothing where none of them is scaled."""
-        from tvm import relax
-
         out: list[Any] = []
 
         def fresh(argument: Any) -> Any:
@@ -156,8 +152,6 @@ class _Lowering:
         return [*out, relax.VarBinding(binding.var, relax.Call(value.op, arguments, value.attrs, value.ty_args))]
 
     def _constant(self, expression: Any) -> npt.NDArray[Any] | None:
-        from tvm.ir import GenericConst
-
         value = self._values.get(expression, expression)
         return value.value.numpy() if isinstance(value, GenericConst) else None
 
@@ -188,8 +182,6 @@ class _Lowering:
         return _Scaled(data if array is None else array, scales, zeros, axis, dtype)
 
     def _dequantise(self, value: Any) -> list[Any] | None:
-        from tvm import relax
-
         found = self._read(value)
         if found is None:
             return None
@@ -215,8 +207,6 @@ class _Lowering:
 
     def _quantise(self, value: Any, dtype: str) -> list[Any] | None:
         """To bytes of that kind; those of the other are moved."""
-        from tvm import relax
-
         data, scale, zero = value.args
         scales, zeros, own = self._constant(scale), self._constant(zero), str(value.ty.dtype)
         if scales is None or zeros is None or own not in _BYTES or str(data.ty.dtype) != "float32":
@@ -258,8 +248,6 @@ class _Lowering:
 
     def _move(self, data: Any, scales: Any, zeros: Any, dtype: str) -> list[Any] | None:
         """Bytes for bytes where only moves stand between a scaling and the opposite one."""
-        from tvm import relax
-
         value = self._values.get(data)
         if not isinstance(value, relax.Call) or not any(bindings.is_call(value, name) for name in _MOVES):
             return None
@@ -272,8 +260,6 @@ class _Lowering:
 
     def _linear(self, data: Any) -> _Product | None:
         """The product that alone makes up a tensor but for a constant added to it, none of it read by others."""
-        from tvm import relax
-
         if not isinstance(data, relax.Var) or self._uses[data] != 1:
             return None
         value: Any = self._values.get(data)
@@ -306,8 +292,6 @@ class _Lowering:
         return self._multiply(call) if bindings.is_call(call, "relax.matmul") else None
 
     def _convolve(self, call: Any) -> _Product | None:
-        from tvm import relax
-
         data, kernel = self._read(call.args[0]), self._read(call.args[1])
         attributes = call.attrs
         if not self._suit(data, kernel) or int(attributes.groups) != 1:
@@ -333,8 +317,6 @@ class _Lowering:
         return self._scale_back(steps, data, kernel, kernel.data.astype(np.int64).sum(axis=(1, 2, 3)), (1, -1, 1, 1))
 
     def _multiply(self, call: Any) -> _Product | None:
-        from tvm import relax
-
         data, kernel = self._read(call.args[0]), self._read(call.args[1])
         if not self._suit(data, kernel):
             return None
@@ -387,6 +369,4 @@ def _along(found: _Scaled, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDAr
 
 def _number(array: npt.NDArray[Any]) -> Any:
     """A constant in float32."""
-    from tvm import relax
-
     return relax.const(np.ascontiguousarray(array, np.float32), "float32")

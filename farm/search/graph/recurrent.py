@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from farm.search import tvm_env
+import tvm.script
+from tvm import relax
 
 # Gates of each operator, in the order of their weights; which of an operator's activations each takes.
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 0, 0, 1), "GRU": (0, 0, 1), "RNN": (0,)}
@@ -80,8 +80,6 @@ def find_unsupported(operator: str, attributes: Mapping[str, Any], inputs: Seque
 
 def convert(operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
     """The operator's outputs (all steps, the last state and for LSTM the last cells) as one tuple, of Relax."""
-    from tvm import relax
-
     builder = relax.BlockBuilder.current()
     data, weights, recurrent, bias, _, state, cells, peepholes = (inputs[at] for at in range(8))
     batch_first = bool(attributes.get("layout"))
@@ -116,8 +114,6 @@ def convert(operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
 
 def _take(builder: Any, value: Any, at: int) -> Any:
     """The part of an input that is a direction's; None where there is none."""
-    from tvm import relax
-
     if value is None:
         return None
     part = builder.emit(relax.op.strided_slice(value, [0], [at], [at + 1]))
@@ -128,8 +124,6 @@ def _convert_direction(
     builder: Any, layer: Layer, rows: Any, weights: Any, recurrent: Any, bias: Any, state: Any, cells: Any, peep: Any
 ) -> Any:
     """The call of a direction's loop, and before it the product of all steps' inputs, which are `rows`."""
-    from tvm import relax
-
     none = relax.const(np.zeros((layer.batch, layer.hidden), "float32"))
     added = builder.emit(relax.op.matmul(rows, builder.emit(relax.op.permute_dims(weights, [1, 0]))))
     inner = relax.const(np.zeros(layer.columns, "float32")) if layer.has_inner_bias else None
@@ -158,8 +152,6 @@ def _convert_direction(
 
 def _join(builder: Any, found: Sequence[Any], batch_first: bool) -> Any:
     """The directions' results beside each other, as ONNX lays them out."""
-    from tvm import relax
-
     outputs = []
     for position in range(len(found[0].ty.fields)):
         parts = [builder.emit(relax.TupleGetItem(each, position)) for each in found]
@@ -188,9 +180,6 @@ def make_loop(layer: Layer) -> Any:
     [batch, hidden], where there are any peepholes [3 hidden], for a GRU that resets after its product its inner bias
     [columns]; results: all states [steps, batch, hidden], the last state, and for LSTM the last cells.
     """
-    tvm_env.load_compiler()
-    import tvm.script
-
     return tvm.script.from_source(_write(layer))
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from farm.search import tvm_env
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Range
+from tvm.ir.expr import TensorLoad, TensorRegion
+
 from farm.search.families import expressions
 
 
@@ -27,12 +31,6 @@ def repeat(
     They do to every buffer what the step `place(step)` did; to those of `wider` what their own step does, in the buffer
     that stands there for the old one. `zero`: one of these, and for which steps zeros are stored there.
     """
-    tvm_env.load_compiler()
-    import tvm_ffi
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-    from tvm.ir.expr import TensorLoad, TensorRegion
-
     loops = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[axis]).loop_var for name in names]
 
     def find_wider(buffer: Any, default: Any = None) -> Any:

@@ -15,7 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Range
+
 from farm.search.cores import Core, find_core
 from farm.search.families import expressions, facts, rule
 from farm.search.families.pooled import Pooled
@@ -96,8 +100,6 @@ def _predict(step: _Step, found: Strips, core: Core) -> tuple[float, int]:
 
 
 def _read_step(function: Any) -> _Step | None:
-    from tvm import tirx
-
     if not isinstance(function.body.block.body, tirx.SeqStmt | tirx.For):
         return None
     schedule = bindings.schedule(function)
@@ -144,7 +146,6 @@ def _read_step(function: Any) -> _Step | None:
 
 def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
     """Both, with the rows that so many rows of the step would read; None where TVM refuses."""
-    tvm = tvm_env.load_compiler()
     pooled = isinstance(step.family, Pooled)
     read = (rows - 1) * step.stride + step.reach
     if step.pad is not None and not pooled:
@@ -170,8 +171,6 @@ def _lengthen(convolution: Any, first: int, rows: int, *, zero: bool) -> Any | N
 
     Those beyond its own are `zero`, or the nearest one's.
     """
-    from tvm import tirx
-
     schedule = bindings.schedule(convolution)
     found = facts.read_contraction(schedule)
     if found is None or [axis.at for axis in found.pixels] != [0, 1, 2] or found.group or found.batch:
@@ -214,8 +213,6 @@ def _drop_pad(step: _Step, data: Any) -> Any:
 
     What a window read beyond an edge is the nearest element, which it reads anyway.
     """
-    from tvm import s_tir, tirx
-
     function = step.function
     one, row, column, channel = step.indices
     row = row - tirx.IntImm(row.ty.dtype, step.first) if step.first else row
@@ -233,10 +230,6 @@ def _drop_pad(step: _Step, data: Any) -> Any:
 
 def _pad_columns(step: _Step, data: Any) -> Any:
     """A depthwise convolution whose pad compares columns alone: `data` has the rows that there are not."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-
     function = step.function
     if step.pad is None:
         body = bindings.replace_buffer(function.body, function.params[0], data)
@@ -265,8 +258,6 @@ def _pad_columns(step: _Step, data: Any) -> Any:
 
 def _keep(index: Any, size: int, first: int, last: int) -> Any:
     """An index that goes from `first` to `last`, kept from 0 to `size`."""
-    from tvm import tirx
-
     if last >= size:
         index = tirx.min(index, tirx.IntImm(index.ty.dtype, size - 1))
     return tirx.max(index, tirx.IntImm(index.ty.dtype, 0)) if first < 0 else index

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
 
@@ -57,8 +59,6 @@ class _Sinking:
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
         """What stands in the place of each binding."""
-        from tvm import relax
-
         for binding in bindings.list_bindings(function):
             relax.analysis.post_order_visit(
                 binding.value, lambda e, b=binding: self._readers.setdefault(e, []).append(b)
@@ -73,8 +73,6 @@ class _Sinking:
         return others
 
     def _follow(self, binding: Any, out: list[Any]) -> None:
-        from tvm import relax
-
         value = binding.value
         if bindings.is_call(value, "relax.permute_dims") and isinstance(value.args[0], relax.Var):
             self._put_off(binding, value.args[0], _axes(value))
@@ -109,8 +107,6 @@ class _Sinking:
 
     def _write(self, variable: Any, at: Any, out: list[Any]) -> None:
         """Transpose after all, since somebody reads the result."""
-        from tvm import relax
-
         if variable not in self._moved or variable in self._written:
             return
         moved = self._moved[variable]
@@ -119,8 +115,6 @@ class _Sinking:
 
     def _transposed(self, operand: Any, axes: Axes, at: Any, out: list[Any]) -> Any:
         """A variable that holds another one transposed; where that only moves dimensions of one element, reshaped."""
-        from tvm import relax
-
         shape = bindings.static_shape(operand.ty)
         if axes == tuple(range(len(axes))):
             return operand
@@ -156,9 +150,6 @@ class _Sinking:
 
     def _bring_back(self, operands: list[Any], axes: Axes, at: Any, out: list[Any]) -> list[Any] | None:
         """Operands as they are before the transposition; None where that takes more transpositions than it saves."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         inverse = _inverse(axes)
         plans: list[Callable[[], Any]] = []
         saved = 0
@@ -184,8 +175,6 @@ class _Sinking:
 
     def _meets(self, variable: Any, axes: Axes) -> bool:
         """Whether what becomes of a variable is transposed by these axes later."""
-        from tvm import relax
-
         left, seen = [variable], {variable}
         while left:
             for reader in self._readers.get(left.pop(), ()):
@@ -225,8 +214,6 @@ def _axes(call: Any) -> Axes:
 
 def _constant(constant: Any, axes: Axes) -> Any:
     """A constant that is broadcast, transposed."""
-    from tvm import relax
-
     array = constant.value.numpy()
     if array.size == 1 or array.ndim > len(axes):
         return constant
@@ -235,14 +222,10 @@ def _constant(constant: Any, axes: Axes) -> Any:
 
 
 def _same(call: Any, _: Axes) -> Callable[..., Any]:
-    from tvm import relax
-
     return lambda *operands: relax.Call(call.op, list(operands), call.attrs, call.ty_args)
 
 
 def _join(call: Any, axes: Axes) -> Callable[..., Any] | None:
-    from tvm import relax
-
     axis = call.attrs.axis
     if axis is None or not hasattr(call.args[0], "fields"):
         return None
@@ -250,8 +233,6 @@ def _join(call: Any, axes: Axes) -> Callable[..., Any] | None:
 
 
 def _reduce(call: Any, axes: Axes) -> Callable[..., Any] | None:
-    from tvm import relax
-
     if not call.attrs.keepdims or call.attrs.axis is None:
         return None
     over = [axes[int(a) % len(axes)] for a in call.attrs.axis]
@@ -260,8 +241,6 @@ def _reduce(call: Any, axes: Axes) -> Callable[..., Any] | None:
 
 
 def _pool(call: Any, axes: Axes) -> Callable[..., Any] | None:
-    from tvm import relax
-
     old = call.attrs
     if old.layout not in _LAST or old.out_layout != old.layout or _LAST[old.layout][0] != axes:
         return None
@@ -279,8 +258,6 @@ def _pool(call: Any, axes: Axes) -> Callable[..., Any] | None:
 
 
 def _pad(call: Any, axes: Axes) -> Callable[..., Any] | None:
-    from tvm import relax
-
     old = [int(w) for w in call.attrs.pad_width]
     width = [0] * len(old)
     for at, axis in enumerate(axes):

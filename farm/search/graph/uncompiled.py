@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search import tvm_env
+import tvm
+from tvm import relax
 
 # What the executable calls by itself, whoever wrote the code. Anything else needs a function of its own.
 _CALLS = frozenset(
@@ -19,9 +20,6 @@ _PYTHON_ONLY = "relax.run."
 
 def find_operators(module: Any, target: Any) -> list[str]:
     """Names of operators that still have no code once the compiler has done what it can, such as `nn.conv2d`."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-
     # The passes with which `relax.build` begins: sorting and scanning become code there, not in our pipelines.
     passes = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), relax.transform.LegalizeOps()]
     with target:
@@ -45,9 +43,6 @@ def find_operators(module: Any, target: Any) -> list[str]:
 
 def find_culprits(module: Any, target: Any) -> list[str]:
     """Operators of an imported module that TVM fails to make code of, tried one by one after the whole failed."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-
     found: dict[str, None] = {}
     for call in _list_calls(module):
         if isinstance(call.op, relax.ExternFunc) or call.op.name in _CALLS:
@@ -62,8 +57,6 @@ def find_culprits(module: Any, target: Any) -> list[str]:
 
 def _alone(call: Any) -> Any:
     """A module that does nothing but this call."""
-    from tvm import relax
-
     parameters: list[Any] = []
 
     def fresh(argument: Any) -> Any:
@@ -82,16 +75,11 @@ def _alone(call: Any) -> Any:
 
 
 def _list_functions(module: Any) -> list[Any]:
-    from tvm import relax
-
     return [function for _, function in module.functions_items() if isinstance(function, relax.Function)]
 
 
 def _list_calls(module: Any) -> list[Any]:
     """Calls of TVM's operators and of foreign functions, in their order."""
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-
     found: list[Any] = []
 
     def visit(node: Any) -> None:
@@ -104,8 +92,6 @@ def _list_calls(module: Any) -> list[Any]:
 
 
 def _returns_shape(function: Any) -> bool:
-    from tvm import relax
-
     result = function.ret_ty
     parts = result.fields if isinstance(result, relax.TupleType) else [result]
     return any(isinstance(part, relax.ShapeType) for part in parts)

@@ -11,16 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tvm import ir, relax, topi
+from tvm.ir import GenericConst
 
-from farm.search import tvm_env
 from farm.search.graph import bindings
 
 
 def legalise() -> Any:
     """A pass that turns a graph's operators into functions of TIR, as TVM's own does but for the functions above."""
-    tvm_env.load_compiler()
-    from tvm import ir, relax, topi
-
     divide_each, multiply_each = (ir.Op.get(f"relax.{name}").get_attr("FLegalize") for name in ("divide", "multiply"))
 
     def unary(fast: Any, plain: Any, name: str) -> Any:
@@ -76,9 +74,6 @@ def legalise() -> Any:
 
 def _invert(divisors: Any) -> Any | None:
     """A constant of what 1 comes to over each number of another; None for what is none, or beyond float32's range."""
-    from tvm import relax
-    from tvm.ir import GenericConst
-
     if not isinstance(divisors, GenericConst) or divisors.ty.dtype != "float32":
         return None
     with np.errstate(divide="ignore", over="ignore"):

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from farm.search import tvm_env
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 # Of data: [n, h, w, c]. Of a padding: top, left, bottom, right.
 Shape = tuple[int, int, int, int]
@@ -95,8 +96,6 @@ def transform_products(m: int, products: Sequence[Any]) -> list[Any]:
 
 
 def _sum(terms: Iterable[tuple[float, Any]]) -> Any:
-    from tvm import tirx
-
     total = None
     for factor, value in terms:
         if factor == 0:
@@ -122,8 +121,6 @@ def count_operations(m: int) -> tuple[int, int]:
 
 def _choose(at: Any, values: Sequence[Any]) -> Any:
     """The value whose number is `at`; once the loop over `at` is unrolled nothing is left of the choice."""
-    from tvm import tirx
-
     found = values[-1]
     for k in range(len(values) - 2, -1, -1):
         found = tirx.Select(at == k, values[k], found)
@@ -136,9 +133,6 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
 
     Tiles that reach over the end are computed in full and cut.
     """
-    tvm_env.load_compiler()
-    from tvm import te, tirx
-
     batch, height, width, depth = shape
     top, left, bottom, right = padding
     rows, columns = height + top + bottom - 2, width + left + right - 2
@@ -193,10 +187,6 @@ def use_winograd(choose: Choose) -> Any:
 
     Those of constant 3x3 weights in HWIO with data in NHWC, floats, stride and dilation 1, one group.
     """
-    tvm = tvm_env.load_compiler()
-    from tvm import relax
-    from tvm.relax.expr_functor import PyExprMutator, mutator
-
     convolution = tvm.ir.Op.get("relax.nn.conv2d")
 
     @mutator
@@ -245,8 +235,6 @@ def _is_eligible(attributes: Any) -> bool:
 
 
 def _static_shape(data: Any) -> Shape | None:
-    from tvm import tirx
-
     shape = getattr(data.ty, "shape", None)
     if (
         str(data.ty.dtype) not in ("float32", "float16")

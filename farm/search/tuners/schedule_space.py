@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import tvm
+import tvm_ffi
+from tvm.s_tir.schedule import Trace
 
 from farm.errors import InternalError
 from farm.search import gpus, traces, tvm_env
@@ -26,6 +29,7 @@ from farm.search.target import make_target
 from farm.search.tuners.correction import Plans
 from farm.search.tuners.cost_model import Features
 from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
+from farm.search.tvm_env import ms
 from farm.search.workloads import Workload
 
 # A family none of whose so many best plans TVM takes does not serve a function.
@@ -71,8 +75,6 @@ class _StockSketch:
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
         """Replay the instructions; TVM draws what is open, and puts right what does not go together."""
-        from tvm.s_tir.schedule import Trace
-
         taken = zip(self.at, decisions, strict=True)
         trace = Trace(
             list(self.instructions),
@@ -92,8 +94,7 @@ class ScheduleSpace:
 
     def __init__(self, workload: Workload, threads: int = 1) -> None:
         """`threads` is the most that extracting features may use. Raises UsageError where TVM refuses the target."""
-        tvm = tvm_env.load()
-        import tvm.s_tir.meta_schedule as ms
+        tvm_env.load()
 
         self._tvm, self._ms = tvm, ms
         self.workload = workload
@@ -260,8 +261,6 @@ class ScheduleSpace:
 
 
 def _read_sketch(trace: Any) -> _StockSketch:
-    from tvm.s_tir.schedule import Trace
-
     kept = trace.simplified(True)
     instructions = tuple(kept.insts)
     at = tuple(i for i, each in enumerate(instructions) if str(each.kind.name).startswith("Sample"))
@@ -294,6 +293,4 @@ def _to_tvm(decision: Decision) -> Any:
 
 
 def _hash(module: Any) -> str:
-    import tvm_ffi
-
     return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"
