@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import CPU, Engine
-from farm.artifacts import make
+from farm.artifacts import compile, make
 from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
-from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
@@ -87,7 +86,7 @@ def bench(
         candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
         ways = {
-            each: make.CompileWay(UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS)
+            each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS)
             for each in wanted
         }
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
@@ -134,7 +133,7 @@ def bench(
     }
 
 
-def find_factors(subject: Subject, done: Mapping[str, Compiled]) -> dict[str, float]:
+def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, float]:
     """How far each program may be from the reference (`find_tolerance_factor`), by how it alone computes the model."""
     algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
     for name, compiled in done.items():

@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farm.artifacts import make
+from farm.artifacts import compile, make
 from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.checking import find_tolerance_factor
-from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_prepared
 from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
-from farm.search.graph.prepared import Prepared, prepare_model
+from farm.search.graph import prepared
 
 # As recorded, as predicted, as TVM comes, and the same model by another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"
@@ -108,7 +107,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
     mixes = plan(parts, seconds)
     contenders |= build_mixes(order, mixes)
     if UNTUNED in rivals:
-        contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, UNTUNED_PIPELINE))
+        contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, compile.UNTUNED_PIPELINE))
     if ONNXRUNTIME in rivals:
         contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
     return BuiltContenders(contenders, parts, brought.inputs, mixes, seconds)
@@ -126,10 +125,10 @@ def _bring(order: ContenderOrder) -> Brought:
 
 def _compile(
     order: ContenderOrder, brought: Brought, refused: Mapping[str, str] | None, pipeline: str | None = None
-) -> Compiled:
+) -> compile.Compiled:
     """From the records but those that are left out; None: from none at all."""
     kind = order.board_type
-    return compile_prepared(
+    return compile.compile_prepared(
         _prepare(order, brought, pipeline or kind.pipeline),
         order.config,
         [] if refused is None else make.make_book(kind, order.point, order.candidates, refused),
@@ -138,19 +137,19 @@ def _compile(
 
 
 # What was prepared last, by model, target and pipeline: the contenders of a model differ in their schedules alone.
-_latest: tuple[tuple[ModelFacts, str, str], Prepared] | None = None
+_latest: tuple[tuple[ModelFacts, str, str], prepared.Prepared] | None = None
 
 
-def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> Prepared:
+def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> prepared.Prepared:
     global _latest
     key = (order.model, json.dumps(order.config, sort_keys=True), pipeline)
     if _latest is None or _latest[0] != key:
         shapes = {spec.name: spec.static_shape for spec in brought.inputs}
-        _latest = key, prepare_model(brought.source.load(), shapes, order.config, pipeline)
+        _latest = key, prepared.prepare_model(brought.source.load(), shapes, order.config, pipeline)
     return _latest[1]
 
 
-def _to_contender(brought: Brought, compiled: Compiled) -> Contender:
+def _to_contender(brought: Brought, compiled: compile.Compiled) -> Contender:
     algorithms = [make.find_algorithm(each.workload.name) for each in compiled.served]
     # Sums of a model in 8 bits are rounded to steps whoever computes them.
     algorithms += ["8 bits"] if brought.source.is_quantised else []

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
-from farm.artifacts import devices
+from farm.artifacts import compile, devices
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative, describe_imported
-from farm.artifacts.compile import Compiled, Served, compile_model
 from farm.artifacts.listed import list_model_options, list_options
 from farm.artifacts.made_here import note_artifact
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
@@ -35,10 +34,10 @@ from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
+from farm.search import target as search_target
 from farm.search.cores import find_clock_factor
 from farm.search.graph import half_precision
-from farm.search.graph.pipeline import require_pipeline
-from farm.search.target import host_target
+from farm.search.graph import pipeline as graph_pipeline
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, ModelDecision, Record, is_for_gpu
@@ -173,7 +172,7 @@ def _compile(
     return manifest, files
 
 
-def _describe_gpu(kind: BoardType, compiled: Compiled) -> GpuCode:
+def _describe_gpu(kind: BoardType, compiled: compile.Compiled) -> GpuCode:
     plan = plan_gpu(kind)
     return GpuCode(
         arch=plan.arch,
@@ -196,7 +195,7 @@ def _require_memory(manifest: Manifest, kind: BoardType) -> None:
         )
 
 
-def find_missing(served: Sequence[Served]) -> list[str]:
+def find_missing(served: Sequence[compile.Served]) -> list[str]:
     """The names of the workloads that have no record, the heaviest first."""
     return [each.workload.name for each in served if each.choice is None and not each.left_out]
 
@@ -259,12 +258,12 @@ def make_book(
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
     """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
-    return host_target(plan.cores) if plan.config is None else dict(plan.config)
+    return search_target.host_target(plan.cores) if plan.config is None else dict(plan.config)
 
 
 def compile_ways(
     order: CompileOrder, target: TargetPlan, candidates: Candidates, ways: Mapping[str, CompileWay]
-) -> tuple[dict[str, Compiled], dict[str, Any]]:
+) -> tuple[dict[str, compile.Compiled], dict[str, Any]]:
     """Compile an order once for each way. Returns what each gave, and what TVM compiled for.
 
     Loads TVM's compiler: for a process of its own.
@@ -273,7 +272,7 @@ def compile_ways(
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     model, triple = order.source.load(), find_triple(order.board_type, target)
     return {
-        name: compile_model(
+        name: compile.compile_model(
             model,
             shapes,
             config,
@@ -290,7 +289,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
     return None if target.is_for_host else board_type.link_triple
 
 
-def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
+def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> None:
     if missing := find_missing(served):
         named = units.name_some(missing, devices.MOST_NAMED)
         kind, about = order.board_type.name, order.brought.about
@@ -303,7 +302,7 @@ def _require_records(order: CompileOrder, served: Sequence[Served]) -> None:
 
 
 def _describe(
-    order: CompileOrder, target: TargetPlan, config: dict[str, Any], compiled: Compiled, files: dict[str, bytes]
+    order: CompileOrder, target: TargetPlan, config: dict[str, Any], compiled: compile.Compiled, files: dict[str, bytes]
 ) -> Manifest:
     source = order.source
     inputs = tuple(Tensor(name=i.name, shape=i.static_shape, dtype=i.dtype) for i in order.inputs)
@@ -357,8 +356,8 @@ def find_algorithm(workload: str) -> str:
     return f"winograd F({winograd[1]}, 3)" if winograd else "direct" if "conv2d" in workload else ""
 
 
-def _describe_weights(pipeline: str, compiled: Compiled) -> StoredWeights:
-    asked = require_pipeline(pipeline).weights
+def _describe_weights(pipeline: str, compiled: compile.Compiled) -> StoredWeights:
+    asked = graph_pipeline.require_pipeline(pipeline).weights
     halved = [
         each
         for each in compiled.served
@@ -368,7 +367,7 @@ def _describe_weights(pipeline: str, compiled: Compiled) -> StoredWeights:
     return StoredWeights(asked=asked, workloads=len(halved), bytes=compiled.half_bytes)
 
 
-def _describe_workload(served: Served, clock_factor: float) -> WorkloadServed:
+def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadServed:
     workload, choice = served.workload, served.choice
     used = None
     if choice is not None:

@@ -26,8 +26,8 @@ from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.kept import keep_model
 from farm.search import gpus
+from farm.search import workloads as search_workloads
 from farm.search.cores import find_clock_factor
-from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT
@@ -99,7 +99,9 @@ def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:
     return Form.of(place.target.config, place.target.cores, request.board_type.pipeline)
 
 
-def choose_workloads(workloads: Sequence[Workload], ops: Sequence[str]) -> tuple[Workload, ...]:
+def choose_workloads(
+    workloads: Sequence[search_workloads.Workload], ops: Sequence[str]
+) -> tuple[search_workloads.Workload, ...]:
     """The workloads of these operator kinds (none: all). Raises UsageError for one that the model lacks."""
     kinds = {workload.kind for workload in workloads}
     if unknown := sorted(set(ops) - kinds):
@@ -114,7 +116,9 @@ def to_search(request: OneModelRequest, settings: Settings) -> SearchOrder:
     return SearchOrder(XGB, None, None, not request.fresh, settings.seed)
 
 
-def drop_known(request: OneModelRequest, workloads: Sequence[Workload], store: Store) -> tuple[Workload, ...]:
+def drop_known(
+    request: OneModelRequest, workloads: Sequence[search_workloads.Workload], store: Store
+) -> tuple[search_workloads.Workload, ...]:
     """The workloads that have no record of their own board type."""
     records = store.fetch_records(
         board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
@@ -127,7 +131,7 @@ def submit(
     request: OneModelRequest,
     place: MeasuringPlace,
     survey: Any,
-    workloads: Sequence[Workload],
+    workloads: Sequence[search_workloads.Workload],
     store: Store,
     settings: Settings,
     by: str,

@@ -22,7 +22,7 @@ from farm.inventory import document_lines
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.inventory.document_lines import Place
 from farm.search.gpus import require_device
-from farm.search.graph.pipeline import make_exact
+from farm.search.graph import pipeline
 from farm.values import Health, State
 
 # What a system without a desktop and the agent leave nobody else of a board's memory.
@@ -81,7 +81,7 @@ def choose_boards(
     faults: list[tuple[Place, str]] = []
     for index, name in enumerate(spec.boards.types):
         try:
-            board_type = make_exact(require_board_type(name, types), spec.search.exact)
+            board_type = pipeline.make_exact(require_board_type(name, types), spec.search.exact)
             board_type = require_device(board_type, spec.device)
             mine = _filter(rows, board_type, spec.boards)
             left_out = board_choice.find_left_out(rows, board_type.name, [row["name"] for row in mine])

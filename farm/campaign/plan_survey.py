@@ -11,10 +11,10 @@ from typing import Any
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import UsageError
 from farm.processes.compile_subprocess import Apart
-from farm.search.default_schedule import predict_seconds
-from farm.search.graph.prepared import prepare_model
-from farm.search.target import host_target
-from farm.search.workloads import Workload
+from farm.search import default_schedule
+from farm.search import target as search_target
+from farm.search import workloads as search_workloads
+from farm.search.graph import prepared as graph_prepared
 
 # The biggest models take a minute to import.
 TIMEOUT_S = 600.0
@@ -38,7 +38,7 @@ class Form:
     def to_target(self) -> dict[str, Any]:
         """TVM's target as a dict. Loads TVM where it is this host's."""
         if self.config is None:
-            return host_target(self.cores)
+            return search_target.host_target(self.cores)
         target: dict[str, Any] = json.loads(self.config)
         return target
 
@@ -50,7 +50,7 @@ class WorkloadSurvey:
     family knows it.
     """
 
-    workloads: tuple[Workload, ...]
+    workloads: tuple[search_workloads.Workload, ...]
     pipeline: str
     predicted_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -93,7 +93,9 @@ def survey_apart(
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
-    prepared = prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
-    predicted_s = {w.hash: seconds for w in prepared.workloads if (seconds := predict_seconds(w)) is not None}
+    prepared = graph_prepared.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
+    predicted_s = {
+        w.hash: seconds for w in prepared.workloads if (seconds := default_schedule.predict_seconds(w)) is not None
+    }
     workloads = prepared.workloads if texts else [dataclasses.replace(w, module_json="") for w in prepared.workloads]
     return WorkloadSurvey(tuple(workloads), prepared.pipeline.name, predicted_s)

@@ -25,8 +25,7 @@ from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.errors import UsageError
 from farm.models.kept import keep_model
-from farm.search import gpus
-from farm.search.workloads import Workload
+from farm.search import gpus, workloads
 from farm.settings import Settings
 from farm.store import Store
 
@@ -186,7 +185,7 @@ def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
     )
 
 
-def to_row(workload: Workload, weight: float, board_type: str) -> dict[str, Any]:
+def to_row(workload: workloads.Workload, weight: float, board_type: str) -> dict[str, Any]:
     """A workload of an order as the store takes it."""
     return {
         "hash": workload.hash,

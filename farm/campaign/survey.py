@@ -10,7 +10,7 @@ from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.models.source import ModelSource
 from farm.search import target
-from farm.search.graph.prepared import prepare_model
+from farm.search.graph import prepared as graph_prepared
 
 
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
@@ -20,5 +20,5 @@ def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: B
     else:
         config = board_type.target.to_tvm()
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = prepare_model(source.load(), shapes, config, board_type.pipeline)
+    prepared = graph_prepared.prepare_model(source.load(), shapes, config, board_type.pipeline)
     return prepared.workloads, prepared.pipeline.name

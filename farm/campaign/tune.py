@@ -39,7 +39,7 @@ from farm.processes.machine import (
     process_identity,
     wait_for_machine,
 )
-from farm.search.workloads import Workload
+from farm.search import workloads as search_workloads
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
@@ -84,7 +84,7 @@ class Tuned:
     name: str
     board: Mapping[str, Any]
     target: Mapping[str, Any]
-    workloads: tuple[Workload, ...]
+    workloads: tuple[search_workloads.Workload, ...]
     tasks: tuple[Mapping[str, Any], ...]
     trials: dict[str, int]
     verdict: Mapping[str, Any]
@@ -170,7 +170,7 @@ class _Run:
         self._look_at = 0.0
         self._recalled = 0
         self._submitted_at = request.since
-        self._workloads: tuple[Workload, ...] = ()
+        self._workloads: tuple[search_workloads.Workload, ...] = ()
 
     def carry_out(self) -> Tuned:
         """Be the engine until the campaign has ended."""

@@ -28,7 +28,7 @@ from farm.provision.hold import StoreHold
 from farm.provision.proof import prove
 from farm.provision.reports import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.provision.service_files import AgentOptions
-from farm.search.build.golden import GoldenKernels
+from farm.search.build import golden
 from farm.settings import Settings
 from farm.store.standing import parse_transport
 from farm.values import Health, Ssh
@@ -99,7 +99,7 @@ class _Proof:
         self._stack = stack
         self._lock = threading.Lock()
         self._services: Services | None = None
-        self._kernels = GoldenKernels(settings.home_path / golden_runs.KERNEL_FOLDER)
+        self._kernels = golden.GoldenKernels(settings.home_path / golden_runs.KERNEL_FOLDER)
 
     def __call__(self, target: ProvisioningTarget) -> str:
         with self._lock:

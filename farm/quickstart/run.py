@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from farm.artifacts import compile
 from farm.artifacts.choice import Records
-from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.contenders import PREDICTED, RIVALS
 from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
@@ -30,7 +30,7 @@ from farm.processes.compile_subprocess import Apart
 from farm.quickstart import sweep as quickstart_sweep
 from farm.report import campaign_rows, plots, quickstart_page
 from farm.report.quickstart_page import LABELS
-from farm.search.workloads import Workload
+from farm.search import workloads as search_workloads
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.run.programs import COMPILED, UNTUNED
@@ -112,30 +112,32 @@ def _compile(
     source: ModelSource,
     shapes: Mapping[str, tuple[int, ...]],
     target: Mapping[str, Any],
-    workloads: Sequence[Workload],
+    workloads: Sequence[search_workloads.Workload],
     book: Records,
     board_type: BoardType,
-) -> Compiled:
+) -> compile.Compiled:
     """The model as it was fastest. Loads TVM's compiler."""
-    return compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
+    return compile.compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
 
 
-def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Compiled | None:
+def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> compile.Compiled | None:
     """The model for the board that is swept; None where that runs this machine's code. Loads TVM's compiler."""
     own = quickstart_sweep.find_own_type()
     if own is None:
         return None
-    return compile_model(source.load(), shapes, to_config(find_target(own, True)), own.pipeline, [], own.link_triple)
+    return compile.compile_model(
+        source.load(), shapes, to_config(find_target(own, True)), own.pipeline, [], own.link_triple
+    )
 
 
 def _compile_untuned(
     source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
-) -> Compiled:
+) -> compile.Compiled:
     """The model for the board that is swept, as TVM comes. Loads TVM's compiler."""
     own = quickstart_sweep.find_own_type()
     if own is not None:
         board_type, target = own, to_config(find_target(own, True))
-    return compile_model(source.load(), shapes, target, UNTUNED_PIPELINE, [], board_type.link_triple)
+    return compile.compile_model(source.load(), shapes, target, compile.UNTUNED_PIPELINE, [], board_type.link_triple)
 
 
 def _sweep(
@@ -143,7 +145,7 @@ def _sweep(
     settings: Settings,
     store: Store,
     listener: TuneListener,
-    compiled: Mapping[str, Compiled],
+    compiled: Mapping[str, compile.Compiled],
     final: Mapping[str, Any],
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The variants that are quick enough here over the clocks of a virtual board, and what is left out of that: why,
@@ -193,7 +195,7 @@ def _document(
     settings: Settings,
     tuned: Tuned,
     final: Mapping[str, Any],
-    compiled: Compiled,
+    compiled: compile.Compiled,
     records: Sequence[Record],
     notes: Sequence[str],
 ) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def _document(
             "runs": final["runs"],
             "threads": final["threads"],
             "interval": "95 % bootstrap confidence interval of the median",
-            "untuned": f"TVM's own default schedules, graph pipeline {UNTUNED_PIPELINE}",
+            "untuned": f"TVM's own default schedules, graph pipeline {compile.UNTUNED_PIPELINE}",
             "predicted": f"graph pipeline {compiled.pipeline}, every function scheduled by prediction, no trial",
             "tuned": f"graph pipeline {compiled.pipeline}, {_say_sources(final, compiled)}",
             "isolation": settings.isolation,
@@ -264,7 +266,7 @@ def _document(
     }
 
 
-def _say_sources(final: Mapping[str, Any], compiled: Compiled) -> str:
+def _say_sources(final: Mapping[str, Any], compiled: compile.Compiled) -> str:
     """Where the schedules of what is compiled are from; a record that is the predicted code counts as predicted."""
     differing = 0 if final["taken"] == PREDICTED else final["differing"] - len(final["left_out"])
     if not differing:
@@ -280,7 +282,7 @@ def _milliseconds(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _doubts(
     recorded: Mapping[str, Any] | None,
-    compiled: Compiled,
+    compiled: compile.Compiled,
     workloads: Sequence[Any],
     records: Sequence[Record],
     left_out: int = 0,
@@ -306,7 +308,7 @@ def _doubts(
     return notes
 
 
-def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: Compiled) -> None:
+def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.Compiled) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import emulation
-from farm.artifacts.compile import Compiled
+from farm.artifacts import compile
 from farm.campaign.tune import TuneListener
 from farm.errors import FarmError
 from farm.inventory.board_types import BoardType, require_board_type
@@ -48,7 +48,7 @@ def find_own_type() -> BoardType | None:
 def sweep_virtual_board(
     source: ModelSource,
     inputs: Arrays,
-    compiled: Mapping[str, Compiled],
+    compiled: Mapping[str, compile.Compiled],
     settings: Settings,
     store: Store,
     listener: TuneListener,
@@ -118,7 +118,7 @@ def _registered(store: Store) -> Any:
             store.remove_board(BOARD, by="quickstart")
 
 
-def _describe(compiled: Compiled) -> str:
+def _describe(compiled: compile.Compiled) -> str:
     made = f"{compiled.applied} of {compiled.workloads} functions from records"
     if not compiled.applied:
         made = "every function scheduled by prediction, no trial" if compiled.by_rule else "TVM's default schedules"

@@ -16,7 +16,7 @@ from farm.crew.crew import Crew, WorkStoppedError
 from farm.crew.golden_runs import KERNEL_FOLDER
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
-from farm.search.build.golden import GoldenKernels
+from farm.search.build import golden
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_plan import ProbePast, note_report, plan_probes
 from farm.settings import Settings
@@ -103,7 +103,7 @@ class Probing:
         """The thread that probes, and what it does; anew where the last one could not open the store, say."""
         if self._crew is None or self._prober is None or self._crew.is_over:
             self.close()
-            kernels = GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
+            kernels = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
             owner = f"probe@{socket.gethostname()}:{os.getpid()}"
             prober = Prober(Tracker(*self._tracker), kernels, load_board_types(), owner, self._log)
             crew = self._crew = Crew(self._settings, lambda text: None, lambda: prober.pending)

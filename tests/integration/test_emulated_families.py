@@ -16,8 +16,7 @@ import numpy as np
 from farm import linker
 from farm.inventory.board_types import require_board_type
 from farm.search import cores, target, tvm_env, workloads
-from farm.search.families import FAMILIES
-from farm.search.families.rule import read_outlook
+from farm.search.families.rule import FAMILIES, read_outlook
 from farm.search.graph import canonical, dot_instructions, dots, half_precision, strip_fusion, winograd
 
 # The best predicted, and others drawn at random.

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from farm.search import cores, target, tvm_env, workloads
-from farm.search.families import FAMILIES, depthwise
-from farm.search.families.rule import Outlook
+from farm.search.families import depthwise
+from farm.search.families.rule import FAMILIES, Outlook
 from farm.search.graph import canonical
 
 AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}

@@ -14,9 +14,9 @@ from farm.campaign.engine.active import Active
 from farm.campaign.order import TypeOrder
 from farm.campaign.scheduler.values import TaskKey
 from farm.inventory.board_types import load_board_types
-from farm.search.tuners.campaign_search import ForeignTrial, SearchTask
+from farm.search import workloads
+from farm.search.tuners import campaign_search
 from farm.search.tuners.traits import Traits, derive_traits
-from farm.search.workloads import Workload, operator_kind
 from farm.store import Store
 
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
@@ -26,15 +26,15 @@ _TRIALS_PER_SOURCE = 40
 _load_types = functools.cache(load_board_types)
 
 
-def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> SearchTask:
+def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
     """A task from its workload's row (`Store.fetch_workloads`)."""
     traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
-    return SearchTask(to_workload(row), task.board_type, task.point, traits)
+    return campaign_search.SearchTask(to_workload(row), task.board_type, task.point, traits)
 
 
-def to_workload(row: Mapping[str, Any]) -> Workload:
+def to_workload(row: Mapping[str, Any]) -> workloads.Workload:
     """A workload from its row."""
-    return Workload(
+    return workloads.Workload(
         hash=row["hash"],
         name=row["name"],
         flop=row["flop"],
@@ -59,14 +59,14 @@ def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point:
     return derive_traits(config, threads, float(cpu_hz), float(memory_hz))
 
 
-def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[ForeignTrial]:
+def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_search.ForeignTrial]:
     """Good trials of workloads of the same operator kind, elsewhere than at this very task.
 
     For real boards those of simulated ones that run the same processor's code fill up what real ones leave.
     """
     of_type = active.type_of(task.board_type)
     kind = active.workload_of(task).kind
-    hashes = [each for each, name in store.fetch_workload_names() if operator_kind(name) == kind]
+    hashes = [each for each, name in store.fetch_workload_names() if workloads.operator_kind(name) == kind]
     rows = store.fetch_similar_trials(
         hashes,
         exclude=(task.workload, task.board_type, task.point),
@@ -81,7 +81,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[ForeignTr
         rows += [row for row in priced if row["target"].get("mtriple") == of_type.target.get("mtriple")]
     points = {key: point for each in active.order.types for key, point in each.points.items()}
     return [
-        ForeignTrial(
+        campaign_search.ForeignTrial(
             to_workload({**row, "hash": row["workload"]}),
             row["board_type"],
             row["operating_point"],

@@ -1,4 +1,4 @@
-"""Which plans a function has, the best predicted first: where a search begins, and what is never tuned."""
+"""The families of schedules, and the plans that a function has, the best predicted first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,48 @@ from typing import Any
 
 import tvm
 
-from farm.search.families import list_families
+from farm.search.families.batched import Batched, Grouped
+from farm.search.families.dense import Dense
+from farm.search.families.depthwise import Depthwise
+from farm.search.families.dots import Dots
+from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family, Plan, Prediction, Unit
+from farm.search.families.gpu_flat import GpuFlat, GpuSums
+from farm.search.families.gpu_norm import GpuNorms
+from farm.search.families.gpu_tiles import GpuTiles
+from farm.search.families.norm import Norms
+from farm.search.families.pooled import Pooled
+from farm.search.families.reduce import Reduce
+from farm.search.families.separable import Separable
+from farm.search.families.winograd import Winograd
+from farm.search.gpus import TargetGpu
 
 # What a schedule of a family is marked with, on its root block, so that its trace tells the plan.
 MARK = "farm.plan"
 # Past so many combinations of options a function's plans are not listed.
 _MOST_PLANS = 100_000
+
+# A function belongs to the first family that reads it.
+FAMILIES: tuple[Family, ...] = (
+    Dots(),
+    Dense(),
+    Pooled(),
+    Separable(),
+    Winograd(),
+    Depthwise(),
+    Grouped(),
+    Batched(),
+    Reduce(),
+    Norms(),
+    Elementwise(),
+)
+
+GPU_FAMILIES: tuple[Family, ...] = (GpuTiles(), GpuNorms(), GpuSums(), GpuFlat())
+
+
+def list_families(unit: Unit) -> tuple[Family, ...]:
+    """Those for cores, or for a GPU."""
+    return GPU_FAMILIES if isinstance(unit, TargetGpu) else FAMILIES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import onnx
 
 from device_agent.protocol import CPU
+from farm.artifacts import compile
 from farm.artifacts.choice import describe_imported
-from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import Candidates, make_book, to_config
 from farm.artifacts.verify import compare
 from farm.crew.choice import TargetPlan
@@ -118,14 +118,16 @@ class SweepRecipe:
         """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
         return to_config(self.target)
 
-    def _compile(self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int) -> Compiled:
+    def _compile(
+        self, model: onnx.ModelProto, inputs: Sequence[InputSpec], variant: str, batch: int
+    ) -> compile.Compiled:
         target, kind = self.target, self.board_type
         shapes = {spec.name: spec.static_shape for spec in inputs}
         book = make_book(kind, DEFAULT_POINT, Candidates(()) if variant == UNTUNED else self.candidates)
-        pipeline = UNTUNED_PIPELINE if variant == UNTUNED else kind.pipeline
+        pipeline = compile.UNTUNED_PIPELINE if variant == UNTUNED else kind.pipeline
         triple = None if target.is_for_host else kind.link_triple
         try:
-            done = compile_model(model, shapes, self.target_config, pipeline, book, triple)
+            done = compile.compile_model(model, shapes, self.target_config, pipeline, book, triple)
         except PermanentError as error:
             if batch == 1:
                 raise

@@ -13,8 +13,8 @@ from typing import Any
 from farm.errors import InternalError, PermanentError
 from farm.models.batches import set_batch
 from farm.search import traces
-from farm.search.build.builder import build_candidate
-from farm.search.graph.prepared import prepare_model
+from farm.search.build import builder
+from farm.search.graph import prepared as graph_prepared
 from farm.sweep.run.programs import SweepRecipe
 
 _log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ def build_rivals(
     """
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
+    prepared = graph_prepared.prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
     tried = []
     for workload in prepared.workloads:
         rivals = []
         for row in chosen.get(workload.hash, ()):
             try:
                 scheduled = traces.replay(workload.module_json, row["trace_json"], prepared.target)
-                library = build_candidate(scheduled, recipe.target_config)
+                library = builder.build_candidate(scheduled, recipe.target_config)
             except (InternalError, PermanentError, RuntimeError, ValueError) as error:
                 _log.warning("%s: candidate %s cannot be built: %s", workload.name, row["candidate"], error)
                 continue
@@ -81,6 +81,6 @@ def build_checks(recipe: SweepRecipe, pairs: Sequence[tuple[str, str]]) -> list[
     config = recipe.target_config
 
     def build(module_json: str) -> bytes:
-        return build_candidate(module_json, config, standalone=True)
+        return builder.build_candidate(module_json, config, standalone=True)
 
     return [(build(plain), build(scheduled)) for plain, scheduled in pairs]
