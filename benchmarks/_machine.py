@@ -1,17 +1,20 @@
-"""What every benchmark shares: its options, one JSON document on stdout, the machine's description, spreads.
+"""Shared by all benchmarks: options, one JSON document on stdout, a description of the machine, spreads.
 
-Nothing here tunes or times anything; see `_farm.py`.
+With `--save FOLDER` the document is also kept as FOLDER/<benchmark>.json, which `tables.py` reads. Nothing here tunes
+or times anything; see `_farm.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -37,7 +40,36 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("--quick", action="store_true", help="prove that it runs; the figures mean nothing")
+    _add_save(result)
     return result
+
+
+def _add_save(parser: argparse.ArgumentParser) -> None:
+    place = "such as benchmarks/results/amd-epyc-zen3"
+    parser.add_argument("--save", metavar="FOLDER", help=f"keep the document in this folder, {place}")
+
+
+def save(benchmark: str, arguments: Sequence[str], figures: Mapping[str, Any]) -> None:
+    """Write `figures` to the folder that `arguments` give with --save, with machine, date, commit and command."""
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_save(known)
+    options, others = known.parse_known_args(arguments[1:])
+    if options.save is None:
+        return
+    if "--quick" in others:
+        raise SystemExit("error: figures of a run with --quick mean nothing; leave out --save")
+    read_commit = ("git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD")
+    document = {
+        "benchmark": benchmark,
+        "machine": describe(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "commit": subprocess.run(read_commit, capture_output=True, text=True, check=True).stdout.strip(),
+        "command": shlex.join(["python", f"benchmarks/{pathlib.Path(arguments[0]).name}", *others]),
+        "figures": dict(figures),
+    }
+    folder = pathlib.Path(options.save)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{benchmark}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def say(text: str) -> None:
@@ -60,6 +92,7 @@ def only_json() -> Iterator[Emit]:
         machine = describe() | {"load_1min_before": round(load_before, 2)}
         document = {"benchmark": benchmark, "machine": machine, "settings": dict(settings), **figures}
         os.write(kept, (json.dumps(document, indent=2) + "\n").encode())
+        save(benchmark, sys.argv, figures)
 
     try:
         yield emit

@@ -69,7 +69,7 @@ def measure(options: Any) -> dict[str, Any]:
         "figures": {name: _machine.spread(values) for name, values in figures.items()},
         "latency_ms": {
             name: _machine.spread([d["latency_ms"][name]["median"] for d in documents if d["latency_ms"][name]])
-            for name in ("untuned", "tuned", "onnxruntime")
+            for name in ("untuned", "predicted", "tuned", "onnxruntime")
         },
         "trials": [d["trials"] for d in documents],
         "outputs_match": [d["outputs_match"] for d in documents],

@@ -44,7 +44,7 @@ def main() -> None:
     if options.quick:
         options.models, options.runs = "squeezenet1.1", 8
     with _machine.only_json() as emit, _machine.scratch():
-        emit("vs_engines", vars(options), measure(options))
+        emit("vs_engines_tuned" if options.trials else "vs_engines", vars(options), measure(options))
 
 
 def measure(options: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _ASKING = frozenset({"IsNaN", "IsInf"})
 # pass it on: whole models were seen to be up to 2 % of their outputs' peak from ONNX Runtime's
 # (`benchmarks/quantised.py`).
 # Weights in bfloat16 are off by up to one part in 256; models whose every weight is were seen to be up to 0.8 % of
-# their outputs' peak from float32 (mobilenet_v2; docs/performance.md).
+# their outputs' peak from float32 (mobilenet_v2; benchmarks/half_weights.py).
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0, "fp16": 200.0}
 
 Arrays = Mapping[str, Any]

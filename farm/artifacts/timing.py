@@ -18,7 +18,7 @@ from farm.errors import PermanentError
 from farm.measure.statistics import SampleSummary, summarise
 
 # The variants take turns in this many rounds. What else a machine computes slows two threads down by a third to a half
-# for seconds at a time: of few rounds, one such spell can be half (docs/performance.md, "Whole models").
+# for seconds at a time: of few rounds, one such spell can be half.
 ROUNDS = 8
 WARMUP_RUNS = 5
 # Code as TVM comes is slower by so much that fewer runs tell as well, and would take most of the time.

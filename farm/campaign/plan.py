@@ -21,7 +21,7 @@ from farm.store.coverage import TrialCosts
 
 # Assumed until trials of the type say better. What a board is held for besides its samples: upload, loading, warm-up,
 # and waiting for it to be quiet. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s
-# on two cores (docs/performance.md).
+# on two cores.
 ASSUMED_OVERHEAD_S = 0.5
 ASSUMED_BUILD_S = 1.0
 ASSUMED_SEARCH_S = 1.0

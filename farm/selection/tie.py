@@ -152,7 +152,7 @@ def overtakes(rounds: Iterable[Round], challenger: str, favourite: str, rule: Ti
     """Whether a candidate is faster than the favourite by more than the rule's advantage in three of four rounds.
 
     A kernel alone finds its data in the nearest cache; in its model, where the kernel before has left them. Differences
-    of a few percent do not carry over (docs/performance.md, "Whole models"), so the favourite is kept.
+    of a few percent do not carry over, so the favourite is kept.
     """
     both = complete(rounds, (challenger, favourite))
     faster = sum(each.latency_s[challenger] * (1 + rule.advantage) < each.latency_s[favourite] for each in both)

@@ -71,7 +71,7 @@ class GraphPipeline:
 
 
 _FLOAT32 = (
-    # Measured best on x86 and expected best on Arm: see docs/performance.md.
+    # Measured best on x86 and expected best on Arm: see benchmarks/graph_pipeline.py.
     GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
     GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
     # For GPUs: weights stay as they are, and are read in rows.

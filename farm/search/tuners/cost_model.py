@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xgboost
 
 # After MetaSchedule's XGBModel, but shallower and with 60 trees in place of up to 10,000 with early stopping: training
-# then stays near 0.1 s (docs/performance.md, "Search cost") and can follow every batch.
+# then stays near 0.1 s on two cores and can follow every batch.
 _PARAMETERS = {
     "max_depth": 8,
     "gamma": 0.001,
