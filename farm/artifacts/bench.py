@@ -31,21 +31,33 @@ from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 
-OURS, ONNXRUNTIME, RULE, UNTUNED = "tvm-farm", "onnxruntime", "rule", "untuned"
+OURS, ONNXRUNTIME, RULE, UNTUNED, BASELINE = "tvm-farm", "onnxruntime", "rule", "untuned", "baseline"
 RIVALS = (ONNXRUNTIME, RULE, UNTUNED)
-LABELS = {OURS: "tvm-farm", ONNXRUNTIME: "ONNX Runtime", RULE: "tvm-farm, no record", UNTUNED: "TVM, untuned"}
+LABELS = {
+    OURS: "tvm-farm",
+    ONNXRUNTIME: "ONNX Runtime",
+    RULE: "tvm-farm, no record",
+    UNTUNED: "TVM, untuned",
+    BASELINE: "the baseline",
+}
 _WINDOW_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to time on a board's processor or GPU (`device`). `artifact` is what was compiled of it already, None to
-    compile it from the records there are.
+    compile it from the records there are; `baseline` another artifact of it, timed beside it.
     """
 
     brought: Brought
     device: str = CPU
     artifact: Artifact | None = None
+    baseline: Artifact | None = None
+
+    def list_artifacts(self) -> dict[str, Artifact]:
+        """List what needs no compiling, by variant."""
+        found = {OURS: self.artifact, BASELINE: self.baseline}
+        return {name: artifact for name, artifact in found.items() if artifact is not None}
 
 
 def read_rivals(text: str) -> tuple[str, ...]:
@@ -65,35 +77,40 @@ def bench(
     store: Store,
     say: Callable[[str], None],
     per_layer: bool = False,
-) -> dict[str, Any]:
-    """Compile what is missing while the board waits, then time; returns the document that `--json` prints."""
+) -> tuple[dict[str, Any], list[Timed]]:
+    """Compile what is missing while the board waits, then time.
+
+    Returns the document that `--json` prints, and what was timed of each model.
+    """
     settings.share_linker_cache()
     about = board.description
     host_cores = len(os.sched_getaffinity(0))
     limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
-    models, clocks = [], ""
+    models, timings, clocks = [], list[Timed](), ""
     for subject in subjects:
         source = subject.brought.source
         name = source.name
-        if subject.artifact is not None:
-            board.require_fit(subject.artifact.manifest)
+        artifacts = subject.list_artifacts()
+        for artifact in artifacts.values():
+            board.require_fit(artifact.manifest)
         kind = gpus.require_device(board_type, subject.device)
         target = plan_target(kind, about.to_dict(), host_cores)
         if target.config is not None:
             gpus.prepare_boards(target.config, settings)
-        say(f"{name}: compiling")
         order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
-        wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and not (each == OURS and subject.artifact)]
+        wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and each not in artifacts]
         ways = {
             each: make.CompileWay(compile.UNTUNED_PIPELINE if each == UNTUNED else kind.pipeline, each == OURS)
             for each in wanted
         }
+        if wanted:
+            say(f"{name}: compiling")
         job = functools.partial(make.compile_ways, order, target, candidates, ways)
         done = compile_in_subprocess(job, name, say=say)[0] if wanted else {}
         programs = {each: compiled.library for each, compiled in done.items()}
-        if subject.artifact is not None:
-            programs[OURS] = subject.artifact.read_library()
+        programs |= {each: artifact.read_library() for each, artifact in artifacts.items()}
+        names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
         factors = find_factors(subject, done)
         inputs = make_inputs(subject.brought.inputs, settings.seed)
         variants = [
@@ -102,11 +119,11 @@ def bench(
                 Engine.RELAX_VM,
                 programs[each],
                 ordered(inputs),
-                each == OURS,
+                each in (OURS, BASELINE),
                 subject.device,
                 each == UNTUNED,
             )
-            for each in (OURS, *rivals)
+            for each in names
             if each in programs
         ]
         missing = {}
@@ -122,8 +139,9 @@ def bench(
         clocks = board.read_clocks(timed.outcomes[OURS], subject.device)
         (reference,) = run_reference(source, [("", inputs)])
         sizes = {each.name: len(each.program) for each in variants}
-        models.append(_describe(subject, timed, reference, rivals, factors, sizes))
-    return {
+        models.append(_describe(subject, timed, reference, names, factors, sizes))
+        timings.append(timed)
+    document = {
         "board": {"name": board.name, "type": about.board_type, "simulated": about.simulated},
         "operating_point": board.point,
         "threads": limits.threads,
@@ -131,6 +149,7 @@ def bench(
         "runs": describe_runs(settings.model_runs),
         "models": models,
     }
+    return document, timings
 
 
 def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, float]:
@@ -138,8 +157,8 @@ def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict
     algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
     for name, compiled in done.items():
         algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
-    if subject.artifact is not None:
-        algorithms[OURS] = [each.algorithm for each in subject.artifact.manifest.workloads]
+    for name, artifact in subject.list_artifacts().items():
+        algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
     # Sums of a model in 8 bits are rounded to steps whoever computes them.
     everywhere = ["8 bits"] if subject.brought.source.is_quantised else []
     return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
@@ -149,14 +168,14 @@ def _describe(
     subject: Subject,
     timed: Timed,
     reference: Sequence[Any],
-    rivals: Sequence[str],
+    names: Sequence[str],
     factors: Mapping[str, float],
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     ours = timed.summary(OURS)
     assert ours is not None  # `time_in_turns` raises otherwise
     rows: dict[str, dict[str, Any]] = {}
-    for name in (OURS, *rivals):
+    for name in names:
         summary = timed.summary(name)
         if summary is None:
             rows[name] = {"label": LABELS[name], "latency_s": None, "reason": timed.missing.get(name, "")}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from farm import gate as gates
 from farm import settings as farm_settings
-from farm.artifacts import brought, make, manifest, on_board, places
+from farm.artifacts import bench, checking, make, on_board, places
 from farm.cli import options, output, tables
 from farm.cli.durations import read_duration_s
+from farm.cli.model_board import read_subject
 from farm.errors import PermanentError, UsageError
-from farm.gate import baseline as baselines
-from farm.gate import conditions as gate_conditions
-from farm.gate import measuring
 from farm.inventory import board_types
 from farm.points import requests
 from farm.report import gate_page
@@ -59,80 +56,70 @@ def gate(
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for each board.")] = "10m",
 ) -> output.Document:
     """Compile, check and time a model in turns with a baseline's on the same boards. Exit code 1 where it got worse."""
-    conditions = gate_conditions.read_conditions(fail_if or [])
+    conditions = gates.read_conditions(fail_if or [])
     if not conditions and not write_baseline:
-        raise UsageError("say what must not be: --fail-if CONDITION", gate_conditions.EXAMPLES)
+        raise UsageError("say what must not be: --fail-if CONDITION", gates.EXAMPLES)
     point, wait_s = requests.parse_point(operating_point), read_duration_s("--wait", wait)
     names = list(dict.fromkeys(name.strip() for name in boards.split(",") if name.strip()))
     if not names:
         raise UsageError("--boards names none", "`farm board types` and `farm board list` show which there are.")
-    known = None if write_baseline else baselines.read_baseline(baseline)
+    known = None if write_baseline else gates.read_baseline(baseline)
     for path in (junit, summary, baseline):
         if path is not None:
             places.require_room(path.absolute().parent)
     settings = farm_settings.load()
     parts: list[dict[str, Any]] = []
-    with options.open_store(settings) as store, _scratch() as scratch:
-        subject = _Subject(model, shape, device)
+    with options.open_store(settings) as store, tempfile.TemporaryDirectory(prefix="farm-gate-") as scratch:
+        given = read_subject(model, shape, device)
         for name in names:
             kind, only, simulated = _find_boards(store, name)
-            candidate = subject.make(kind, simulated, operating_point, scratch, settings, store)
+            candidate = given.artifact
+            if candidate is None:
+                folder = Path(scratch) / f"{kind.name}{'-simulated' * simulated}"
+                candidate = _compile(given, kind, simulated, operating_point, folder, settings, store)
             about = candidate.manifest
-            before = None
-            if known is not None:
-                key = (about.name, about.board_type, about.simulated, about.device, operating_point)
-                before = baselines.open_entry(baseline, known, key)
-            for artifact in (candidate, before):
-                if artifact is not None:
-                    on_board.prepare_gpu(artifact.manifest, settings)
-            purpose = f"bench {about.name}"
-            with on_board.hold_type(settings, store, kind, wait_s, purpose, output.note, only) as held:
-                held.require_fit(about)
+            before = gates.open_entry(baseline, known, about, operating_point) if known else None
+            subject = dataclasses.replace(given, artifact=candidate, baseline=before)
+            for artifact in subject.list_artifacts().values():
+                on_board.prepare_gpu(artifact.manifest, settings)
+            with on_board.hold_type(settings, store, kind, wait_s, f"bench {about.name}", output.note, only) as held:
                 held.pin(point, operating_point)
-                order = measuring.GateOrder(subject.brought, candidate, before, conditions)
-                parts.append(measuring.decide(order, held, settings, output.note))
+                cases = checking.make_cases(given.brought, about, [])
+                verified = checking.verify_artifact(candidate, held, given.brought.source, cases)
+                benched, [timed] = bench.bench([subject], held, kind, (), settings, store, output.note)
+            parts.append(gates.judge(subject, verified, benched, timed, conditions))
             if write_baseline and parts[-1]["verified"]["matches"]:
-                baselines.keep(baseline, candidate, operating_point, parts[-1]["candidate"]["latency_s"]["median"])
-    verdict = gate_conditions.find_worst([gate_conditions.GateVerdict(part["verdict"]) for part in parts])
+                latency_s = parts[-1]["candidate"]["latency_s"]["median"]
+                gates.keep_baseline(baseline, candidate, operating_point, latency_s)
+    verdict = gates.find_worst([part["verdict"] for part in parts])
     document = {"model": model, "baseline": str(baseline), "written": write_baseline, "undecided": undecided}
-    document |= {"verdict": str(verdict), "boards": parts}
+    document |= {"verdict": verdict, "boards": parts}
     if junit is not None:
         junit.write_text(gate_page.write_junit(document), encoding="utf-8")
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:  # GITHUB_STEP_SUMMARY has what earlier steps wrote
             file.write(gate_page.write_summary(document))
     error = None
-    if verdict is gate_conditions.GateVerdict.FAIL or (
-        verdict is gate_conditions.GateVerdict.UNDECIDED and undecided == "fail"
-    ):
-        hint = "" if verdict is gate_conditions.GateVerdict.FAIL else "--undecided pass lets that pass."
-        error = PermanentError(_say_why(document), hint)
+    if verdict == gates.FAIL or (verdict == gates.UNDECIDED and undecided == "fail"):
+        hint = "" if verdict == gates.FAIL else "--undecided pass lets that pass."
+        error = PermanentError(gate_page.explain(document), hint)
     yield output.Failed(document, error)
-    _print(document)
+    if rows := gate_page.list_findings(document):
+        tables.print_table(("Board", "Must not be", "Found", "Verdict"), rows, left=(0, 1, 2, 3))
+    for part in parts:
+        median_s = part["candidate"]["latency_s"]["median"]
+        kept = f"; kept in {baseline}" if write_baseline else ""
+        output.say(f"{part['model']} on {part['board']}: {median_s * 1e3:.3f} ms{kept}")
 
 
-class _Subject:
-    """What was given: an artifact, or a model that is compiled for each kind of board."""
-
-    def __init__(self, text: str, shape: list[str] | None, device: str) -> None:
-        self._device = device
-        self._artifact = manifest.open_artifact(Path(text)) if places.is_artifact(Path(text)) else None
-        if self._artifact is not None:
-            self._artifact.require_whole()
-        about = self._artifact
-        self.brought = brought.bring(text, shape or ()) if about is None else brought.bring_again(about.manifest, None)
-
-    def make(self, kind: Any, simulated: bool, point: str, scratch: Path, settings: Any, store: Any) -> Any:
-        """The artifact for boards of a type."""
-        if self._artifact is not None:
-            return self._artifact
-        output.note(f"compiling {self.brought.about.name} for {kind.name}; big models take minutes")
-        order = make.CompileOrder(self.brought, gpus.require_device(kind, self._device), simulated=simulated)
-        folder = scratch / f"{kind.name}{'-simulated' * simulated}"
-        records = make.fetch_candidates(order, store).records
-        if point in {record.operating_point for record in records if record.board_type == order.board_type.name}:
-            order = dataclasses.replace(order, operating_point=point)
-        return make.make_artifact(order, folder, settings, store, output.note)
+def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path, settings: Any, store: Any) -> Any:
+    """Compile a model for boards of a type, with records of the operating point where there are any."""
+    output.note(f"compiling {subject.brought.about.name} for {kind.name}; big models take minutes")
+    order = make.CompileOrder(subject.brought, gpus.require_device(kind, subject.device), simulated=simulated)
+    records = make.fetch_candidates(order, store).records
+    if any(each.operating_point == point and each.board_type == order.board_type.name for each in records):
+        order = dataclasses.replace(order, operating_point=point)
+    return make.make_artifact(order, folder, settings, store, output.note)
 
 
 def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
@@ -144,39 +131,3 @@ def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
         return types[name], None, bool(own) and all(row["simulated"] for row in own)
     kind, known = on_board.find_board(store, name)
     return kind, known, known is not None and bool(store.require_board(known)["simulated"])
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="farm-gate-") as folder:
-        yield Path(folder)
-
-
-def _print(document: dict[str, Any]) -> None:
-    rows: list[tuple[Any, ...]] = []
-    for part in document["boards"]:
-        called = f"{part['board_type']}/{part['board']}{' (simulated)' if part['simulated'] else ''}"
-        if not part["verified"]["matches"]:
-            rows.append((called, "outputs agree", part["verified"]["reason"], "fail"))
-        rows += [(called, each["condition"], gate_page.describe(each), each["verdict"]) for each in part["conditions"]]
-    if rows:
-        tables.print_table(("Board", "Must not be", "Found", "Verdict"), rows, left=(0, 1, 2, 3))
-    for part in document["boards"]:
-        if part["candidate"] is not None:
-            median_s = part["candidate"]["latency_s"]["median"]
-            kept = f"; kept in {document['baseline']}" if document["written"] else ""
-            output.say(f"{part['model']} on {part['board']}: {median_s * 1e3:.3f} ms{kept}")
-
-
-def _say_why(document: dict[str, Any]) -> str:
-    reasons = []
-    for part in document["boards"]:
-        if not part["verified"]["matches"]:
-            reasons.append(f"wrong outputs on {part['board']}: {part['verified']['reason']}")
-        reasons += [
-            f"{each['condition']} {'holds' if each['verdict'] == 'fail' else 'cannot be ruled out'} on "
-            f"{part['board']}: {gate_page.describe(each)}"
-            for each in part["conditions"]
-            if each["verdict"] != "pass"
-        ]
-    return "; ".join(reasons)

@@ -157,7 +157,7 @@ def bench(
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
         require_room(out)
-    subjects = [_read_subject(text, shape, device) for text in models]
+    subjects = [read_subject(text, shape, device) for text in models]
     settings = farm_settings.load()
     for subject in subjects:
         if subject.artifact is not None:
@@ -168,7 +168,7 @@ def bench(
     ):
         held.pin(point, operating_point)
         kind, _ = on_board.find_board(store, board)
-        document = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
+        document, _ = benching.bench(subjects, held, kind, rivals, settings, store, output.note, per_layer)
     if out is not None:
         document["report"] = bench_page.write_report(document, out)
     wrong = [
@@ -195,7 +195,8 @@ def _say_sent(size: int, sent: int | None) -> str:
     )
 
 
-def _read_subject(text: str, shape: list[str] | None, device: str) -> Any:
+def read_subject(text: str, shape: list[str] | None, device: str) -> Any:
+    """Read what is timed: a model, or an artifact. Raises UsageError."""
     if is_artifact(Path(text)):
         artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()

@@ -57,6 +57,32 @@ def write_summary(document: Mapping[str, Any]) -> str:
     return pages.render_markdown("gate.md", {**document, "boards": boards, "marks": _MARKS}, filters)
 
 
+def list_findings(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """List wrong outputs and every condition: board, condition, what was found, verdict."""
+    rows = []
+    for part in document["boards"]:
+        called = f"{part['board_type']}/{part['board']}{' (simulated)' if part['simulated'] else ''}"
+        if not part["verified"]["matches"]:
+            rows.append((called, "outputs agree", part["verified"]["reason"], "fail"))
+        rows += [(called, each["condition"], describe(each), each["verdict"]) for each in part["conditions"]]
+    return rows
+
+
+def explain(document: Mapping[str, Any]) -> str:
+    """Say why the gate did not pass."""
+    reasons = []
+    for part in document["boards"]:
+        if not part["verified"]["matches"]:
+            reasons.append(f"wrong outputs on {part['board']}: {part['verified']['reason']}")
+        reasons += [
+            f"{each['condition']} {'holds' if each['verdict'] == 'fail' else 'cannot be ruled out'} on "
+            f"{part['board']}: {describe(each)}"
+            for each in part["conditions"]
+            if each["verdict"] != "pass"
+        ]
+    return "; ".join(reasons)
+
+
 def describe(condition: Mapping[str, Any]) -> str:
     """What was found of a condition, in a few words."""
     if condition["value"] is None:

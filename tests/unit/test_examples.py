@@ -14,7 +14,7 @@ import typer.main
 import yaml
 
 from farm.cli import examples, main
-from farm.gate.conditions import read_conditions
+from farm.gate import read_conditions
 
 WORKFLOW = pathlib.Path(__file__).parents[2] / "deploy" / "ci" / "gate.yml"
 
