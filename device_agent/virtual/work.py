@@ -1,7 +1,7 @@
 """What a call costs, in CPU seconds of this machine: established once by content and kept.
 
 Cost taken while others computed on this machine too is taken once more when they are done; nothing else changes what is
-kept. What a board makes of it at its clocks is in `pace.py`. Docs: adr/0022.
+kept. What a board makes of it at its clocks is in `pace.py`. Docs: adr/0032.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One board's session as its process has it: opened when it is needed, and the operating point held there.
 
 Calls wait, each with a deadline, and raise; what trouble says of the board is `blame`'s business. Who takes the board
-is decided elsewhere, and its calls are made in `board_process`: see docs/adr/0028 and 0038.
+is decided elsewhere, and its calls are made in `board_process`: see docs/adr/0028.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def test_the_site_has_the_long_parts(reference: types.ModuleType) -> None:
 
 
 def _find_pages() -> list[pathlib.Path]:
-    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "howto", *(ROOT / "deploy").iterdir())
+    docs = ROOT / "docs"
+    folders = (ROOT, docs, docs / "howto", docs / "adr", docs / "kernels", *(ROOT / "deploy").iterdir())
     return [page for folder in folders for page in folder.glob("*.md") if page.name != "CHANGELOG.md"]
 
 

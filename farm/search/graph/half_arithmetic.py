@@ -1,7 +1,7 @@
 """A whole model computed in 16 bits (float16), its inputs and outputs as they are: part of a pipeline, on request.
 
 Twice as many numbers are in a vector, and half the bytes come from memory. Products are summed up in float16, too: what
-that costs in accuracy is in ADR 0050. What would lose most (softmax, norms, sums and means over
+that costs in accuracy is in docs/kernels/half-precision.md. What would lose most (softmax, norms, sums and means over
 an axis, exponentials) stays in float32. Weights alone in 16 bits are `half_precision`'s business.
 """
 
