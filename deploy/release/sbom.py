@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "licences.md"
 # File -> what it is for, in the order of the page.
 LOCKED = {
     "agent.txt": "boards",
-    "all.txt": "the farm, with all extras but `torch`, and what it is developed with",
+    "all.txt": "the farm with all extras but `torch`, and its development tools",
     "torch.txt": "programs of `torch.export`",
     "board-tools.txt": "provisioning boards",
-    "docs.txt": "the documents as pages",
+    "docs.txt": "building the site",
 }
 # What metadata of before SPDX expressions says, by what it means.
 _SPDX = {
@@ -129,23 +129,23 @@ def make_document(packages: list[Package]) -> dict[str, Any]:
 
 
 def make_page(packages: list[Package]) -> str:
-    """docs/licences.md."""
+    """Return docs/licences.md: each licence with its packages."""
     lines = [
-        "# Licences of what the farm is pinned to",
+        "# Licences of dependencies",
         "",
-        "tvm-farm itself is under [Apache-2.0](../LICENSE). `make sbom` makes this page of `requirements/` and the",
-        "packages' own metadata; where that is silent or wrong, `deploy/release/licences.yaml` speaks. None of them is",
-        "in tvm-farm's wheel. Unicorn, under the GPL, is in a process of its own",
-        "([ADR 0032](adr/0032-simulated-boards-run-their-own-code.md)).",
+        "tvm-farm is under [Apache-2.0](../LICENSE). Its wheel contains none of these packages. Unicorn, under the",
+        "GPL, runs in a process of its own ([ADR 0032](adr/0032-simulated-boards-run-their-own-code.md)). `make",
+        "sbom` writes this page from `requirements/` and the packages' metadata, and `dist/sbom.cdx.json` with",
+        "versions and hashes. `deploy/release/licences.yaml` completes and corrects the metadata.",
         "",
         *(f"- `requirements/{file}`: {purpose}" for file, purpose in LOCKED.items()),
         "",
-        "| package | version | licence | pinned for |",
-        "|---|---|---|---|",
+        "| licence | packages |",
+        "|---|---|",
     ]
-    for package in packages:
-        files = ", ".join(file.removesuffix(".txt") for file in package.files)
-        lines.append(f"| {package.name} | {', '.join(sorted(package.versions))} | {package.licence} | {files} |")
+    licences = sorted({package.licence for package in packages})
+    for licence in licences:
+        lines.append(f"| {licence} | {', '.join(each.name for each in packages if each.licence == licence)} |")
     return "\n".join(lines) + "\n"
 
 
