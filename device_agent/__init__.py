@@ -1,4 +1,4 @@
-"""The program on a board: serves TVM RPC, runs candidates in worker processes, reports what it saw.
+"""The agent on a board: serves TVM RPC, runs candidates in worker processes, and reports evidence.
 
 Nothing here imports `farm`, ray or a database: a board installs this package alone.
 """

@@ -37,7 +37,7 @@ _DEADLINE = re.compile(r"_?\w*(TIMEOUT|DEADLINE|GRACE|TTL|PATIENCE|WAIT|LIMIT)_S
 
 def list_commands() -> str:
     """Return one row for each command."""
-    rows = ((f"`farm {name}`", _first_sentence(command.help)) for name, command in _walk_commands())
+    rows = ((f"`farm {name}`", _first_sentence(_read_help(command))) for name, command in _walk_commands())
     return _table(("command", "what it does"), rows)
 
 
@@ -146,9 +146,15 @@ def _walk_below(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _walk_below(command, f"{prefix}{name} ")
 
 
+def _read_help(command: Any) -> str:
+    """Read what a command does; a noun's help is about its verbs, its function's about the noun alone."""
+    is_noun = getattr(command, "commands", None)
+    return textwrap.dedent((inspect.getdoc(command.callback) if is_noun else command.help) or "").strip()
+
+
 def _describe(name: str, command: Any) -> Iterator[str]:
     yield f"## farm {name}"
-    yield textwrap.dedent(command.help or "").strip()
+    yield _read_help(command)
     rows = []
     for each in command.params:
         is_argument = each.param_type_name == "argument"

@@ -1,1 +1,1 @@
-"""Which board this is, and which clocks, sensors and tools it really has."""
+"""Detect the board type, its clocks, sensors and tools."""

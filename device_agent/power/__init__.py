@@ -1,1 +1,1 @@
-"""Power sensors of a board: finding them, sampling them, and turning samples into honest energy."""
+"""A board's power sensors: find them, sample them, integrate energy with an interval."""

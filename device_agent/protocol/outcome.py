@@ -15,7 +15,7 @@ class FaultSide(StrEnum):
 
     CANDIDATE = "candidate"  # counts as a bad schedule
     BOARD = "board"  # re-run elsewhere; the board's health suffers
-    FARM = "farm"  # re-run, nobody blamed
+    FARM = "farm"  # re-run; neither candidate nor board is blamed
     SAMPLE = "sample"  # measure again
 
 
@@ -30,11 +30,11 @@ class Status(StrEnum):
     RUN_TIMEOUT = "run_timeout"  # the worker did not finish within its deadline
     OUT_OF_MEMORY = "out_of_memory"  # the worker hit its address-space limit
     WRONG_RESULT = "wrong_result"  # the output differs from the reference
-    NOISY = "noisy"  # samples spread too far to mean anything
+    NOISY = "noisy"  # the samples spread too far
     CLOCK_DRIFTED = "clock_drifted"  # clocks after differ from clocks before
-    THROTTLED = "throttled"  # the board slowed itself down meanwhile
+    THROTTLED = "throttled"  # the board throttled during the trial
     BOARD_LOST = "board_lost"  # the connection to the board ended before an answer came
-    FARM_ERROR = "farm_error"  # our own machinery failed
+    FARM_ERROR = "farm_error"  # the farm itself failed
 
     @property
     def fault_side(self) -> FaultSide | None:

@@ -1,1 +1,1 @@
-"""Virtual boards: a model of a board behind the same kernel files, so that the agent itself runs unchanged."""
+"""Virtual boards: a model of the hardware behind the same kernel files, so that the agent runs unchanged."""

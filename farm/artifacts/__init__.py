@@ -1,1 +1,1 @@
-"""Compiled models: made from records, checked against a reference, timed on a board."""
+"""Compiled models: compile from records, verify against a reference, package, deploy, time."""

@@ -1,1 +1,1 @@
-"""Campaigns: ordered and planned; what to do next (`scheduler`, pure), doing it (`engine`), winners (`verify`)."""
+"""Campaigns: files, plans and orders; `scheduler` decides (pure), `engine` executes, `verify` finds winners."""

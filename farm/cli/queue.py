@@ -66,7 +66,7 @@ def priority(
         int, typer.Argument(metavar="N", help="Priority from -10 to 10; each step doubles the share. Usually 0.")
     ],
 ) -> output.Document:
-    """Give what waits another priority. Interactive work below 0 takes only boards that no campaign wants."""
+    """Change the priority of a waiting request. Interactive work below 0 takes only boards that no campaign wants."""
     with options.open_store(farm_settings.load()) as store:
         request = store.set_queue_priority(number, value, name_user())
     yield {"id": request.id, "purpose": request.purpose, "priority": request.priority}

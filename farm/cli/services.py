@@ -49,7 +49,7 @@ def up(
         ),
     ] = None,
 ) -> output.Document:
-    """Start the farm's services: the tracker, the way to every board, probes of their health, metrics."""
+    """Start the farm's services: the tracker, connections to boards, health probes, metrics."""
     settings = farm_settings.load()
     wait_s = read_duration_s("--wait", wait) if wait else 0.0
     if take_over:

@@ -75,7 +75,7 @@ def add_token(
         ),
     ] = "reader",
 ) -> None:
-    """Make a token for somebody, in place of an older one of the name. It is printed once and kept nowhere."""
+    """Create a named token; it replaces an older one of that name. It is printed once and not kept."""
     require_server()
 
     home, by = farm_settings.load().home_path, name_user()
@@ -105,7 +105,7 @@ def list_tokens() -> output.Document:
 @tokens_app.command("remove")
 @output.command
 def remove_token(name: Who) -> None:
-    """End somebody's token and sessions."""
+    """Revoke a named token and end its sessions."""
     require_server()
 
     tokens.remove(farm_settings.load().home_path, name)

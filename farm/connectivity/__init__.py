@@ -1,1 +1,1 @@
-"""The way to boards and to the services: SSH, tunnels, relay, tracker, keys, and the services' socket."""
+"""Connections to boards and services: SSH, tunnels, relay, tracker, keys, the services' socket."""

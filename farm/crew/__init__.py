@@ -1,1 +1,1 @@
-"""A board as somebody who works on it has it: chosen, leased, connected, watched, blamed."""
+"""Work on boards: queue, choice, lease, session, process, health and blame."""

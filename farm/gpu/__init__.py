@@ -1,4 +1,4 @@
-"""Code for boards' GPUs, made on a machine without one: CUDA C to PTX, PTX checked, the board's plug-in built.
+"""Compile for boards' GPUs without a GPU: CUDA C to PTX, PTX checked, the board's plug-in built.
 
 Running it belongs to the agent (`device_agent/native`, `device_agent/virtual/gpu`).
 """

@@ -1,1 +1,1 @@
-"""Reads and checks what a fleet is made of. The data itself lies in the top-level `inventory/` folder."""
+"""Read and check board types, core types and fleet files. The data itself lies in the top-level `inventory/` folder."""

@@ -1,1 +1,1 @@
-"""Talk to one board: a session with deadlines, what its answers mean, and the statistics of samples."""
+"""Talk to one board: a session with deadlines, checks of its replies, statistics of samples."""

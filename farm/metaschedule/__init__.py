@@ -1,4 +1,4 @@
-"""The farm inside stock MetaSchedule scripts: a builder, a runner and a database that TVM's own `tune_*` take.
+"""A builder, a runner and a database for stock MetaSchedule scripts.
 
 Scripts import them from `farm.search`. Searching stays MetaSchedule's; compilers and boards are child processes here.
 """

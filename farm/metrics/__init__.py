@@ -1,1 +1,1 @@
-"""What the coordinator tells Prometheus about itself. Boards tell their own (`device_agent/metrics.py`)."""
+"""The coordinator's metrics for Prometheus. Boards tell their own (`device_agent/metrics.py`)."""

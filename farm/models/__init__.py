@@ -1,1 +1,1 @@
-"""What the user brings: ONNX files and the zoo. Nothing here imports TVM; that is `farm.search`'s work."""
+"""Models: ONNX files, the zoo, inputs, quantisation. Nothing here imports TVM; that is `farm.search`'s work."""

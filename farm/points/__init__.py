@@ -1,1 +1,1 @@
-"""Operating points: what a user asks for, and the grid of those that a board has."""
+"""Operating points: parse them, and make a board's grid of them."""

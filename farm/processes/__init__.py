@@ -1,1 +1,1 @@
-"""Processes of ours and of others on this machine: children, partners, listeners, and one farm at a time."""
+"""Processes on this machine: children, workers, listeners, confined readers, the machine lock."""

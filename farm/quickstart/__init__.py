@@ -1,1 +1,1 @@
-"""The main job end to end on one machine, as `farm quickstart` does it. See `run`."""
+"""`farm quickstart`: tune, compile, verify, time and sweep one model on this machine. See `run`."""

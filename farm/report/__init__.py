@@ -1,1 +1,1 @@
-"""Makes figures readable: plots, Markdown and HTML. Measures nothing; whoever calls it has the document."""
+"""Render plots, tables, Markdown and HTML. Measures nothing; whoever calls it has the document."""

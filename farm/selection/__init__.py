@@ -1,1 +1,1 @@
-"""The one standard for a record: who of some candidates is measured next, who has won, and what proves it. Pure."""
+"""The standard for a record: which finalist is measured next, which one wins, and the evidence. Pure."""

@@ -1,4 +1,4 @@
-"""The coordinator's long-running part: tracker, ways to boards, probes, metrics, kept up by one process.
+"""The services of `farm up`: tracker, connections to boards, probes, metrics, the doctor and certificates.
 
 `daemon` is that process; children of its talk TVM's RPC to boards. How commands find or start it is in
 `farm.connectivity.services`. Work on boards (campaigns, sweeps) lives elsewhere.

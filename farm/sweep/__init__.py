@@ -1,1 +1,1 @@
-"""Sweeps: what to measure (`plan`), what visits say (`fit`), the measuring (`run`), what comes of it (`export`)."""
+"""Sweeps over clocks: `plan` chooses points, `run` measures them, `fit` models them, `export` writes results."""

@@ -1,4 +1,4 @@
-"""A compiled model and what runs it: `Model().run({...})`, or `python -m` this package.
+"""The code in every model's wheel: `Model().run({...})`, or `python -m` this package.
 
 This folder is copied into every wheel that `farm model package` writes, with the model beside it. It needs NumPy and
 TVM's runtime, and Pillow for images; nothing of the farm.

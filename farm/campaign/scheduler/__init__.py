@@ -1,1 +1,1 @@
-"""What a fleet does next, for all campaigns on it: pure, state and time in, new state and decisions out."""
+"""Decide what the fleet does next, for all campaigns. Pure: state and events in, new state and decisions out."""

@@ -1,1 +1,1 @@
-"""From the best candidates of a campaign to records: what they compute, which is fastest, and what proves it."""
+"""Turn a campaign's best candidates into records: compare outputs, time rounds, decide, time whole models."""

@@ -1,1 +1,1 @@
-"""From a scheduled function to a linked library: compilers in processes of their own, and what they made before."""
+"""From a scheduled function to a linked library: compiler processes and their cache."""

@@ -1,1 +1,1 @@
-"""Families of schedules, one module each: what stock MetaSchedule's space does not contain. `rule` lists them."""
+"""Schedule families, one module each, beyond MetaSchedule's search space. `rule` lists them."""

@@ -1,1 +1,1 @@
-"""Which candidates of a workload are tried next, and what is learnt from those that were."""
+"""Choose a workload's next candidates, and learn from its trials: tuners, cost model, correction."""

@@ -1,1 +1,1 @@
-"""What comes out of a sweep: its document, comparisons, and one point as a script or a stanza."""
+"""A sweep's document, comparisons, and a point as a script or nvpmodel stanza."""

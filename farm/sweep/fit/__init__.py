@@ -1,1 +1,1 @@
-"""What visits say together: drift, fitted models, fronts, the pick. Pure."""
+"""Model a sweep's visits: drift, fit, Pareto front, pick. Pure."""

@@ -1,1 +1,1 @@
-"""What a sweep measures next, and who does: order, planners, conductors. Pure but for the conductors' lock."""
+"""Choose a sweep's next point and its board. Pure but for the conductors' lock."""

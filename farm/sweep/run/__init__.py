@@ -1,1 +1,1 @@
-"""A sweep carried out: boards, programs, visits, schedules tried again."""
+"""Run a sweep: boards, programs, visits, schedules tried again."""
