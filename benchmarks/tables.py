@@ -16,6 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
     ROOT / "docs" / name for name in ("performance.md", "fidelity.md", "gpu.md", "sweeps.md", "kernels/arm.md")
 )
+# The folder of results that are counted, not timed, and so do not depend on the machine.
+_ANY = "any"
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Single figures: what is measured, unit, benchmark, path inside its figures, goal.
@@ -97,7 +99,7 @@ def to_sources(results: Iterable[Mapping[str, Any]]) -> str:
 def make_machines(_: list[dict[str, Any]]) -> str:
     """List the machines that something was timed on."""
     machines = {path.parent.name: json.loads(path.read_text())["machine"] for path in sorted(RESULTS.glob("*/*.json"))}
-    rows = ((on, one["cpu"], one["cores"]) for on, one in machines.items() if one["cores"])
+    rows = ((on, one["cpu"], one["cores"]) for on, one in machines.items() if on != _ANY)
     return to_table(("machine", "processor", "cores"), rows)
 
 
