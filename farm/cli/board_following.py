@@ -10,7 +10,7 @@ from pathlib import Path
 
 from farm.cli import output
 from farm.errors import UnavailableError
-from farm.processes.log_files import Follower
+from farm.processes.home_log import Follower
 
 _LOOK_S = 0.25
 

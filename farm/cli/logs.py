@@ -1,4 +1,4 @@
-"""`farm logs`: what all processes of the farm on this machine wrote, and what the store says happened."""
+"""`farm logs`: the log of this home, with events of the store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json as json_module
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,11 +16,15 @@ from farm import settings as farm_settings
 from farm.cli import output
 from farm.cli.durations import read_duration_s
 from farm.errors import FarmError, UsageError
-from farm.processes import log_merge
-from farm.processes.log_lines import LogLine, make_readable
+from farm.processes import home_log
+from farm.processes.home_log import LogLine
 from farm.store import Store
+from farm.store.happenings import Mark
 
 _MOST_LINES = 1_000_000
+# Events that are read; more where a filter may look far back.
+_EVENTS, _SEARCHED_EVENTS = 2000, 100_000
+_LOOK_S = 0.25
 
 
 @output.command
@@ -43,23 +46,39 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each line.")] = False,
 ) -> None:
-    """Show what the services, the engine, searches, probes, the tracker and virtual boards wrote, in order of time.
+    """Show the log of this home: what the services, the engine, searches and take-overs logged, in order of time.
 
-    Events of the store are among them. A line is about a campaign or a board by its ids, or because it names it.
+    Events of the store are among them. A line is about a campaign or a board by its ids, or because it names it. The
+    tracker, agents and boards' processes have files of their own in FARM_HOME/logs; `farm board logs` shows an agent's.
     """
     settings = farm_settings.load()
     since_s = time.time() - read_duration_s("--since", since) if since else None
     folder = settings.home_path / "logs"
     with _open_store(settings) as store:
-        wanted = log_merge.Wanted(_find_campaign(store, campaign), _find_board(store, folder, board), since_s)
-        # Before: what is written meanwhile is in both, and told once.
-        following = log_merge.Following(folder, store, wanted) if follow else None
-        last = log_merge.read_last(folder, store, wanted, lines)
+        wanted = home_log.LogFilter(_find_campaign(store, campaign), _find_board(store, board), since_s)
+        # Before the log is read: what is written meanwhile is in both, and printed once.
+        follower = home_log.Follower(folder / home_log.LOG_FILE)
+        mark = Mark() if store is None else store.fetch_mark_of_events()
+        found = home_log.read_log(folder, wanted)
+        if store is not None:
+            events = store.fetch_last_happenings(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
+            found += filter(wanted.takes, map(home_log.read_event, events))
+        last = sorted(found, key=_moment)[-lines:] if lines else []
         _show(last, json)
-        if following is not None:
-            # Ctrl-C is how it ends.
-            with contextlib.closing(following), contextlib.suppress(KeyboardInterrupt):
-                _show(following.listen(last), json)
+        with contextlib.closing(follower), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+            known = set(found)
+            while follow:
+                written = [line for line in map(home_log.read_line, follower.read()) if line is not None]
+                if store is not None and (events := store.fetch_happenings(mark, _EVENTS)):
+                    mark = events[-1].mark
+                    written += map(home_log.read_event, events)
+                _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_moment), json)
+                known.clear()
+                time.sleep(_LOOK_S)
+
+
+def _moment(line: LogLine) -> float:
+    return line.at
 
 
 def _open_store(settings: farm_settings.Settings) -> contextlib.AbstractContextManager[Store | None]:
@@ -82,9 +101,9 @@ def _find_campaign(store: Store | None, wanted: str) -> str:
     return store.fetch_fleet_campaign(wanted).name
 
 
-def _find_board(store: Store | None, folder: Path, wanted: str) -> str:
-    """A board's name; one that was removed may still have a log or events. Raises UsageError."""
-    if not wanted or store is None or (folder / "boards" / f"{wanted}.log").exists():
+def _find_board(store: Store | None, wanted: str) -> str:
+    """A board's name; one that was removed may still have events. Raises UsageError."""
+    if not wanted or store is None:
         return wanted
     try:
         return str(store.require_board(wanted)["name"])
@@ -100,5 +119,5 @@ def _show(found: Iterable[LogLine], json: bool) -> None:
             print(json_module.dumps(line.to_document(), allow_nan=False))
         else:
             # A pipe gets it harmless as well: it may end in a terminal.
-            print(foreign.show_controls(make_readable(line)))
+            print(foreign.show_controls(line.to_text()))
         sys.stdout.flush()

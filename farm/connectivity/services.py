@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 
 from farm.connectivity.services_socket import ControlClient
-from farm.connectivity.services_state import LOG_FILE, ServicesInfo, find_running, is_held
+from farm.connectivity.services_state import ServicesInfo, find_running, is_held
 from farm.connectivity.tracker import Tracker
 from farm.errors import DeadlineError, UnavailableError
-from farm.processes import children
+from farm.processes import children, home_log
 from farm.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -236,5 +236,5 @@ def _ended(settings: Settings, process: subprocess.Popen[bytes]) -> UnavailableE
 
 
 def _tail(settings: Settings) -> str:
-    logs, out = settings.home_path / "logs", "services.out"
-    return f": {children.explain_end(logs / (out if children.tail(logs / out) else LOG_FILE))}"
+    logs = settings.home_path / "logs"
+    return f": {children.explain_end(logs / 'services.out', logged=home_log.read_end(logs, 'services'))}"

@@ -142,7 +142,7 @@ class ControlClient:
             answer = json.loads(read_line(sock))
         except (OSError, EOFError, ValueError) as error:
             raise UnavailableError(
-                f"the farm's services did not answer `{verb}`: {error}", "Their log: FARM_HOME/logs/services.log"
+                f"the farm's services did not answer `{verb}`: {error}", "`farm logs` shows what they logged."
             ) from error
         if "error" in answer:
             raise _ERRORS.get(answer["error"], PermanentError)(answer["message"], answer["hint"])

@@ -17,7 +17,6 @@ from pathlib import Path
 from farm import folders
 from farm.errors import UnavailableError
 
-LOG_FILE = "services.log"
 _LOCK, _FILE = "services.lock", "services.json"
 # Whoever only looks (`is_locked`) has the lock for microseconds.
 _LOCK_TRIES = 50

@@ -16,6 +16,7 @@ from pathlib import Path
 from device_agent.protocol.interpreters import python_command
 from farm import folders
 from farm.errors import TransientError
+from farm.processes import home_log
 from farm.settings import find_folders
 
 STOP_TIMEOUT_S = 5.0
@@ -117,14 +118,15 @@ def tail(log: Path, lines: int = 5) -> str:
     return ""
 
 
-def explain_end(log: Path | None, code: int | None = None) -> str:
+def explain_end(log: Path | None, code: int | None = None, logged: str = "") -> str:
     """Why a child ended, or does not answer: its exit code where given, the last lines of its log, and a full disk,
-    which keeps it from saying anything. Never empty; without a log it is the code alone.
+    which keeps it from saying anything. `logged` stands in for an empty log. Never empty; without a log it is the code
+    alone.
     """
     said = [] if code is None else [f"killed by signal {-code}" if code < 0 else f"exit code {code}"]
     if log is None:
         return "; ".join(said) or "it said nothing"
-    if text := tail(log):
+    if text := tail(log) or logged:
         said.append(text)
     with contextlib.suppress(OSError):
         if shutil.disk_usage(log.parent).free < _LEAST_FREE_BYTES:
@@ -133,11 +135,13 @@ def explain_end(log: Path | None, code: int | None = None) -> str:
 
 
 def trim_logs(folder: Path) -> None:
-    """Bring every log below `folder` that has grown beyond `LOG_BYTES` to an end, and keep one older piece of each.
+    """Truncate every log of a child below `folder` that is longer than `LOG_BYTES`, and keep one older piece of each.
 
-    Whoever writes has it open for appending, as `start` opens it, and goes on; some lines may be lost meanwhile.
+    The child has it open for appending, as `start` opens it, and goes on; some lines may be lost meanwhile.
     """
     for log in folder.rglob("*.log"):
+        if log.name == home_log.LOG_FILE:  # its writers rotate it
+            continue
         with contextlib.suppress(OSError):  # removed just now, or the disk is full: next time
             if log.stat().st_size > LOG_BYTES:
                 older = log.with_name(log.name + ".1")

@@ -14,7 +14,6 @@ from typing import Any
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.services import Services, find_services, using_services
-from farm.connectivity.services_state import LOG_FILE
 from farm.errors import PermanentError
 from farm.processes.children import tail
 from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run_check
@@ -74,9 +73,9 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
         f"processes of probes replaced {worker['restarts']} times"
     )
     if not tracker["up"]:
-        raise PermanentError(summary, f"See {LOG_FILE} and tracker.log in FARM_HOME/logs.")
+        raise PermanentError(summary, "See `farm logs`, and tracker.log in FARM_HOME/logs.")
     if tracker["restarts"] or worker["restarts"]:
-        return Doubt(summary, f"See {LOG_FILE} in FARM_HOME/logs for why they ended.")
+        return Doubt(summary, "`farm logs` says why they ended.")
     return summary
 
 

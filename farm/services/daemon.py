@@ -22,9 +22,9 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.connectivity.services_socket import ControlServer
-from farm.connectivity.services_state import LOG_FILE, ServicesInfo, publish, services_lock
+from farm.connectivity.services_state import ServicesInfo, publish, services_lock
 from farm.errors import FarmError, UnavailableError, UsageError
-from farm.processes import log_lines
+from farm.processes import home_log
 from farm.processes.listening import raise_descriptor_limit
 from farm.services.keeper import Keeper
 from farm.services.notices.notifier import Notifier
@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
-        path = settings.home_path / "logs" / LOG_FILE
-        log_lines.start_log("services", path, rotated=True, foreground=options.foreground)
+        home_log.start_log("services", settings.home_path / "logs", foreground=options.foreground)
         wanted = None if options.boards is None else [name for name in options.boards.split(",") if name]
         with services_lock(settings.home_path):
             Daemon(settings, wanted, options.stay, options.take_over).run()

@@ -129,7 +129,7 @@ class CampaignRack:
 
     def log(self) -> str:
         """What the engine has said."""
-        return (self.store / "logs" / "engine.log").read_text()
+        return (self.store / "logs" / "farm.log").read_text()
 
     def reasons(self, board: str, *kinds: str) -> list[str]:
         """What was held against a board, oldest first."""

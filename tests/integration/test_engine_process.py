@@ -122,7 +122,7 @@ def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
     client.ensure_engine(settings)
     assert time.monotonic() - began < client.START_TIMEOUT_S / 2
     wait_until(lambda: not is_held(settings.home_path), "the engine to end")
-    log = (settings.home_path / "logs" / "engine.log").read_text()
+    log = (settings.home_path / "logs" / "farm.log").read_text()
     assert "services" not in log
 
 

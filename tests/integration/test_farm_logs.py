@@ -14,7 +14,7 @@ import psutil
 from farm.connectivity.board_logs import plan_follow_command
 from farm.connectivity.ssh import SshConnection
 from farm.errors import FarmError
-from farm.processes.log_merge import Wanted, read_last
+from farm.processes.home_log import LogFilter, read_log
 from tests.integration.conftest import wait_until
 from tests.integration.sshd import running_sshd
 
@@ -29,30 +29,33 @@ def test_the_command_follows_and_is_harmless(tmp_path: pathlib.Path) -> None:
     """`farm logs --follow` prints what was and what comes; control characters of others are shown, not sent."""
     home = tmp_path
     (home / "logs").mkdir()
-    write(home / "logs" / "services.log", json.dumps({"at": 1.0, "process": "services", "text": "\x1b]0;gone\x07"}))
+    write(home / "logs" / "farm.log", json.dumps({"at": 1.0, "process": "services", "text": "\x1b]0;gone\x07"}))
     command = [sys.executable, "-c", "from farm.cli.main import main; main()", "logs", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"FARM_HOME": str(home)}) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert b"\\x1b]0;gone\\x07" in first
         assert b"\x1b" not in first
-        write(home / "logs" / "services.log", json.dumps({"at": 2.0, "process": "services", "text": "then"}))
+        write(home / "logs" / "farm.log", json.dumps({"at": 2.0, "process": "services", "text": "then"}))
         assert b"then" in process.stdout.readline()
         process.terminate()
         assert process.wait(20) == 0
 
 
-def test_a_process_logs_in_this_form(tmp_path: pathlib.Path) -> None:
-    """`start_log` in a process of its own: several may append to one file."""
+def test_processes_log_to_one_file(tmp_path: pathlib.Path) -> None:
+    """Several processes append to the log at the same time, while it is rotated: no line is lost or cut."""
     script = (
-        "import logging, pathlib, sys; from farm.processes.log_lines import start_log;"
-        "start_log('search', pathlib.Path(sys.argv[1]) / 'search.log');"
-        "logging.getLogger('x').info('found %d', 3, extra={'campaign': 'vision'})"
+        "import logging, pathlib, sys; from farm.processes import home_log; home_log._BYTES = 12_000;"
+        "home_log.start_log(sys.argv[2], pathlib.Path(sys.argv[1]));"
+        "[logging.getLogger('x').info('found %d', n, extra={'campaign': 'vision'}) for n in range(150)]"
     )
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
-    lines = read_last(tmp_path, None, Wanted(campaign="vision"), 10)
-    assert [(line.process, line.text, line.campaign) for line in lines] == [("search", "found 3", "vision")] * 2
+    names = ("search", "engine")
+    started = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), name]) for name in names]
+    assert [each.wait(60) for each in started] == [0, 0]
+    lines = read_log(tmp_path, LogFilter(campaign="vision"))
+    assert len(list(tmp_path.glob("farm.log.*"))) > 1
+    for name in names:
+        assert [line.text for line in lines if line.process == name] == [f"found {n}" for n in range(150)]
 
 
 def test_a_boards_log_is_followed_over_ssh(tmp_path: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from farm.campaign.engine.state import engine_lock
 from farm.campaign.engine.state import publish as publish_engine
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
 from farm.connectivity.services_state import ServicesInfo, publish, services_lock
-from farm.processes import children, log_lines
+from farm.processes import children, home_log
 from farm.search.build import golden
 from farm.store import Store
 from farm.web import access, tokens
@@ -116,7 +116,7 @@ def test_other_folders_stay_as_they_are(parent: pathlib.Path, mode: int, name: s
 
 def test_logs_are_in_private_folders(parent: pathlib.Path) -> None:
     """Folders of logs and plans are their owner's, also where they come before the rest of the home."""
-    log_lines.start_log("test", parent / "a" / "logs" / "services.log", foreground=True)
+    home_log.start_log("test", parent / "a" / "logs", foreground=True)
     children.stop(children.start(["true"], parent / "b" / "logs" / "linker.log", os.environ))
     plan_kept.keep_plan(parent / "c", {"name": "nightly"})
     for name in "abc":

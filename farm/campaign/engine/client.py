@@ -8,9 +8,9 @@ import time
 
 import psutil
 
-from farm.campaign.engine.state import ANOTHER_RUNS, LOG_FILE, find_engine, is_held
+from farm.campaign.engine.state import ANOTHER_RUNS, find_engine, is_held
 from farm.errors import DeadlineError, UnavailableError
-from farm.processes import children
+from farm.processes import children, home_log
 from farm.settings import Settings
 
 # Loading TVM and Ray takes 3 s; five times that on a machine that is busy, and an engine that is just ending first.
@@ -70,7 +70,7 @@ def stop_engine(settings: Settings) -> bool:
 def tail(settings: Settings) -> str:
     """What the engine said last, to be put behind a message."""
     logs = settings.home_path / "logs"
-    return f": {children.explain_end(logs / (_OUTPUT if children.tail(logs / _OUTPUT) else LOG_FILE))}"
+    return f": {children.explain_end(logs / _OUTPUT, logged=home_log.read_end(logs, 'engine'))}"
 
 
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

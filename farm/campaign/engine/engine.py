@@ -97,7 +97,7 @@ class CampaignEngine:
         self._settings = settings
         self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
         self._journal = Journal(store)
-        self._searches = searches.Searches(self._tell, settings.home_path / "logs" / searches.LOG_FILE)
+        self._searches = searches.Searches(self._tell, settings.home_path / "logs")
         self._orders = CampaignOrders(settings, store, self._searches, self._list_under_way, note)
         self._roster = Roster(store, crew, need)
         self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)

@@ -21,14 +21,13 @@ from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.outage import run_through_outages
 from farm.campaign.engine.state import (
     ANOTHER_RUNS,
-    LOG_FILE,
     engine_lock,
     leave_last_words,
     publish,
     withdraw,
 )
 from farm.errors import FarmError, TransientError, UnavailableError
-from farm.processes import log_lines
+from farm.processes import home_log
 from farm.processes.listening import raise_descriptor_limit
 from farm.processes.machine import process_identity
 from farm.settings import Settings
@@ -52,7 +51,7 @@ def main() -> int:
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
-        log_lines.start_log("engine", settings.home_path / "logs" / LOG_FILE, rotated=True)
+        home_log.start_log("engine", settings.home_path / "logs")
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(engine_lock(settings.home_path))

@@ -19,7 +19,7 @@ from farm.campaign.engine.ray_calls import ActorLostError
 from farm.campaign.engine.ray_nodes import here
 from farm.campaign.scheduler.values import TaskKey
 from farm.errors import DeadlineError, FarmError
-from farm.processes import log_lines
+from farm.processes import home_log
 from farm.search import tvm_env
 from farm.search.tuners import campaign_search
 
@@ -29,7 +29,6 @@ Known = tuple[str, str, float | None]
 # Opening a campaign replays what is known of hundreds of candidates before the first answer comes.
 ASK_TIMEOUT_S = 600.0
 # In FARM_HOME/logs.
-LOG_FILE = "search.log"
 # For an answer that Ray has announced to arrive here.
 _FETCH_TIMEOUT_S = 10.0
 
@@ -76,9 +75,9 @@ class SearchPlan:
 class SearchActor:
     """A campaign's search in a Ray worker; see `farm.search.tuners.campaign_search.CampaignSearch`."""
 
-    def __init__(self, settings: Mapping[str, Any], log: str) -> None:
-        """`log` is the path of the file that all searches write to."""
-        log_lines.start_log("search", Path(log))
+    def __init__(self, settings: Mapping[str, Any], logs: str) -> None:
+        """`logs` is the folder of the home's log."""
+        home_log.start_log("search", Path(logs))
         self._campaign = ""
         tvm_env.load()
 
@@ -142,9 +141,9 @@ class _Asked:
 class Searches:
     """The searches by campaign. Not thread-safe; never waits."""
 
-    def __init__(self, note: Callable[[str, str, str], None], log: Path) -> None:
+    def __init__(self, note: Callable[[str, str, str], None], logs: Path) -> None:
         """`note` is told what happened: kind, campaign, message; `log` is what the searches themselves write to."""
-        self._note, self._log = note, log
+        self._note, self._logs = note, logs
         self._spare: tuple[dict[str, Any], Any] | None = None
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
@@ -174,7 +173,7 @@ class Searches:
     def prepare(self, settings: Mapping[str, Any]) -> None:
         """Have the search of a campaign with these settings load TVM before that is opened."""
         if self._spare is None:
-            self._spare = (dict(settings), _start_actor(settings, self._log))
+            self._spare = (dict(settings), _start_actor(settings, self._logs))
 
     def close(self, campaign: str) -> None:
         """End a campaign's search. Requests to it are answered as failed."""
@@ -281,7 +280,7 @@ class Searches:
         if self._spare is not None and self._spare[0] == plan.settings:
             actor, self._spare = self._spare[1], None
         else:
-            actor = _start_actor(plan.settings, self._log)
+            actor = _start_actor(plan.settings, self._logs)
         actor.serve.remote(plan.campaign)
         self._actors[plan.campaign] = actor
         self._opened[plan.campaign] = set()
@@ -341,8 +340,8 @@ class Searches:
             self._note("search_remark", campaign, f"{name}: {remark}")
 
 
-def _start_actor(settings: Mapping[str, Any], log: Path) -> Any:
-    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings, str(log))
+def _start_actor(settings: Mapping[str, Any], logs: Path) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings, str(logs))
 
 
 def to_key(task: TaskKey) -> str:

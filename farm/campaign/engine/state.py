@@ -18,7 +18,6 @@ from farm import folders
 from farm.connectivity.services_state import hold_lock, is_locked, write_whole
 from farm.processes.machine import process_identity
 
-LOG_FILE = "engine.log"
 # The exit code of an engine that finds another one; no error of ours has it.
 ANOTHER_RUNS = 75
 _LOCK, _FILE, _WORDS = "engine.lock", "engine.json", "engine.words"

@@ -13,7 +13,7 @@ from farm import settings as farm_settings
 from farm.campaign.engine import control
 from farm.campaign.engine.client import ensure_engine
 from farm.errors import FarmError, UsageError
-from farm.processes import log_lines
+from farm.processes import home_log
 from farm.processes.machine import find_engines_gone, name_coordinator
 from farm.store import Store
 
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 def main(names: Sequence[str]) -> int:
     """Resume those of the campaigns that are still left, and see that an engine runs. Returns the exit code."""
-    log_lines.start_log("take-over", None)
     try:
         settings = farm_settings.load()
+        home_log.start_log("take-over", settings.home_path / "logs")
         with Store(settings.store_location) as store:
             left = [name for name in store.fetch_left_campaigns(find_engines_gone(store)) if name in names]
             for name in left:
