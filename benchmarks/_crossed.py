@@ -1,6 +1,6 @@
-"""Searches that begin with the file of another core than the one that pays: how soon trials make up for it.
+"""Search with another core's file, and count the trials until the search makes up for it.
 
-Who prices candidates is the caller's business: an emulated board, or the prediction by the right core's file.
+The caller gives each candidate's latency: an emulated board's estimate, or the prediction by the right core's file.
 """
 
 from __future__ import annotations

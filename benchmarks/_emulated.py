@@ -1,7 +1,7 @@
 """Programs on the emulated board with their instructions counted, and the other engines' aarch64 wheels for them.
 
-The counter is `deploy/emulated-board`'s; what happens on the board is `_emulated_child.py`'s business. Raises
-UnavailableError for what is missing.
+The counter is in `deploy/emulated-board`, the board's side in `_emulated_child.py`. Raises UnavailableError if a part
+is missing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Innermost loops of kernels compiled for other cores, read from the objects: multiply-adds, spills, predicted cycles.
+"""Innermost loops of kernels compiled for other cores, read from the objects: FMAs, spills, predicted cycles.
 
-`llvm-objdump` and `llvm-mca` are Debian's package `llvm`. Which kernels are worth reading is in `kernels_static.py`.
+`llvm-objdump` and `llvm-mca` are Debian's package `llvm`. `kernels_static.py` chooses the kernels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INSTRUCTION = re.compile(r"^\s*(?P<address>[0-9a-f]+):\s+(?P<text>\S.*)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Assembly:
-    """How an architecture's instructions are told apart as `llvm-objdump` writes them.
+    """Patterns of an architecture's instructions in the output of `llvm-objdump`.
 
     The stack pointer, or the frame pointer that stands for it in functions with large frames, makes a spill.
     """
@@ -112,7 +112,7 @@ def _assembly_of(core: str) -> _Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """An innermost loop with fused multiply-adds of float32.
+    """An innermost loop with float32 FMAs.
 
     `fmas` are of full vectors, `partial_fmas` of half ones and scalars. Loads and stores of the stack are spills, of
     addresses as a rule; `vector_spills` are those of full vectors. `cycles` per iteration are None where they were not
@@ -133,12 +133,12 @@ class Loop:
 
     @property
     def share(self) -> float | None:
-        """Of the multiply-adds of full vectors that a core begins in as many cycles."""
+        """Share of the full-vector FMAs that a core begins in as many cycles."""
         return None if not self.cycles else self.fmas / self.cycles / self.rate
 
 
 def inspect_kernel(module: Any, target_config: Mapping[str, Any]) -> list[Loop]:
-    """The innermost loops of a scheduled module's kernels, those with most multiply-adds first.
+    """Find the innermost loops of a scheduled module's kernels, those with most FMAs first.
 
     `module` is a `tvm.IRModule` of PrimFuncs, `target_config` is `make_config`'s. Raises RuntimeError without the
     tools, and what TVM raises where it cannot compile.
@@ -146,7 +146,7 @@ def inspect_kernel(module: Any, target_config: Mapping[str, Any]) -> list[Loop]:
     core = str(target_config["mcpu"])
     assembly, model = _assembly_of(core), MODELLED_AS.get(core, core)
     loops = find_loops(disassemble(compile_objects(module, target_config)), core)
-    # An Arm core's is one, whatever its pipes: what these figures have always been shares of.
+    # One for every Arm core, so that figures stay comparable with earlier ones.
     unit = core_of(target_config)
     rate = 1.0 if assembly is _AARCH64 else unit.fma_per_cycle(unit.vector_bits)
     cycles = [None if model is None else predict_cycles(loop.code, model, assembly) for loop in loops]
@@ -184,7 +184,7 @@ def disassemble(objects: Sequence[bytes]) -> str:
 
 
 def find_loops(listing: str, core: str) -> list[Loop]:
-    """A disassembly's innermost loops that hold multiply-adds; a loop is what a branch backwards goes around."""
+    """Find a disassembly's innermost loops with FMAs; a loop ends in a backward branch."""
     found, assembly = [], _assembly_of(core)
     for name, lines in _functions(listing, assembly.comment):
         addresses = [address for address, _ in lines]

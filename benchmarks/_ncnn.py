@@ -143,7 +143,7 @@ def appearing(folder: Path) -> Iterator[Path]:
         yield part
         part.rename(folder)
     except OSError as error:
-        if folder.exists():  # somebody else was quicker
+        if folder.exists():  # another process was faster
             return
         raise UnavailableError(f"{folder} cannot be made: {error}") from error
     finally:

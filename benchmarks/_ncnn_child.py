@@ -15,7 +15,7 @@ from typing import Any
 
 def main() -> None:
     param, weights, source, result, threads = sys.argv[1:]
-    # Descriptor 1 is for answers alone, whatever ncnn prints.
+    # Descriptor 1 is for answers alone; ncnn prints, too.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import ncnn

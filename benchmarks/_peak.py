@@ -21,7 +21,7 @@ from farm.search.build import builder
 from farm.search.tuners.traits import derive_traits
 from farm.settings import Settings
 
-# One fused multiply-add starts per pipe and cycle and has its sum 4 to 5 cycles later, in up to two pipes:
+# One FMA starts per pipe and cycle and has its sum 4 to 5 cycles later, in up to two pipes:
 # twelve independent sums keep them full, and leave registers for the operands where there are sixteen.
 _SUMS = 12
 # A quarter of a millisecond at 100 GFLOPS: long against a call, short against a time slice.
@@ -70,7 +70,7 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A program for `threads` threads. `flop` is per call, a multiply-add counted as two."""
+    """A program for `threads` threads. `flop` is per call, an FMA counted as two."""
 
     library: bytes = dataclasses.field(repr=False)
     arguments: tuple[TensorSpec, ...]
@@ -79,7 +79,7 @@ class Kernel:
 
 
 def arithmetic(target: Mapping[str, Any], threads: int) -> Kernel:
-    """Fused multiply-adds of full vectors and nothing else."""
+    """FMAs of full vectors and nothing else."""
     lanes = derive_traits(target).vector_bits // 32
     text = _ARITHMETIC.format(lanes=lanes, threads=threads, sums=_SUMS, steps=_STEPS)
     arguments = ((lanes,), (threads, _SUMS, lanes))
@@ -153,7 +153,7 @@ class Peaks:
             self._least_s[kernel] = min(seconds, self._least_s.get(kernel, math.inf))
 
     def flop_per_s(self, threads: int) -> float:
-        """Of all threads together, a multiply-add counted as two."""
+        """Of all threads together, an FMA counted as two."""
         kernel = self._arithmetic[threads]
         return kernel.flop / self._least_s[kernel]
 

@@ -98,7 +98,7 @@ def read(data: bytes, pairs: int) -> Recording:
 
 
 def summarise(recording: Recording, pair: int, core: Mapping[str, Any]) -> list[tuple[float, int, int]]:
-    """Of each stretch: cycles in the core's pipes, lines that the first cache lacked, and the last one."""
+    """Of each stretch: cycles in the core's pipes, lines that L1d lacked, and lines that L2 lacked."""
     pipeline, decoder = Pipeline(core["pipeline"]), Decoder()
     total: dict[int, int] = {}
     for each in recording.stretches:

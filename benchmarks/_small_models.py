@@ -1,4 +1,4 @@
-"""Thirty small ONNX models that nobody tuned for: what importer, graph pipeline and schedules meet outside of zoos.
+"""Thirty held-out small ONNX models: what importer, graph pipeline and schedules meet outside of zoos.
 
 Each is one idea with some layers around it, built with seeded weights; sizes are odd on purpose. All take one float32
 tensor `x` and give one, `y`. `python benchmarks/_small_models.py` checks that ONNX Runtime runs every one.
@@ -175,7 +175,7 @@ def rows_and_columns(g: Layers, x: str) -> str:
 
 
 def asymmetric_padding(g: Layers, x: str) -> str:
-    """Padding as TensorFlow's SAME has it for even sizes, and stranger."""
+    """Padding as TensorFlow's SAME has it for even sizes, and more irregular."""
     x = g.relu(g.convolve(x, 32, (3, 3), strides=(2, 2), pads=(0, 0, 1, 1)))
     x = g.relu(g.convolve(x, 56, (4, 4), pads=(1, 1, 2, 2)))
     return g.relu(g.convolve(x, 40, (3, 5), strides=(2, 1), pads=(0, 3, 2, 1)))

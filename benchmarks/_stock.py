@@ -19,7 +19,7 @@ def main() -> None:
     began = time.perf_counter()
     import tvm
 
-    # TuneContext does this import on first use; here, so that it can be told apart.
+    # TuneContext does this import on first use; here, so that it is timed by itself.
     import tvm.s_tir.tensor_intrin
 
     import_s = time.perf_counter() - began

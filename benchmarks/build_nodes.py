@@ -58,7 +58,7 @@ def _launch_waiting(seconds: float, versions: str, options: Mapping[str, Any]) -
 
 
 def _make_module(number: int, compiles: bool) -> str:
-    """A module like no other: a product of matrices, or a word where nobody compiles it."""
+    """A unique module: a matrix product, or a word if nothing compiles it."""
     if not compiles:
         return f"module {number}"
     tvm = tvm_env.load()

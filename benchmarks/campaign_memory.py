@@ -158,7 +158,7 @@ def text_of(size: int, number: int) -> str:
 
 
 class Searches:
-    """Stands in for the searches: always has candidates that nobody has seen."""
+    """Stands in for the searches: always has new candidates."""
 
     def __init__(self, note: Any) -> None:
         self._answers: list[Any] = []

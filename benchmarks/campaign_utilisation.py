@@ -1,11 +1,10 @@
-"""How busy a campaign keeps its boards, and whether N boards measure N times as much as one.
+"""Measure how busy a campaign keeps its boards, and whether N boards measure N times as much as one.
 
-Virtual boards of which each takes a set time to time a candidate: 2 s for one and two boards, longer for more, so that
-two cores can propose and compile as fast as the boards measure. What they do is real otherwise: the search, the
-compiler, the wire, the agent, the store. Boards are idle between a measurement's end and the next one's start, by their
-own time stamps; gaps in which one measured the anchor of its type are told apart. `steady` leaves out each board's last
-trial, `whole` counts trials alone, from the first one's start to the last one's end. Default: 1, 2, 4 and 8 boards,
-about 9 minutes on two cores.
+Virtual boards take a set time per candidate: 2 s for one and two boards, longer for more, so that two cores can propose
+and compile as fast as the boards measure. Search, compiler, wire, agent and store are real. A board is idle between a
+measurement's end and the next one's start, by its own time stamps; gaps with a measurement of the reference kernel are
+counted separately. `steady` leaves out each board's last trial; `whole` counts trials alone, from the first start to
+the last end. Default: 1, 2, 4 and 8 boards, about 9 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -172,9 +171,9 @@ def summarise(count: int, timing_s: float, carried: _campaigns.Carried) -> dict[
 
 
 def count_anchors(gap_s: float, usual_s: float) -> int:
-    """How many anchors fit a gap: a board's comparison with others, a measurement that is nobody's trial.
+    """Count the measurements of the reference kernel that fit a gap; they belong to no trial.
 
-    The store does not tell of them, but as all measurements take the same time, a gap a little longer holds one.
+    The store does not record them, but all measurements take the same time, so a gap a little longer holds one.
     """
     fits = int(gap_s / (0.97 * usual_s))
     return fits if fits and gap_s < usual_s * (fits + ANCHOR_SLACK) else 0

@@ -97,7 +97,7 @@ class Coordinator:
 
         try:
             lease = self.timed("lease", acquire)
-        except TransientError:  # somebody was faster
+        except TransientError:  # another was faster
             return
         now = time.monotonic()
         self.held[name] = (lease, now + LEASE_TTL_S / 3, now + self.trial_s * (self.number + 1) / 9)

@@ -1,10 +1,9 @@
-"""Whole models as emulated boards price them, on one and four cores, beside what the cores can do at all.
+"""Estimate whole models on an emulated board, on one and four cores, beside the cores' peak.
 
-Models are compiled for the board type by prediction alone, run once in the emulator (every access to memory followed),
-and their outputs compared with ONNX Runtime's. `floor` is what the model's operations take at the cores' peak of
-multiply-adds, Winograd's savings not counted in, those of bytes as of float32: a price below half of it would be a
-mistake of the model. Errors are against ONNX Runtime's outputs of the model in float32, over the largest. ncnn's
-published latencies on the same board are another program's: they say whether the order of magnitude is right.
+Models are compiled by prediction alone and run once in the emulator, with every memory access followed. Their outputs
+are compared with ONNX Runtime's. `floor` is the time of the model's FMAs at the cores' peak, direct algorithm, int8
+counted as float32: an estimate below half of it is an error of the model. Errors are relative to the largest output in
+float32. ncnn's published latencies on the same board are of another program: they give the order of magnitude.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ BOARD_TYPE, MODELS, THREADS = "jetson-nano", "squeezenet1.1,mobilenet_v2,resnet1
 # Tencent/ncnn, benchmark/README.md, "NVIDIA Jetson Nano": ms, by threads.
 NCNN_MS = {"squeezenet1.1": {1: 77.3, 4: 29.0}, "mobilenet_v2": {1: 88.7}, "resnet18": {1: 202.5}}
 _TIMES = 2
-# Functions that are told apart.
+# Functions that are listed.
 _LONGEST = 12
-# A way to store weights beside those of `farm model compile --weights`.
+# Weights beside those of `farm model compile --weights`.
 BYTES = "int8"
 
 
@@ -87,7 +86,7 @@ def measure_model(name: str, weights: str, kind: BoardType, emulator: Any) -> di
     values = make_inputs(model.inputs, 0)
     wanted = onnxruntime.InferenceSession(floats.source.onnx_bytes).run(None, dict(values))
     core = cores.core_of(kind.target.to_tvm())
-    # Multiply-adds are two operations, of four numbers in float32.
+    # An FMA is two operations, on four numbers in float32.
     peak = 2 * core.fma_per_cycle(core.vector_bits) * core.lanes(2 if weights == half_precision.FP16 else 4)
     hz = float((kind.clusters[0].freqs_hz or (core.freq_hz,))[-1])
     operations = sum(each.workload.flop * each.workload.weight for each in compiled.served)

@@ -18,7 +18,7 @@ import search_efficiency
 
 MODELS = "squeezenet1.1,resnet18,resnet50,mobilenet_v2"
 WITHIN = 1.05
-# Whatever takes longer than this by itself would make the benchmark one of waiting.
+# Slower functions would make the benchmark wait.
 MOST_FLOP = 300e6
 
 

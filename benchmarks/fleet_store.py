@@ -40,7 +40,7 @@ def fill(store: Store, boards: int, events: int, golden: int) -> None:
         for _ in range(golden):
             store.add_golden_sample(GoldenSample(name, "golden/1", "default", 1e-3, (1e-3,) * 5, simulated=True))
         if number % 2:
-            store.acquire_lease(name, "somebody@somewhere", "a campaign", ttl_s=3600)
+            store.acquire_lease(name, "user@host", "a campaign", ttl_s=3600)
 
 
 def observe(store: Store, name: str, kind: Kind) -> None:

@@ -1,7 +1,7 @@
-"""Whole models as a virtual Nano's GPU prices them, beside TensorRT's published latencies and what the GPU can at most.
+"""Estimate whole models on a virtual Nano's GPU, beside TensorRT's published latencies and the GPU's bounds.
 
-Our code without a trial, in float32; TensorRT's is in half precision, of which a Nano does two in the place of one. The
-models are run once on a virtual GPU, for what they launch; no time here is this machine's. Default budget: 5 minutes.
+Ours is without a trial, in float32; TensorRT's is in half precision, at twice the rate on a Nano. Models run once on a
+virtual GPU, to count their launches; nothing is timed on this machine. Default budget: 5 minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOARD = "jetson-nano"
 # Latency in ms, float16, batch 1, clocks at their highest.
 SOURCE = "NVIDIA-AI-IOT/torch2trt, benchmarks/JETSON_NANO.md"
 PUBLISHED_MS = {"squeezenet1.1": 4.34, "resnet18": 11.4, "resnet50": 29.8}
-# What nobody beats TensorRT by without a reason.
+# An estimate below this share of TensorRT's latency is implausible.
 _LEAST = 2 / 3
 
 
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def price(name: str, folder: Path) -> dict[str, Any]:
-    """One model: its price at the highest clocks, what its multiply-adds and its weights alone take there."""
+    """One model: its estimate at the highest clocks, and the time of its FMAs and of its weights alone."""
     kind, entry = load_board_types()[BOARD], ZOO[name]
     gpu = kind.gpu
     assert gpu is not None
@@ -91,7 +91,7 @@ def price(name: str, folder: Path) -> dict[str, Any]:
 
 
 def count_products(launch: gpu_time.Launch) -> float:
-    """Arithmetic instructions of all threads of a launch: of a convolution, its multiply-adds at least."""
+    """Arithmetic instructions of all threads of a launch: of a convolution, its FMAs at least."""
     blocks = 1
     for each in launch.grid:
         blocks *= each

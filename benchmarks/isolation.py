@@ -166,7 +166,7 @@ def measure_quietly(settings: Any, probes: Sequence[Probe], threads: int, count:
 
 @contextlib.contextmanager
 def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
-    """Have whatever board is held in the block measure a probe before every so many trials."""
+    """Have the board held in the block measure a probe before every so many trials."""
     from farm.campaign.engine import board_held
     from farm.crew import board_calls
     from farm.crew.board_process import Ended, Request, TimeKernel

@@ -1,10 +1,9 @@
-"""How near kernels come to what the machine can do: each workload of the zoo's models beside the peak of the same run.
+"""Compare each workload of the zoo's models with the machine's peak in the same run.
 
-Convolutions and matrix products: share of the peak of fused multiply-adds. All others (pools, element-wise,
-concatenations …): share of the bandwidth of a plain copy of as many bytes. The schedules are those that the farm takes
-when it has measured nothing. Kernels and peaks take turns, and the least time of each counts, since everything else on
-the machine can only add to it. And each model beside the sum of its kernels as trials time them: medians of ratios
-within a round. Default budget: 15 minutes on two cores.
+Convolutions and matrix products: share of the FMA peak. All others: share of a plain copy's bandwidth. Schedules are
+the predicted ones. Kernels and peaks take turns, and the least time of each counts, since other load can only add to
+it. Also: each model over the sum of its kernels as trials time them, medians of ratios within a round. Default budget:
+15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def measure(options: Any) -> dict[str, Any]:
         rows.append(row)
     return {
         "machine_quiet": quiet,
-        "share_is": "of the multiply-adds in registers, or of a plain copy's bandwidth where it is bound by memory",
+        "share_is": "of the FMAs in registers, or of a plain copy's bandwidth where it is bound by memory",
         "peak": peaks.summary,
         "model_over_its_kernels": {
             name: {count: _machine.round_to(statistics.median(found), 3) for count, found in both.items()}

@@ -1,11 +1,10 @@
-"""The innermost loops of compiled kernels for cores that are not here: multiply-adds, spills, cycles as predicted.
+"""Read the innermost loops of kernels compiled for other cores: FMAs, spills, predicted cycles.
 
 Compiles the zoo's dense convolutions for each core and reads the objects with `llvm-objdump` and `llvm-mca` (Debian:
-package `llvm`). Cycles are the loop's own with all data in the first-level cache; the share is what the busiest loop
-comes to of one 128-bit fused multiply-add per cycle, on x86 of those of full vectors that the core begins. Where LLVM
-has no model of a core, or does not know its name, `modelled_as` says whose was taken. `--against` names the output of
-an earlier run: what lost more than 3 % since is told, and the exit code is 1. Default budget: about 40 minutes on two
-cores.
+package `llvm`). Cycles are the loop's own with all data in L1d. The share is the busiest loop's, of one 128-bit FMA per
+cycle; on x86-64, of full vectors at the core's rate. If LLVM has no model of a core, `modelled_as` names the one taken.
+`--against` names the output of an earlier run: losses above 3 % are listed, and the exit code is 1. Default budget:
+about 40 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def compare(earlier: Mapping[str, Any], cores: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Workloads whose share of the core's multiply-adds is more than 3 % less than it was, or that spill since."""
+    """List workloads whose share of the core's FMAs fell by more than 3 %, or that now spill."""
     lost = []
     for core, now in cores.items():
         before = {each["workload"]: each for each in earlier["cores"].get(core, {}).get("rows", ())}
@@ -101,7 +100,7 @@ def row(workload: Workload, config: Mapping[str, Any]) -> dict[str, Any]:
     loops = _loops.inspect_kernel(_farm.schedule(workload), config)
     result: dict[str, Any] = {"mflop": _machine.round_to(workload.flop / 1e6), "loops": len(loops)}
     if not loops:
-        return result | {"error": "no innermost loop with multiply-adds"}
+        return result | {"error": "no innermost loop with FMAs"}
     busiest = dataclasses.asdict(loops[0])
     del busiest["code"], busiest["function"]
     share = loops[0].share

@@ -1,6 +1,6 @@
-"""What this machine can do at best: fused multiply-adds in registers alone, and plain copies of several sizes.
+"""Measure this machine's peak: FMAs in registers alone, and plain copies of several sizes.
 
-The least of several rounds, since everything else on the machine can only add to a time. Default budget: 20 seconds.
+The least of several rounds, since other load can only add to a time. Default budget: 20 seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(options: Any) -> dict[str, Any]:
     return {
         "machine_quiet": quiet,
         "target": target,
-        "gflops_is": "float32, of all threads together, a multiply-add counted as two",
+        "gflops_is": "float32, of all threads together, an FMA counted as two",
         "copy_is": "by bytes copied; gb_per_s counts what is read and what is written",
         "threads": peaks.summary,
     }

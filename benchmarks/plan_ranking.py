@@ -6,7 +6,7 @@ time, so that other work here matters little. Weights come from memory, as in a 
 emulated board the same. Default budget: about 10 minutes on one core.
 
 It is what a core's figures are fitted by: with `--figures "l1_bytes=32768,49152 l2_wait=0.15,0.6"` the first choices by
-all combinations of these are timed too, and each combination is told beside what its own choices take over the best.
+all combinations of these are timed too, and each combination is listed with its choices' time over the best.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Stock is its evolutionary search and its XGBoost cost model with their defaults,
 cold, and warm from a random search on another board type. Both types are this machine: they differ in their target
 (width of vectors), so that a schedule's latency differs too. A candidate runs on one thread and is timed by its
 processor time, the least of several samples, so that other work here matters little; its latency is kept by its hash,
-so that it is the same for whoever proposes it. Nothing here measures how long searching takes.
+so that it is the same for both sides. Nothing here measures how long searching takes.
 Default budget: 3 workloads x 3 seeds x 64 trials, about half an hour on two cores.
 """
 
@@ -134,7 +134,7 @@ class Timer:
     """Builds and times candidates; each once.
 
     With `cold_bytes` the second argument, a convolution's weights, is one of copies of so many bytes in all, in turns:
-    in a model weights come from beyond the second cache.
+    in a model, weights come from beyond L2.
     """
 
     def __init__(self, quick: bool, cold_bytes: int = 0, samples: int = SAMPLES) -> None:

@@ -73,7 +73,7 @@ def soak(boards: int, minutes: float, folder: pathlib.Path) -> dict[str, Any]:
             services = find_services(settings)
             if services is None or process.poll() is not None:
                 raise SystemExit("the services ended")
-            services.fetch_status()  # somebody looks
+            services.fetch_status()  # as a user would
             samples.append(take_sample(at_s, process.pid, (home, temporary)))
             time.sleep(minutes * 60 / _SAMPLES)
         status = find_services(settings)
@@ -167,7 +167,7 @@ def name_role(process: psutil.Process, top: psutil.Process) -> str:
 
 
 def early(samples: Sequence[Sample]) -> list[Sample]:
-    """The second quarter: the first one is for whatever settles."""
+    """The second quarter: the first one is for settling."""
     return list(samples[len(samples) // 4 : len(samples) // 2])
 
 

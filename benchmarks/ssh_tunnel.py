@@ -1,5 +1,5 @@
-"""What the way to a board over SSH costs, a real sshd on loopback being the board: bytes per second and round trips
-against a direct connection and OpenSSH's own forward, files, commands, connecting, idle connections.
+"""Measure an SSH connection to a board, with a real sshd on loopback: bandwidth and round trips against a direct
+connection and OpenSSH's own forward, files, commands, connecting, idle connections.
 
 Default budget: below a minute.
 """

@@ -1,7 +1,7 @@
-"""How long the command line takes to answer: the version, the list of commands, the boards of a store, a shell's tab.
+"""Time the command line: version, list of commands, boards of a store, a shell's completion.
 
-Each command is a process of its own, started again and again in turns; wall and processor time are told, since other
-work on the machine is in the first. Default budget: about half a minute.
+Each command is a fresh process, in turns. Wall and CPU time are reported, since wall time includes other load. Default
+budget: about half a minute.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ people ask of it: lists, pages, reports, records, a campaign that goes on, what 
 
 The trials are made by the database itself, as long as those of a small campaign are on average (outcome 790 bytes,
 trace 1,800); what is timed goes through the farm's own calls and commands, each also on a store with the same campaigns
-and a hundredth of their trials, so that what trials cost is told from starting up. The first campaign has a tenth of
+and a hundredth of their trials, which separates the cost of trials from start-up. The first campaign has a tenth of
 all. PostgreSQL is a server of its own on this machine, with fsync as it comes. Some fifteen minutes for both.
 """
 

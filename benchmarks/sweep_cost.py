@@ -1,11 +1,10 @@
-"""What a sweep costs: wall time of a CPU sweep on one virtual board by the installed command, and how much of it is not
-measuring.
+"""Measure a CPU sweep on one virtual board by the installed command: wall time, and the share not spent measuring.
 
     python benchmarks/sweep_cost.py [--short] [--board-type jetson-nano] [--window 5]
 
 `--short` sweeps four clocks. The services are up before the command begins, as with `farm up`. One JSON document on
-stdout. Not measuring is whatever is not timing, idle baseline or window: pinning, loading, storing, deciding, and
-waiting for the sensor, which stands beside it, too.
+stdout. Measuring is timing, idle baseline and window; the rest is pinning, loading, storing, deciding, and waiting for
+the sensor, which is also listed by itself.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Single figures: what is measured, unit, benchmark, path inside its figures, goal.
 _SINGLE = (
-    ("Time a trial adds to what the board times", "ms", "agent_overhead", "measure_overhead_ms median", "20"),
-    ("Pin the clocks of a virtual Nano and verify them", "ms", "clocks", "boards jetson-nano pin_ms median", "150"),
-    ("Scheduler: CPU time per trial, 1,000 boards", "us", "fleet_simulation", "cpu_us_per_trial", "600"),
-    ("Scheduler: share of time that boards are in use", "", "fleet_simulation", "utilisation", "0.95"),
-    ("SQLite: trials written in batches of 100", "1/s", "store_scale", "sqlite batched_inserts_per_second", "2000"),
-    ("PostgreSQL: the same", "1/s", "store_scale", "postgresql batched_inserts_per_second", "2000"),
-    ("Web page of a campaign of 100,000 trials, SQLite", "ms", "web_pages", "sqlite pages campaign ms median", "300"),
-    ("50 watchers of the web page: share of a core", "%", "web_pages", "sqlite watching core_percent", "5"),
+    ("Time a trial adds to what the board times", "ms", "agent_overhead", "measure_overhead_ms median", "≤20"),
+    ("Pin the clocks of a virtual Nano and verify them", "ms", "clocks", "boards jetson-nano pin_ms median", "≤150"),
+    ("Scheduler: CPU time per trial, 1,000 boards", "us", "fleet_simulation", "cpu_us_per_trial", "≤600"),
+    ("Scheduler: share of time that boards are in use", "", "fleet_simulation", "utilisation", "≥0.95"),
+    ("SQLite: trials written in batches of 100", "1/s", "store_scale", "sqlite batched_inserts_per_second", "≥2000"),
+    ("PostgreSQL: the same", "1/s", "store_scale", "postgresql batched_inserts_per_second", "≥2000"),
+    ("Web page of a campaign of 100,000 trials, SQLite", "ms", "web_pages", "sqlite pages campaign ms median", "≤300"),
+    ("50 watchers of the web page: share of a core", "%", "web_pages", "sqlite watching core_percent", "≤5"),
 )  # fmt: skip
 # Rows of quickstart: name, path, goal.
 _QUICKSTART = (
@@ -37,20 +37,20 @@ _QUICKSTART = (
     ("prediction, no trial, ms", "latency_ms predicted median", ""),
     ("with all records, ms", "latency_ms tuned median", ""),
     ("ONNX Runtime, ms", "latency_ms onnxruntime median", ""),
-    ("compiled model over ONNX Runtime", "figures ratio_to_onnxruntime median", "0.85"),
-    ("until the first trial, s", "figures seconds_to_first_trial median", "30"),
-    ("in all, s", "figures seconds_total median", "150"),
+    ("compiled model over ONNX Runtime", "figures ratio_to_onnxruntime median", "≤0.85"),
+    ("until the first trial, s", "figures seconds_to_first_trial median", "≤30"),
+    ("in all, s", "figures seconds_total median", "≤150"),
 )
 # Rows of the sweeps' accuracy: name, path inside a grid, goal.
 _SWEEPS = (
-    ("points measured, mean", "points_mean", "TX2: 60"),
-    ("share of the grid measured, mean", "share_of_grid_mean", "0.20"),
+    ("points measured, mean", "points_mean", "≤60 (TX2)"),
+    ("share of the grid measured, mean", "share_of_grid_mean", "≤0.20"),
     ("visits, mean", "visits_mean", ""),
-    ("share of the front's hypervolume, mean", "hypervolume_mean", "0.98"),
+    ("share of the front's hypervolume, mean", "hypervolume_mean", "≥0.98"),
     ("share of the front's hypervolume, worst board", "hypervolume_ratio min", ""),
     ("boards with at least 98 % of it", "boards_at_98_percent", ""),
-    ("boards whose pick is within 3 % of the least energy", "pick_within_3_percent_share", "0.95"),
-    ("boards whose pick keeps the deadline", "deadline_kept_share", "0.99"),
+    ("boards whose pick is within 3 % of the least energy", "pick_within_3_percent_share", "≥0.95"),
+    ("boards whose pick keeps the deadline", "deadline_kept_share", "≥0.99"),
     ("95 % intervals that hold: measured latency", "interval_coverage measured_latency", "0.93-0.97"),
     ("95 % intervals that hold: measured energy", "interval_coverage measured_energy", "0.93-0.97"),
     ("95 % intervals that hold: predicted latency", "interval_coverage predicted_latency", "0.93-0.97"),
@@ -85,7 +85,7 @@ def to_table(head: Row, rows: Iterable[Row]) -> str:
 
 
 def _to_cell(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else "–" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
 def to_sources(results: Iterable[Mapping[str, Any]]) -> str:
@@ -161,7 +161,7 @@ def make_utilisation(results: list[dict[str, Any]]) -> str:
 
 def make_metaschedule(results: list[dict[str, Any]]) -> str:
     """Compare campaigns with stock MetaSchedule on the same boards."""
-    head = ("boards", "ours, s", "stock, s", "ratio", "goal", "ratio without stock's imports", "with verification")
+    head = ("boards", "ours, s", "stock, s", "ratio", "goal (at most)", "without stock's imports", "with verification")
     paths = ("boards", "wall_s ours", "wall_s stock", "ratio", "goal", "ratio_without_imports")
     paths += ("ratio_with_winners_checked",)
     return to_table(head, _rows(results, "runs", paths))

@@ -1,10 +1,9 @@
-"""Thirty small models that nobody tuned for (`_small_models.py`): the farm's code against ONNX Runtime's, in turns.
+"""Compare thirty held-out small models (`_small_models.py`) with ONNX Runtime, in turns.
 
-`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first,
-and what it would have been without takes its turn too: `over_untried` says what the trials gained. A ratio below 1 says
-that ours is the faster one. A model that does not compile or run is a row with its error; one that computes something
-else is no faster one, whatever its time. Default budget: about 10 minutes on two cores, most of it compiling; with 32
-trials about 30.
+`--trials 0` compiles the prediction; with more, each model is tuned from nothing, and the prediction is timed too:
+`over_untried` is tuned over predicted. Ratios below 1 mean that ours is faster. A model that does not compile or run is
+a row with its error; wrong outputs never count as faster. Default budget: about 10 minutes on two cores, most of it
+compiling; with 32 trials about 30.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Whole models: the farm's code, ONNX Runtime and ncnn in turns, in float32, outputs checked.
+"""Compare whole models with ONNX Runtime and ncnn, in turns, in float32, with outputs checked.
 
-`--trials 0` is what the farm compiles when it has measured nothing; with more, each model is tuned from nothing first,
-and what it would have been without takes its turn too (`untried`).
-Ratios are ours over the other's, medians; below 1 ours is the faster one. Those of the least times tell how the engines
-stand while all cores are equally fast: ours divides work evenly, so what slows one core slows all. ncnn is installed
-into an environment of its own the first time (`_ncnn.py`); where that fails its columns are null and `ncnn` says why.
+`--trials 0` compiles the prediction; with more, each model is tuned from nothing, and the prediction is timed too
+(`untried`). Ratios are ours over the other's, of medians; below 1, ours is faster. `ratio_of_least` compares the least
+times, when all cores are equally fast: ours splits work evenly, so one slow core delays all. ncnn is installed into its
+own environment the first time (`_ncnn.py`); if that fails, its columns are null and `ncnn` has the reason.
 Default budget: about 7 minutes on two cores; with 512 trials about 15 more per model.
 """
 

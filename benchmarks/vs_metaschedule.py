@@ -1,13 +1,11 @@
-"""A campaign against stock MetaSchedule: the same workloads, trials, boards and tracker, in one run; wall times.
+"""Compare a campaign with stock MetaSchedule: the same workloads, trials, boards and tracker, wall time in one run.
 
-Virtual boards take a set time to time a candidate for either side, so that only the host's work differs. Stock is
-`ms.tune_tasks` with LocalBuilder and RPCRunner with a worker per board, evolutionary search and XGBoost model, all with
-their defaults but for what `settings` names. Both wall times are of the whole: ours from submitting a campaign, with
-the start of its engine and Ray, until the last trial is counted; stock's from the start of its process to its end. The
-checking of winners that follows on our side, which stock does not do, is said apart. How good what is found is, is
-search_efficiency.py's business: boards here run a few calls only, and a stock client's on all cores of the host. Its
-libraries are linked on the board, which here is this machine. Default: 3 workloads x 16 trials on 2 boards, about 10
-minutes on two idle cores; `--boards 2,4` takes twice as long.
+Virtual boards take a set time per candidate, so only the host differs. Stock is `ms.tune_tasks` with LocalBuilder,
+RPCRunner (one worker per board), evolutionary search and XGBoost, with the settings in `settings`. Ours runs from
+submission, with the start of engine and Ray, to the last counted trial; stock's is its whole process. Verification,
+which stock lacks, is reported separately. `search_efficiency.py` compares the quality of results. Stock's libraries
+are linked on the board, which is this machine. Default: 3 workloads x 16 trials on 2 boards, about 10 minutes on two
+idle cores; `--boards 2,4` takes twice as long.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def settings_of() -> dict[str, Any]:
             "cost_model": "xgb: the default; it ranks at random until it knows 100 candidates",
             "task_scheduler": "gradient: the default",
         },
-        "ours": "a campaign with its defaults; winners are checked afterwards (verify_top 1)",
+        "ours": "a campaign with its defaults; records are verified afterwards (verify_top 1)",
     }
 
 

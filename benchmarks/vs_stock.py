@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument(
         "--iteration", type=int, default=0, help="stock's trials per iteration (default: as many as --trials)"
     )
-    parser.add_argument("--samples", type=int, default=20, help="measurements of each winner in the end (default: 20)")
+    parser.add_argument(
+        "--samples", type=int, default=20, help="measurements of each side's best in the end (default: 20)"
+    )
     options = parser.parse_args()
     if options.quick:
         options.trials, options.samples = 4, 4
@@ -234,7 +236,7 @@ def tune_stock(base: Settings, workloads: Sequence[Any], options: Any, folder: p
 
 
 def compare(base: Settings, ours: Mapping[str, Any], stock: Mapping[str, Any], options: Any) -> dict[str, Any]:
-    """Measure both winners of each workload in turns, by the farm's own measure."""
+    """Measure both sides' best of each workload in turns, by the farm's own measure."""
     import _farm
 
     from farm.search.build import builder
