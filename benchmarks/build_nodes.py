@@ -25,7 +25,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_compilers, ray_nodes, ray_private
+from farm.campaign.engine import ray_calls, ray_compilers, ray_nodes
 from farm.campaign.engine.builds import BuildFarm
 from farm.search import target, tvm_env
 from farm.search.build.build_cache import compiler_versions
@@ -148,9 +148,9 @@ def main() -> None:
     if options.quick:
         options.nodes, options.builds, options.times = [1, 2], 5, 1
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    ray_private.forget_token()
+    ray_calls.forget_token()
     runs: dict[int, list[dict[str, float]]] = {count: [] for count in options.nodes}
-    with _machine.only_json() as emit, ray_private.on_loopback():
+    with _machine.only_json() as emit, ray_calls.on_loopback():
         for _ in range(options.times):
             for count in options.nodes:
                 with _building(count, options) as farm:

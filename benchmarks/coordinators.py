@@ -23,13 +23,13 @@ import _machine
 import psycopg
 from store_scale import begin, make_trial, open_server
 
-from farm.campaign.engine.board_queue import BoardsAsked, TrialQueue
+from farm.campaign.engine.roster import BoardsAsked, TrialQueue
 from farm.crew.choice import plan_choice
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_board import name_owner
 from farm.errors import FarmError, TransientError
 from farm.processes.machine import name_coordinator
-from farm.services.way_leases import WayLeases
+from farm.services.ways import WayLeases
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, Ssh, WorkKind

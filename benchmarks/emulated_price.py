@@ -20,10 +20,10 @@ import _machine
 import onnxruntime
 from quantised import quantised
 
+from device_agent.agent import Rig
 from device_agent.board_types import load_board_types
 from device_agent.emulated.runs import Execution, collect
 from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
-from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare

@@ -59,7 +59,7 @@ def stock_batch(options: Any) -> int:
 
 
 def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
-    from farm.campaign.survey import survey_model
+    from farm.campaign.plan_survey import survey_model
     from farm.inventory.board_types import require_board_type
     from farm.models.inputs import read_inputs, resolve_inputs
     from farm.models.source import resolve_model
@@ -133,13 +133,15 @@ def draw(rng: random.Random) -> float:
 def run_ours(workload: Any, options: Any) -> dict[str, Any]:
     """A campaign's search and the compiler behind it, fed as the engine feeds them."""
     from farm.search.build import builder
-    from farm.search.tuners import campaign_search, traits
+    from farm.search.tuners import campaign_search, cost_model
 
     base, meter, rng = farm.settings.load(), Meter(), random.Random(vs_stock.SEED)
     search = campaign_search.CampaignSearch(
         "xgb", None, vs_stock.SEED, base.population, base.generations, _machine.cores()
     )
-    search.open("key", campaign_search.SearchTask(workload, "local", "default", traits.derive_traits(workload.target)))
+    search.open(
+        "key", campaign_search.SearchTask(workload, "local", "default", cost_model.derive_traits(workload.target))
+    )
     began, warm, done = time.monotonic(), min(OUR_WARM_TRIALS, options.trials), 0
     while done < warm + options.trials:
         meter.counted = done >= warm

@@ -22,7 +22,7 @@ import _ncnn
 import _recorded
 import numpy as np
 
-from device_agent.emulated.core import load_core
+from device_agent.emulated.pipeline import load_core
 from farm.models import networks
 from farm.models.inputs import make_inputs
 from farm.models.zoo import ZOO

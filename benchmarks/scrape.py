@@ -16,9 +16,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from farm.metrics.exporter import Exporter
-from farm.metrics.farm_metrics import FarmMetrics
-from farm.services import figures
+from farm.metrics.farm_metrics import Exporter, FarmMetrics
+from farm.services import telemetry
 from farm.settings import Settings
 from farm.store import Store, schema
 from farm.values import Virtual
@@ -50,7 +49,7 @@ def main() -> None:
         settings, sums = Settings(home=home), {}
         for what in ("first", "next"):
             began = time.perf_counter()
-            sums = figures.observe(store, settings, metrics, sums)
+            sums = telemetry.observe(store, settings, metrics, sums)
             print(f"asking the store, {what} time: {time.perf_counter() - began:.3f} s")
         with Exporter(registry, 20000) as exporter:
             times, cpu, size = [], [], 0

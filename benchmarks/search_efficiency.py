@@ -257,7 +257,7 @@ def compare(options: Any, timer: Timer, mine: Any, other: Any, seed: int) -> dic
 
 
 def traits_of(workload: Any) -> Any:
-    from farm.search.tuners.traits import derive_traits
+    from farm.search.tuners.cost_model import derive_traits
 
     return derive_traits(workload.target)
 

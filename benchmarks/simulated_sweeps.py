@@ -28,7 +28,7 @@ from farm.artifacts.compile import UNTUNED_PIPELINE, Compiled, compile_model
 from farm.artifacts.make import find_target, find_triple
 from farm.connectivity.services import using_services
 from farm.inventory.board_types import require_board_type
-from farm.inventory.paths import require_inventory_folder
+from farm.inventory.documents import require_inventory_folder
 from farm.models.inputs import make_inputs
 from farm.points.values import Goal
 from farm.quickstart.sweep import sweep_virtual_board

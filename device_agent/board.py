@@ -18,8 +18,7 @@ from device_agent.board_time import BoardTime, HostTime
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
 from device_agent.errors import AgentError
-from device_agent.marks import Marks
-from device_agent.plan import HostPace, Pace
+from device_agent.plan import HostPace, Marks, Pace
 from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler

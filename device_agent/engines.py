@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent import gpu, layering, limits, protocol
+from device_agent import gpu, limits, protocol
 from device_agent.arguments import numpy_dtype
 from device_agent.plan import Plan
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
@@ -26,6 +26,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = dict[str, NDArray[Any]]
+from collections.abc import Mapping, Sequence
+
+# Runs that are watched, of a program that runs so often; the median of each function's sums is told.
+_RUNS = 5
+# No model has more functions; a name is shown to people.
+_MOST, _MOST_NAME = 2000, 200
+# What the machine itself calls: shapes checked, memory handed out.
+_OWN = ("vm.",)
+
+# By function in the order of first calls: calls in one inference, and what they take together, in s or in whatever.
+Profile = Mapping[str, tuple[int, float]]
+
+
+def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
+    """Watch `machine` while `run` runs it, no more often than `runs`."""
+    began: list[float] = []
+    sums: list[dict[str, tuple[int, float]]] = []
+
+    def watch(_function: Any, name: str, before_run: bool, *_: Any) -> None:
+        now = time.perf_counter()
+        if before_run:
+            began.append(time.perf_counter())
+            return
+        took = now - began.pop()
+        if not began and not name.startswith(_OWN):  # what it calls in turn is its own
+            calls, before = sums[-1].get(name, (0, 0.0))
+            sums[-1][name] = calls + 1, before + took
+
+    machine.set_instrument(watch)
+    for _ in range(min(_RUNS, runs)):
+        sums.append({})
+        run()
+    return {
+        name: (calls, statistics.median(each[name][1] for each in sums if name in each))
+        for name, (calls, _) in sums[-1].items()
+    }
+
+
+def to_layers(found: Profile, latency_s: float, host_s: float) -> tuple[Layer, ...]:
+    """A profile as it is told: what took `host_s` here takes the board `latency_s`."""
+    scale = latency_s / host_s if host_s > 0 else 1.0
+    rows: Sequence[tuple[str, tuple[int, float]]] = list(found.items())[:_MOST]
+    return tuple(Layer(name[:_MOST_NAME], calls, took * scale) for name, (calls, took) in rows)
+
 
 # Short runs are timed back to back for so long, as in a window for energy: what is done in between cools caches.
 _BLOCK_S = 0.02
@@ -91,7 +135,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
         # On a virtual board what it takes here is not what it takes there.
         found = profile()
         here = statistics.median(host_s) if plan.emulator is None else sum(took for _, took in found.values())
-        layers = layering.to_layers(found, statistics.median(latency_s), here)
+        layers = to_layers(found, statistics.median(latency_s), here)
     outcome = Outcome(
         Status.OK,
         latency_s=tuple(latency_s),
@@ -113,7 +157,7 @@ def _read_peak_bytes(spec: RunSpec, plan: Plan) -> int | None:
 
 def _load(
     spec: RunSpec, program: Path, arrays: Arrays, plan: Plan
-) -> tuple[Runner, Collector, Callable[[], layering.Profile] | None]:
+) -> tuple[Runner, Collector, Callable[[], Profile] | None]:
     if plan.emulator is None:
         if spec.engine is Engine.RELAX_VM and spec.device == protocol.CPU:
             return _load_relax_vm(spec, program, arrays)
@@ -184,7 +228,7 @@ def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
 
 def _load_relax_vm(
     spec: RunSpec, program: Path, arrays: Arrays
-) -> tuple[Runner, Collector, Callable[[], layering.Profile] | None]:
+) -> tuple[Runner, Collector, Callable[[], Profile] | None]:
     import tvm.runtime
     from tvm.runtime.vm import VirtualMachine
 
@@ -202,7 +246,7 @@ def _load_relax_vm(
         return (
             lambda: function(*tensors),
             _collect,
-            lambda: layering.profile(machine, lambda: function(*tensors), spec.runs),
+            lambda: profile(machine, lambda: function(*tensors), spec.runs),
         )
 
     def run() -> Any:

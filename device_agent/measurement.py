@@ -5,14 +5,219 @@ Running the worker is in `worker.py`; the rules by which samples are believed ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
 
-from device_agent import start, validity
 from device_agent.board import Board
-from device_agent.errors import BadPointError
-from device_agent.observe import Observer
-from device_agent.plan import Plan
-from device_agent.protocol import MeasureSpec, Outcome, RunSpec, StartConditions, Status
+from device_agent.board_time import BoardTime
+from device_agent.errors import BadPointError, SensorError
+from device_agent.evidence import Sensors
+from device_agent.plan import Phases, Plan
+from device_agent.power import energy
+from device_agent.power.sensors import PowerSensors
+from device_agent.power.trace import Trace
+from device_agent.protocol import (
+    Energy,
+    EnergySpec,
+    Evidence,
+    MeasureSpec,
+    Outcome,
+    PowerWindow,
+    RunSpec,
+    SensorInfo,
+    StartConditions,
+    Status,
+)
+from device_agent.protocol.texts import format_hz
+
+# Often enough for sensors that refresh every 6.6 ms to miss little, at <= 2 % of a core.
+RATE_HZ = 100.0
+
+
+class Observer:
+    """Samples every rail beside a worker. `infos` are the sensors as measured at the agent's start."""
+
+    def __init__(
+        self, sensors: PowerSensors, infos: tuple[SensorInfo, ...], time: BoardTime, rate_hz: float = RATE_HZ
+    ) -> None:
+        self._sensors = sensors
+        self._infos = infos
+        self._time = time
+        self._rate_hz = rate_hz
+        self._trace: Trace | None = None
+
+    def plan_window(self, spec: EnergySpec) -> tuple[float, float, float]:
+        """How long in s to be idle, to repeat the kernel, and to run it before that; 0 where there is no sensor."""
+        if not self._sensors.rails:
+            return 0.0, 0.0, 0.0
+        idle_s = energy.plan_idle(self._infos, spec.idle_s) if spec.idle_s else 0.0
+        busy_s = energy.plan_window(self._infos, spec, self._sensors.total_rails)
+        return idle_s, busy_s, energy.plan_margin(self._infos)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Sample until left. Does nothing on a board without sensors."""
+        self._trace = None
+        if not self._sensors.rails:
+            yield
+            return
+        watch = self._time.make_watch(self._sensors, self._rate_hz)
+        watch.start()
+        try:
+            yield
+        finally:
+            # A driver that hangs keeps its thread; power is then unknown for this measurement.
+            with contextlib.suppress(SensorError):
+                watch.stop()
+                self._trace = watch.trace()
+
+    def read_power(self, phases: Phases) -> PowerWindow | None:
+        """Power while the samples were taken; None without a sensor or a single value in that time."""
+        return self._window(phases.timing_start_s, phases.timing_end_s)
+
+    def read_energy(self, phases: Phases, spec: EnergySpec) -> Energy | None:
+        """Energy per call over the window that was asked for; None without one."""
+        calls = round(phases.busy_calls)
+        busy = self._window(phases.busy_start_s, phases.busy_end_s, calls, spec.min_updates, steady=True)
+        if busy is None:
+            return None
+        idle = self._window(phases.idle_start_s, phases.idle_end_s, steady=True)
+        return energy.energy_per_call(busy, idle, busy.calls)
+
+    def _window(
+        self, start_s: float, end_s: float, calls: int = 0, min_updates: int = 0, *, steady: bool = False
+    ) -> PowerWindow | None:
+        if self._trace is None or not end_s > start_s > 0:
+            return None
+        sensors, infos = self._sensors, self._infos
+        return energy.integrate(
+            self._trace, start_s, end_s, sensors, infos, calls=calls, min_updates=min_updates, steady=steady
+        )
+
+
+# A pinned clock reads back within this: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
+CLOCK_TOLERANCE = 0.03
+# Shorter windows say nothing about other load: the kernel counts CPU time in ticks of 10 ms.
+MIN_LOAD_WINDOW_S = 0.2
+
+
+def judge(outcome: Outcome, pinned_hz: Mapping[int, int], max_spread: float | None) -> Outcome:
+    """The outcome as it may be believed. `pinned_hz` maps the cores held at a clock to it in Hz; empty: none held."""
+    if outcome.status is not Status.OK or outcome.before is None or outcome.after is None:
+        return outcome
+    rules = (
+        (Status.THROTTLED, find_throttling(outcome.before, outcome.after)),
+        (Status.CLOCK_DRIFTED, find_drift(outcome.before, outcome.after, pinned_hz)),
+        (Status.NOISY, find_noise(outcome.latency_s, max_spread)),
+    )
+    for status, why in rules:
+        if why:
+            return dataclasses.replace(outcome, status=status, message=why)
+    return outcome
+
+
+def find_throttling(before: Evidence, after: Evidence) -> str:
+    """Which cooling device slowed the board, or which over-current alarm was raised meanwhile; "" for none."""
+    for evidence, when in ((before, "before"), (after, "after")):
+        active = {name: state for name, state in evidence.cooling.items() if state > 0}
+        if active:
+            hottest = max(evidence.temperature_c.items(), key=lambda item: item[1], default=None)
+            heat = f"; hottest zone {hottest[0]} at {hottest[1]:g} C" if hottest else ""
+            return f"the board slowed itself down: {_list(active)} active {when} the measurement{heat}"
+    raised = {name: value for name, value in after.alarms.items() if value > before.alarms.get(name, 0)}
+    if raised:
+        return f"over-current or under-voltage alarm during the measurement: {_list(raised)}"
+    return ""
+
+
+def find_drift(before: Evidence, after: Evidence, pinned_hz: Mapping[int, int]) -> str:
+    """Which clock was not where it was held, or which limit somebody moved meanwhile; "" for none."""
+    for evidence, when in ((before, "before"), (after, "after")):
+        for cpu, wanted in pinned_hz.items():
+            measured = evidence.cpu_freq_hz.get(str(cpu))
+            # An idle core may read 0 where the clock is measured; an offline one has no file.
+            if measured and abs(measured - wanted) > CLOCK_TOLERANCE * wanted:
+                return (
+                    f"cpu{cpu} ran at {format_hz(measured)} {when} the measurement; it is held at {format_hz(wanted)}"
+                )
+    for core, limit in before.cpu_max_hz.items():
+        if after.cpu_max_hz.get(core, limit) != limit:
+            moved = f"from {format_hz(limit)} to {format_hz(after.cpu_max_hz[core])}"
+            return f"the upper limit of cpu{core} went {moved} during the measurement"
+    for name, first, last in (
+        ("GPU", before.gpu_freq_hz, after.gpu_freq_hz),
+        ("memory", before.memory_freq_hz, after.memory_freq_hz),
+    ):
+        if pinned_hz and first and last and abs(first - last) > CLOCK_TOLERANCE * first:
+            return f"the {name} clock went from {format_hz(first)} to {format_hz(last)} during the measurement"
+    return ""
+
+
+def find_noise(latency_s: tuple[float, ...], max_spread: float | None) -> str:
+    """Whether samples spread further than allowed; "" if not, or with fewer than 3."""
+    if max_spread is None or len(latency_s) < 3:
+        return ""
+    first, median, third = statistics.quantiles(latency_s, n=4, method="inclusive")
+    spread = (third - first) / median
+    if spread <= max_spread:
+        return ""
+    return f"samples spread by {spread:.1%} of their median (interquartile range); {max_spread:.1%} is allowed"
+
+
+def other_load(before: Evidence, after: Evidence, window_s: float, own_cpu_s: float) -> float | None:
+    """Cores' worth of CPU time that other processes used in the window; None where it cannot be told."""
+    if before.busy_s is None or after.busy_s is None or window_s < MIN_LOAD_WINDOW_S:
+        return None
+    return max(0.0, (after.busy_s - before.busy_s - own_cpu_s) / window_s)
+
+
+def _list(states: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in states.items())
+
+
+# Load is CPU time between two looks; the kernel counts it in ticks of 10 ms.
+_LOOK_S = 0.25
+
+
+def wait(
+    conditions: StartConditions,
+    sensors: Sensors,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> str:
+    """Wait until every condition holds; return "", or at the deadline which one does not.
+
+    A board without thermal zones, or without /proc/stat, cannot promise the condition: that is an answer at once.
+    """
+    deadline = clock() + conditions.deadline_s
+    looked, busy_s = clock(), sensors.read_busy_s()
+    while True:
+        problem = ""
+        if conditions.max_temperature_c is not None:
+            zones = sensors.read_temperatures()
+            if not zones:
+                return "start condition max_temperature_c: this board has no thermal zone that can be read"
+            hottest = max(zones, key=lambda zone: zones[zone])
+            if zones[hottest] > conditions.max_temperature_c:
+                problem = f"{hottest} is at {zones[hottest]:g} C, above {conditions.max_temperature_c:g} C"
+        if conditions.max_load is not None and not problem:
+            if busy_s is None:
+                return "start condition max_load: this board does not say how busy it is"
+            sleep(_LOOK_S)
+            now, busy_now_s = clock(), sensors.read_busy_s()
+            load = ((busy_now_s or 0.0) - busy_s) / max(now - looked, 1e-6)
+            looked, busy_s = now, busy_now_s
+            if load > conditions.max_load:
+                problem = f"other processes use {load:.2f} cores, more than {conditions.max_load:g}"
+        if not problem:
+            return ""
+        if clock() >= deadline:
+            return f"start condition not met within {conditions.deadline_s:g} s: {problem}"
+        if "cores" not in problem:
+            sleep(_LOOK_S)
 
 
 class Measurement:
@@ -44,7 +249,7 @@ class Measurement:
 
     def _wait_for_start(self, conditions: StartConditions) -> str:
         time = self._board.time
-        return start.wait(conditions, self._board.evidence, time.now_s, time.sleep)
+        return wait(conditions, self._board.evidence, time.now_s, time.sleep)
 
     def _lay_out(self) -> None:
         try:
@@ -69,7 +274,7 @@ class Measurement:
             window_s = max(phases.timing_end_s, phases.busy_end_s) - phases.timing_start_s
             load = None
             if not self._board.tree.simulated:  # a virtual board's CPU time is the host's
-                load = validity.other_load(outcome.before, outcome.after, window_s, phases.cpu_s)
+                load = other_load(outcome.before, outcome.after, window_s, phases.cpu_s)
             outcome = dataclasses.replace(
                 outcome,
                 other_load=load,
@@ -77,4 +282,4 @@ class Measurement:
                 energy=self._observer.read_energy(phases, self._spec.energy) if self._spec.energy else None,
             )
         outcome = dataclasses.replace(outcome, point=self._board.point)
-        return self._board.sign(validity.judge(outcome, self._board.pinned_hz(), self._spec.max_spread))
+        return self._board.sign(judge(outcome, self._board.pinned_hz(), self._spec.max_spread))

@@ -10,19 +10,125 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
+import hmac
 import importlib.util
 import json
 import os
+import re
 import select
+import shutil
 import socket
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, limits, linking, processes, protocol, worker
+from device_agent import arguments, limits, processes, protocol, worker
 from device_agent.board import Board
 from device_agent.fencing import Claimant
 from device_agent.measurement import Measurement
-from device_agent.programs import Programs
+from device_agent.protocol.interpreters import python_command
+
+# So many, and so many bytes of them, are kept; the one that was used longest ago goes first.
+MOST, MOST_BYTES = 16, 1 << 30
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Programs:
+    """Files in `folder`, named by the SHA-256 of what they hold, in the order of their last use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+
+    def keep(self, digest: str, program: bytes) -> list[str]:
+        """Keep a program; returns the digests of all that are kept. Raises ValueError for another's digest, OSError."""
+        if not _DIGEST.fullmatch(digest) or not _is_of(program, digest):
+            raise ValueError(f"{digest[:64]!r} is not the SHA-256 of the program that came with it")
+        self._folder.mkdir(exist_ok=True)
+        self._forget(digest)
+        while self._sizes and (len(self._sizes) >= MOST or sum(self._sizes.values()) + len(program) > MOST_BYTES):
+            self._forget(next(iter(self._sizes)))
+        try:
+            (self._folder / digest).write_bytes(program)
+        except OSError:
+            (self._folder / digest).unlink(missing_ok=True)
+            raise
+        self._sizes[digest] = len(program)
+        return list(self._sizes)
+
+    def take(self, digest: str) -> bytes:
+        """A program that is kept. Raises ValueError where it is not, or was changed: candidates have run since."""
+        size = self._sizes.pop(digest, None)
+        if size is None:
+            raise ValueError(f"no program {digest[:64]!r} is kept")
+        program = (self._folder / digest).read_bytes()
+        if not _is_of(program, digest):
+            raise ValueError(f"the program {digest} was changed on the board")
+        self._sizes[digest] = size
+        return program
+
+    def _forget(self, digest: str) -> None:
+        if self._sizes.pop(digest, None) is not None:
+            (self._folder / digest).unlink(missing_ok=True)
+
+
+def _is_of(program: bytes, digest: str) -> bool:
+    return hmac.compare_digest(hashlib.sha256(program).hexdigest(), digest)
+
+
+# Linking a few objects takes 0.2 s; the first call of ziglang on a slow board builds its C library first.
+_TIMEOUT_S = 120.0
+
+
+class NoLinkerError(RuntimeError):
+    """The board has no linker."""
+
+
+def link(path: Path) -> Path:
+    """The path of a loadable library made from `path`: itself, unless it is a .o or .tar.
+
+    Raises NoLinkerError where the board cannot link, RuntimeError with the linker's words where linking fails.
+    """
+    if path.suffix == ".o":
+        objects = [path]
+    elif path.suffix == ".tar":
+        objects = _unpack(path)
+    else:
+        return path
+    output = path.with_name(path.name + ".so")
+    command = [*find_linker(), "-shared", "-fPIC", "-o", str(output), *map(str, objects)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+    return output
+
+
+def _unpack(archive_path: Path) -> list[Path]:
+    """Write the files of a tar side by side, under names of our own, so that no member's name can lead elsewhere."""
+    folder = archive_path.with_suffix(".objects")
+    folder.mkdir(exist_ok=True)
+    objects: list[Path] = []
+    with tarfile.open(archive_path) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:
+                objects.append(folder / f"{len(objects)}-{Path(member.name).name}")
+                objects[-1].write_bytes(content.read())
+    return objects
+
+
+def find_linker() -> list[str]:
+    """The command that links here. Raises NoLinkerError."""
+    for name in ("g++", "gcc"):
+        if found := shutil.which(name):
+            return [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        return python_command("-m", "ziglang", "cc")
+    raise NoLinkerError(
+        "this board has no g++, gcc or ziglang to link uploaded objects with; upload a linked .so, or install ziglang"
+    )
 
 
 def load_tvm(board: Board) -> None:
@@ -120,10 +226,10 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
     def load_module(name: str) -> Any:
         from tvm.runtime import load_module as load
 
-        return load(str(linking.link(path_of(name))))
+        return load(str(link(path_of(name))))
 
     def download_linked_module(name: str) -> bytearray:
-        return bytearray(linking.link(path_of(name)).read_bytes())
+        return bytearray(link(path_of(name)).read_bytes())
 
     def measure(spec_json: str, library: bytes) -> str:
         spec = protocol.MeasureSpec.from_json(spec_json)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from device_agent import limits, processes
-from device_agent.marks import Phases
+from device_agent.plan import Phases
 
 # What is kept of a worker's stdout and stderr, and of an exception's text.
 OUTPUT_BYTES = 2000

@@ -14,10 +14,9 @@ from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign import plan as planned
-from farm.campaign import plan_kept, watch
+from farm.campaign import planning, watch
 from farm.campaign.engine import control
-from farm.campaign.engine.ahead import engine_ahead
-from farm.campaign.engine.client import ensure_engine
+from farm.campaign.engine.client import engine_ahead, ensure_engine
 from farm.campaign.planning import make_plan
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
@@ -105,7 +104,7 @@ class Campaign:
         file = self._require_file("planned")
         with self._open() as store:
             document = planned.to_document(make_plan(file, store, self._settings, note))
-        plan_kept.keep_plan(self._settings.home_path, {"file": str(file.path.absolute()), **document})
+        planning.keep_plan(self._settings.home_path, {"file": str(file.path.absolute()), **document})
         return document
 
     def submit(self, note: Callable[[str], None] = lambda text: None) -> Campaign:

@@ -16,7 +16,7 @@ from farm.errors import PermanentError, TransientError, UnavailableError, UsageE
 from farm.processes.machine import machine_lock
 from farm.search import proof
 from farm.settings import STORE_FILE, Settings, StoreLocation
-from farm.store import Store, copying, database, soundness
+from farm.store import Store, database, soundness, sqlite
 
 SCHEMA = database.HEAD
 # What was there before the last restore.
@@ -44,7 +44,7 @@ def back_up(home: Path, target: Path, replace: bool = False) -> None:
     with _translated(f"the store cannot be copied to {target}"):
         part = target.with_name(f".{target.name}.checked-{os.getpid()}")
         try:
-            copying.copy_store(store, part)
+            sqlite.copy_store(store, part)
             if problems := soundness.find_damage(part):
                 raise PermanentError(
                     f"the store {store} is damaged: {problems[0]}",
@@ -186,7 +186,7 @@ def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") ->
     Nothing of it is run before its objects are found to be a farm's; what is wrong with it shows now.
     """
     try:
-        copying.copy_others_store(source, part)
+        sqlite.copy_others_store(source, part)
         damage = soundness.find_damage(part)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):  # no room, no permission: nothing is said of the file

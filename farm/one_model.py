@@ -15,8 +15,8 @@ from typing import Any
 from farm import api
 from farm import settings as farm_settings
 from farm.artifacts.brought import bring
-from farm.artifacts.of_campaign import make_artifacts
 from farm.artifacts.places import require_room
+from farm.campaign.artifacts import make_artifacts
 from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import tune

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.settings import StoreLocation
-from farm.store.copying import copy_store
+from farm.store.sqlite import copy_store
 from tests.postgresql import Cluster
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from device_agent.clocks.access import ClockAccess
 from device_agent.clocks.bounds import TRUE_FREQ
-from device_agent.clocks.hotplug import format_cpus
+from device_agent.clocks.cpufreq import format_cpus
 from device_agent.clocks.point import Plan, require_listed
 from device_agent.clocks.power_mode import Mode
 from device_agent.errors import BadPointError, ClockError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 
-from device_agent.clocks.hotplug import BOOT_CPU, format_cpus
+from device_agent.clocks.cpufreq import BOOT_CPU, format_cpus
 from device_agent.clocks.power_mode import Mode
 from device_agent.errors import BadPointError
 from device_agent.platforms.platform import Platform

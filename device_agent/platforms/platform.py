@@ -11,10 +11,9 @@ from collections.abc import Collection, Sequence
 
 from device_agent.board_types import GENERIC, UNKNOWN, BoardType
 from device_agent.clocks.access import ClockAccess
-from device_agent.clocks.cpufreq import CpuCluster, find_policies, read_isolated
-from device_agent.clocks.devfreq import GpuClock, find_gpu
+from device_agent.clocks.bounds import GpuClock, find_gpu
+from device_agent.clocks.cpufreq import CpuCluster, Hotplug, find_policies, format_cpus, read_isolated
 from device_agent.clocks.emc import MemoryClock, find_memory
-from device_agent.clocks.hotplug import Hotplug, format_cpus
 from device_agent.clocks.power_mode import PowerModes, find_power_modes
 from device_agent.errors import BadPointError
 from device_agent.platforms.detect import read_identity

@@ -9,9 +9,7 @@ arguments beside the JSON, or come back in one frame (see `pack_frame`).
 from __future__ import annotations
 
 from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
-from device_agent.protocol.core_time import Segment, count_seconds
-from device_agent.protocol.description import Description
-from device_agent.protocol.evidence import Evidence
+from device_agent.protocol.hardware import Description
 from device_agent.protocol.lease import (
     FENCE_PREFIX,
     RPC_MAGIC,
@@ -24,9 +22,17 @@ from device_agent.protocol.lease import (
     parse_fence_key,
 )
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load_json, pack_frame, unpack_frame
-from device_agent.protocol.names import NAME_RULE, is_name
 from device_agent.protocol.outcome import FaultSide, Layer, Outcome, RunDetails, Status
-from device_agent.protocol.power import Energy, EnergySpec, PowerSpec, PowerTrace, PowerWindow, RailPower, SensorInfo
+from device_agent.protocol.power import (
+    Energy,
+    EnergySpec,
+    Evidence,
+    PowerSpec,
+    PowerTrace,
+    PowerWindow,
+    RailPower,
+    SensorInfo,
+)
 from device_agent.protocol.processors import (
     REACHED,
     SECTOR_BYTES,
@@ -34,9 +40,11 @@ from device_agent.protocol.processors import (
     WARP,
     BlockWork,
     Processor,
+    Segment,
     count_cycles,
     count_fetched,
     count_resident,
+    count_seconds,
     find_processor,
 )
 from device_agent.protocol.specs import (
@@ -51,7 +59,16 @@ from device_agent.protocol.specs import (
     StartConditions,
     TensorSpec,
 )
-from device_agent.protocol.texts import format_cpus, format_hz, format_mhz, format_table, parse_cpus, parse_hz
+from device_agent.protocol.texts import (
+    NAME_RULE,
+    format_cpus,
+    format_hz,
+    format_mhz,
+    format_table,
+    is_name,
+    parse_cpus,
+    parse_hz,
+)
 
 # Raised whenever a message changes in a way that an older peer would misread.
 PROTOCOL_VERSION = 7

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from device_agent.protocol.clocks import OperatingPoint
-from device_agent.protocol.evidence import Evidence
 from device_agent.protocol.messages import Message, StrEnum
-from device_agent.protocol.power import Energy, PowerWindow
+from device_agent.protocol.power import Energy, Evidence, PowerWindow
 
 
 class FaultSide(StrEnum):

@@ -1,11 +1,26 @@
-"""Messages about power and energy: sensors, windows over them, energy per call."""
+"""Messages about what a board saw: conditions at one moment, sensors, windows over them, energy per call."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from device_agent.protocol.evidence import Evidence
 from device_agent.protocol.messages import Message, ProtocolError, require_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence(Message):
+    """What the board saw at one moment. A value that the board cannot read is missing or null, never zero."""
+
+    cpu_freq_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> Hz
+    cpu_max_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> upper limit in force, Hz
+    gpu_freq_hz: int | None = None
+    memory_freq_hz: int | None = None
+    temperature_c: dict[str, float] = dataclasses.field(default_factory=dict)  # thermal zone -> degrees Celsius
+    cooling: dict[str, int] = dataclasses.field(default_factory=dict)  # cooling device that slows clocks -> its state
+    alarms: dict[str, int] = dataclasses.field(default_factory=dict)  # over-current alarm -> how often, or 0 and 1
+    load_1min: float | None = None
+    busy_s: float | None = None  # CPU time used since boot, over all cores and processes
+    gpu_load: float | None = None  # share of the time that the GPU was busy of late, by its driver
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,16 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# The rule as people are told it.
+NAME_RULE = "up to 63 letters, digits, dots, dashes and underscores, a letter or digit first"
+
+
+def is_name(text: str) -> bool:
+    """Whether something may be called `text`."""
+    return _NAME.fullmatch(text) is not None
+
+
 _UNITS_HZ = {"hz": 1, "khz": 10**3, "mhz": 10**6, "ghz": 10**9}
 # Without a unit, as people write clocks.
 _DEFAULT_UNIT = "mhz"

@@ -8,17 +8,64 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from device_agent.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
-from device_agent.virtual import consumption, parameters
+from device_agent.virtual import parameters
 from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, MemoryClock, share_out
 from device_agent.virtual.history import START_S, History, OwnClock, Piece
-from device_agent.virtual.parameters import GPU, MEMORY, Domain
+from device_agent.virtual.parameters import GPU, MEMORY, Domain, Individual, Rail
+
+# Constant W, and W for each degree Celsius of the die.
+Power = tuple[float, float]
+_LEAK_REFERENCE_C = 25.0
+
+
+def draw(domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float) -> Power:
+    """Return what so many switched-on units (cores) draw, as a share `powered` of all, each `busy` for that share."""
+    volt = interpolate_v(domain.voltage_v, hz)
+    highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
+    activity = domain.idle_activity + (1 - domain.idle_activity) * busy
+    switching_w = individual.capacitance * domain.capacitance_f * volt**2 * hz * activity * units
+    leak = individual.leakage * powered * volt / highest_v
+    constant_w = domain.constant_w + switching_w + leak * (domain.leak_w - domain.leak_w_per_c * _LEAK_REFERENCE_C)
+    return constant_w, leak * domain.leak_w_per_c
+
+
+def add(powers: Iterable[Power]) -> Power:
+    """Return the sum."""
+    found = list(powers)
+    return sum(each[0] for each in found), sum(each[1] for each in found)
+
+
+def sum_rails(rails: Iterable[Rail], drawn: Mapping[str, Power]) -> list[Power]:
+    """Return what flows on each rail, losses of its regulator included, given what every domain draws."""
+    sums = []
+    for rail in rails:
+        constant_w, per_c = add(drawn[name] for name in rail.domains)
+        sums.append((constant_w / rail.efficiency, per_c / rail.efficiency))
+    return sums
+
+
+def sum_heat(domains: Iterable[Domain], drawn: Mapping[str, Power]) -> Power:
+    """Return what heats the die."""
+    return add((drawn[d.name][0] * d.heat, drawn[d.name][1] * d.heat) for d in domains)
+
+
+def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
+    """Return the voltage for a clock: linear between entries, flat outside; 1 V without a table."""
+    if not table:
+        return 1.0
+    for (low_hz, low_v), (high_hz, high_v) in itertools.pairwise(table):
+        if hz < high_hz:
+            return low_v + (high_v - low_v) * max(0.0, hz - low_hz) / (high_hz - low_hz)
+    return table[-1][1]
+
 
 # What `exact_energy_j` takes for the sum that the board type calls its total.
 TOTAL = "total"
@@ -366,14 +413,14 @@ class VirtualBoard:
         if self.memory:
             self.memory_hz = self.memory.decide(floor_hz, memory)
 
-    def _sum_rails(self) -> tuple[consumption.Power, ...]:
+    def _sum_rails(self) -> tuple[Power, ...]:
         """Every rail, the total, and what heats the die."""
         drawn = {name: self._draw(domain) for name, domain in self._domains.items()}
-        rails = consumption.sum_rails(self._rails.values(), drawn)
+        rails = sum_rails(self._rails.values(), drawn)
         total = [rails[self._columns[name]] for name in self.total_rails]
-        return *rails, consumption.add(total), consumption.sum_heat(self._domains.values(), drawn)
+        return *rails, add(total), sum_heat(self._domains.values(), drawn)
 
-    def _draw(self, domain: Domain) -> consumption.Power:
+    def _draw(self, domain: Domain) -> Power:
         """One domain at its clock and load."""
         units, powered, busy, hz = 1.0, 1.0, 0.0, 0
         if cluster := self.clusters.get(domain.name):
@@ -388,4 +435,4 @@ class VirtualBoard:
             busy, hz = self.traffic, self.memory_hz
         elif domain.name == _FAN:
             return domain.constant_w * self.fan_pwm / 255, 0.0
-        return consumption.draw(domain, self.individual, units, powered, busy, hz)
+        return draw(domain, self.individual, units, powered, busy, hz)

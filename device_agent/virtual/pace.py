@@ -102,7 +102,7 @@ class Pace:
     ) -> None:
         """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept.
 
-        `core`: the board's own code is emulated, as of this core (`device_agent/emulated/core.py`).
+        `core`: the board's own code is emulated, as of this core (`device_agent/emulated/pipeline.py`).
         """
         self._on_gpu, self._core = on_gpu, core
         self._price: Callable[[], Sequence[Segment]] | None = None

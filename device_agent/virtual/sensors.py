@@ -9,9 +9,46 @@ import math
 import zlib
 
 from device_agent.protocol.hardware import PowerChip
-from device_agent.virtual import noise
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.parameters import Rail
+
+_MASK = (1 << 64) - 1
+
+
+class Noise:
+    """Numbers that depend on the seed, on what they are for, and on how often that was asked."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._asked: dict[tuple[str, str], int] = {}
+
+    def begin_anew(self) -> None:
+        """Give the same numbers again."""
+        self._asked.clear()
+
+    def share(self, purpose: str, name: str) -> float:
+        """The next number in [0, 1) for this purpose."""
+        key = (purpose, name)
+        count = self._asked[key] = self._asked.get(key, 0) + 1
+        return uniform(self._seed, zlib.crc32(f"{purpose} {name}".encode()), count)
+
+
+def uniform(*numbers: int) -> float:
+    """A number in [0, 1) that depends on `numbers` alone (splitmix64, Steele, Lea, Flood 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state / (1 << 64)
+
+
+def gaussian(*numbers: int) -> float:
+    """A standard normal number that depends on `numbers` alone (Box and Muller)."""
+    radius = math.sqrt(-2 * math.log(1 - uniform(*numbers, 1)))
+    return radius * math.cos(2 * math.pi * uniform(*numbers, 2))
+
 
 SHUNT_STEP_V = 40e-6
 BUS_STEP_V = 8e-3
@@ -35,7 +72,7 @@ class Chip:
         self.stale_since_s: float | None = None
         self._board = board
         self._key = zlib.crc32(address.encode())
-        self.phase = noise.uniform(board.seed, self._key)
+        self.phase = uniform(board.seed, self._key)
         self._values: dict[int, tuple[tuple[int, float, bool], tuple[int, int]]] = {}
         self._triggers = 0
 
@@ -91,6 +128,6 @@ class Chip:
         sensor = self._board.parameters.sensor
         volt = rail.volt - sensor.supply_ohm * power_w / rail.volt
         ampere = self._board.individual.sensor_gain * power_w / volt
-        wobble = sensor.noise_lsb * noise.gaussian(self._board.seed, self._key, zlib.crc32(rail.name.encode()), index)
+        wobble = sensor.noise_lsb * gaussian(self._board.seed, self._key, zlib.crc32(rail.name.encode()), index)
         shunt_steps = round(ampere * self.shunt_of(rail) / SHUNT_STEP_V + wobble)
         return round(volt / BUS_STEP_V), max(0, shunt_steps)

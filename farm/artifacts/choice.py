@@ -8,11 +8,90 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import StrEnum
+from farm import units
+from farm.artifacts.manifest import DeviceEstimate, Manifest, Tensor
+from farm.errors import FarmError, InternalError, PermanentError, UsageError
+from farm.inventory.board_types import BoardType
+from farm.search import gpus
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
+
+# Assumed: what asking the driver for a copy and waiting for its end takes.
+_COPY_START_S = 20e-6
+# Workloads that are named in an error.
+MOST_NAMED = 4
+# What is kept of the words of a compiler or assembler.
+_MOST_SAID = 500
+
+
+def choose(
+    made: Mapping[str, Manifest], failed: Mapping[str, FarmError], kind: BoardType
+) -> tuple[str, dict[str, Any]]:
+    """The device to take of those that code was made for, and what its manifest is to say of the choice.
+
+    Nothing is compared where code was made for one alone. Raises PermanentError where a time is not known that is
+    wanted, and what `failed` comes to where code was made for none.
+    """
+    if not made:
+        raise _join(failed, kind)
+    times = {device: estimate(manifest, kind) for device, manifest in made.items()} if len(made) > 1 else {}
+    taken = min(times, key=lambda device: times[device].latency_s, default=next(iter(made)))
+    return taken, {
+        "devices": times,
+        "not_made": {device: say_why(each) for device, each in failed.items()},
+    }
+
+
+def say_why(error: FarmError) -> str:
+    """Why no code was made, in the first words of the error; a bug of ours is called one."""
+    said = error.message[:_MOST_SAID]
+    return f"internal error of the farm: {said}" if isinstance(error, InternalError) else said
+
+
+def _join(failed: Mapping[str, FarmError], kind: BoardType) -> FarmError:
+    """What there is to raise where every device failed: the model's fault where each says so, ours where one does."""
+    first, *others = failed.values()
+    if all(each.message == first.message for each in others):
+        return first
+    said = "; ".join(f"not for the {device}: {say_why(each)}" for device, each in failed.items())
+    message = f"no code was made for a {kind.name}: {said}"
+    if any(isinstance(each, InternalError) for each in failed.values()):
+        return InternalError(message)
+    is_usage = all(isinstance(each, UsageError) for each in failed.values())
+    return (UsageError if is_usage else PermanentError)(message, first.hint)
+
+
+def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
+    """What one inference is expected to take. Raises PermanentError where some workload has no time."""
+    if manifest.predicted_latency_s is None:
+        named = units.name_some([each.name for each in manifest.workloads if each.latency_s is None], MOST_NAMED)
+        raise PermanentError(
+            f"how long {manifest.name} takes on the {manifest.device} of a {kind.name} is not known: no record and no "
+            f"prediction for {named}",
+            "Compile for each device, and compare both with `farm model bench`.",
+        )
+    copied_s = 0.0
+    if manifest.gpu is not None:
+        copied_s = count_copies_s((*manifest.inputs, *manifest.outputs), kind)
+    return DeviceEstimate(
+        latency_s=manifest.predicted_latency_s + copied_s,
+        copies_s=copied_s,
+        workloads=len(manifest.workloads),
+        measured=manifest.count("record"),
+    )
+
+
+def count_copies_s(tensors: Sequence[Tensor], kind: BoardType) -> float:
+    """How long it takes to bring a model's inputs to the GPU and its outputs back.
+
+    A Jetson's processor and GPU share the memory: what is copied is read and written there.
+    """
+    rate = gpus.count_memory_rate(kind)
+    return math.fsum(_COPY_START_S + 2 * each.size_bytes / rate for each in tensors)
 
 
 class RecordFit(StrEnum):

@@ -18,7 +18,7 @@ from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
-from farm.search.graph import prepared
+from farm.search.graph import pipeline as prepared
 
 # As recorded, as predicted, as TVM comes, and the same model by another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from farm import units
-from farm.artifacts import compile, devices
+from farm.artifacts import choice as devices
+from farm.artifacts import compile
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative, describe_imported

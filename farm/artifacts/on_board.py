@@ -19,7 +19,7 @@ from farm.errors import PermanentError, UsageError
 from farm.gpu import native
 from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
-from farm.points.conditions import format_clocks
+from farm.points.values import format_clocks
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand

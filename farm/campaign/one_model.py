@@ -24,7 +24,7 @@ from farm.campaign.submit import to_measure, to_row
 from farm.crew.choice import TargetPlan, plan_place, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
-from farm.models.kept import keep_model
+from farm.models.source import keep_model
 from farm.search import gpus
 from farm.search import workloads as search_workloads
 from farm.search.cores import find_clock_factor

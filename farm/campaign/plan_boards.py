@@ -8,22 +8,86 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from device_agent.protocol import OperatingPoint
+from device_agent.protocol import Clocks, OperatingPoint
 from farm import units
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.plan_points import format_spec, plan_points
 from farm.campaign.spec import BoardsSpec, CampaignSpec, PointSpec
 from farm.crew import choice as board_choice
 from farm.crew.choice import TargetPlan
 from farm.errors import FarmError, UsageError
-from farm.inventory import document_lines
+from farm.inventory import documents
 from farm.inventory.board_types import BoardType, require_board_type
-from farm.inventory.document_lines import Place
+from farm.inventory.documents import Place
+from farm.points.grid import Coupling, GridRequest, format_point, is_default, plan_grid
+from farm.points.requests import find_clocks
+from farm.points.values import GridPoint
 from farm.search.gpus import require_device
 from farm.search.graph import pipeline
-from farm.values import Health, State
+from farm.values import DEFAULT_POINT, Health, State
+
+
+class PointOnBoard(NamedTuple):
+    """What a board makes of a point: the key and what to ask for. `written`: the point's own key, before merging."""
+
+    key: str
+    point: OperatingPoint
+    written: str
+
+
+def plan_points(
+    specs: Sequence[PointSpec], board_type: BoardType, description: Mapping[str, Any]
+) -> Iterator[PointOnBoard | str]:
+    """What a board makes of each point, or why it lacks it.
+
+    Points that the board makes the same get one key: the default's where it is among them, else the first one's.
+    """
+    clocks = find_clocks(board_type, description)
+    coupling = Coupling.of(board_type)
+    has_default = any(spec.is_default for spec in specs)
+    kept: dict[object, GridPoint] = {}
+    for spec in specs:
+        if spec.is_default:
+            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), DEFAULT_POINT)
+            continue
+        if clocks is None:
+            yield PointOnBoard(format_spec(spec), to_point(spec), format_spec(spec))
+            continue
+        try:
+            planned = _plan_point(spec, clocks, coupling)
+        except UsageError as error:
+            yield f"{error.message}; {error.hint}" if error.hint else error.message
+            continue
+        if has_default and is_default(planned, clocks, coupling):
+            yield PointOnBoard(DEFAULT_POINT, OperatingPoint(), planned.key)
+        else:
+            first = kept.setdefault((planned.domains, planned.variant), planned)
+            yield PointOnBoard(first.key, first.point, planned.key)
+
+
+def _plan_point(spec: PointSpec, clocks: Clocks, coupling: Coupling) -> GridPoint:
+    """The point as this board would be asked for it. Raises UsageError naming what the board lacks and what it has."""
+    request = GridRequest(
+        cpu_freqs_hz={name: (hz,) for name, hz in spec.cpu_freq_hz.items()} or None,
+        cores=None if spec.cores is None else (spec.cores,),
+        gpu_freqs_hz=None if spec.gpu_freq_hz is None else (spec.gpu_freq_hz,),
+        memory_freqs_hz=None if spec.memory_freq_hz is None else (spec.memory_freq_hz,),
+        power_modes=None if spec.power_mode is None else (spec.power_mode,),
+    )
+    (point,) = plan_grid(clocks, request, coupling).points
+    return point
+
+
+def format_spec(spec: PointSpec) -> str:
+    """The point as it was written, in the words of `format_point`."""
+    return format_point(to_point(spec))
+
+
+def to_point(spec: PointSpec) -> OperatingPoint:
+    """The point as it was written, for a board whose clocks nobody knows."""
+    return OperatingPoint(spec.power_mode, spec.cores, dict(spec.cpu_freq_hz), spec.gpu_freq_hz, spec.memory_freq_hz)
+
 
 # What a system without a desktop and the agent leave nobody else of a board's memory.
 SYSTEM_BYTES = 512 << 20
@@ -88,7 +152,7 @@ def choose_boards(
             found = _choose_type(spec, board_type, mine, models, host_cores)
             chosen.append((index, dataclasses.replace(found, left_out=left_out)))
         except FarmError as error:
-            faults.append((("boards", "types", index), document_lines.to_text(error)))
+            faults.append((("boards", "types", index), documents.to_text(error)))
     # A type that could not be read may have had whatever the others lack.
     if len(chosen) == len(spec.boards.types):
         faults += _find_impossible(spec, chosen, models)

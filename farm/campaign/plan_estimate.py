@@ -10,10 +10,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from farm.campaign.after_trials import leave_time
+from farm.campaign.after_trials import leave_room, leave_time, plan_allowance
 from farm.campaign.spec import BudgetSpec
-from farm.campaign.winner_share import leave_room, plan_allowance
-from farm.selection.looks import LEAST_ROUNDS, LOOKS
+from farm.selection.rounds import LEAST_ROUNDS
+from farm.selection.tie import LOOKS
 
 _HOUR_S = 3600.0
 # 0.1 hours must pay for 360 trials of a second, and not for 359.99999.

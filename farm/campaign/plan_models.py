@@ -12,10 +12,10 @@ import onnx
 
 from farm.campaign.spec import CampaignFile, ModelSpec
 from farm.errors import UsageError
-from farm.inventory import document_lines
-from farm.inventory.document_lines import Place
-from farm.models.batches import set_batch
+from farm.inventory import documents
+from farm.inventory.documents import Place
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.shape_hints import set_batch
 from farm.models.source import ModelSource, resolve_model
 
 
@@ -57,7 +57,7 @@ def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[
             variants += [_read_variant(index, name, spec, source, batch) for name, batch in spec.variants]
         except UsageError as error:
             # Written for a command's options, which are keys here.
-            text = document_lines.to_text(error).replace("--shape ", "shape ").replace("--batch ", "batch ")
+            text = documents.to_text(error).replace("--shape ", "shape ").replace("--batch ", "batch ")
             faults.append((("models", index), f"{spec.called}: {text}"))
     return variants, faults
 

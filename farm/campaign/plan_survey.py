@@ -5,16 +5,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.campaign.plan_models import ModelVariant
 from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
+from farm.models.inputs import InputSpec
+from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import Apart
-from farm.search import default_schedule
+from farm.search import default_schedule, target
 from farm.search import target as search_target
 from farm.search import workloads as search_workloads
-from farm.search.graph import prepared as graph_prepared
+from farm.search.graph import pipeline as graph_prepared
+
+
+def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
+    """The workloads, the heaviest first, and the name of the graph pipeline used. Raises UsageError."""
+    if board_type.target is None:
+        config = target.host_target(len(os.sched_getaffinity(0)))
+    else:
+        config = board_type.target.to_tvm()
+    shapes = {spec.name: spec.static_shape for spec in inputs}
+    prepared = graph_prepared.prepare_model(source.load(), shapes, config, board_type.pipeline)
+    return prepared.workloads, prepared.pipeline.name
+
 
 # The biggest models take a minute to import.
 TIMEOUT_S = 600.0

@@ -5,22 +5,79 @@ any board. What follows from all that is worked out in `plan`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import pathlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from farm import folders
 from farm.campaign.plan import CampaignPlan, Known, Sampling, plan_campaign
 from farm.campaign.plan_boards import BoardsOfType, choose_boards
-from farm.campaign.plan_kept import require_unchanged
 from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, WorkloadSurvey, survey_apart
 from farm.campaign.spec import CampaignFile, MeasureOptions
 from farm.errors import UsageError
-from farm.inventory import document_lines
+from farm.inventory import documents
 from farm.inventory.board_types import load_board_types
-from farm.inventory.document_lines import Place
+from farm.inventory.documents import Place
 from farm.settings import Settings
 from farm.store import Store
+
+FOLDER = "plans"
+
+
+def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:
+    """Keep a plan (`plan.to_document`) in place of its campaign's last one, whole or not at all. Raises OSError."""
+    path = _path(home, str(document["name"]))
+    folders.make_private(path.parent)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=".plan-")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+        pathlib.Path(name).replace(path)
+    except BaseException:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def find_plan(home: pathlib.Path, name: str) -> Mapping[str, Any] | None:
+    """The last plan of the campaign called `name`. Raises UsageError where its file is not one of ours."""
+    path = _path(home, name)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document["models"], list) and all("sha256" in each for each in document["models"]):
+            return dict(document)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is no plan", "Remove it, and plan the campaign again.")
+
+
+def require_unchanged(plan: Mapping[str, Any], models: Sequence[ModelVariant]) -> None:
+    """Refuse models whose bytes are not those that were planned. Raises UsageError naming each that differs.
+
+    A model that the plan does not have is another campaign's business: the plan is then of another file.
+    """
+    planned = {each["name"]: each["sha256"] for each in plan["models"]}
+    changed = [each for each in models if planned.get(each.name, each.source.sha256) != each.source.sha256]
+    if changed:
+        told = "; ".join(
+            f"{each.name} ({each.source.origin}) was {planned[each.name][:12]} and is {each.source.sha256[:12]}"
+            for each in changed
+        )
+        raise UsageError(
+            f"models have changed since the campaign {plan['name']} was planned: {told}",
+            "Trials of the old and the new would count as one campaign's. Plan it again if that is meant.",
+        )
+
+
+def _path(home: pathlib.Path, name: str) -> pathlib.Path:
+    return home / FOLDER / f"{name}.json"
+
 
 Surveyed = list[tuple[ModelVariant, WorkloadSurvey]]
 
@@ -64,7 +121,7 @@ def gather(
         require_unchanged(kept, models)
     types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
     if faults := [*faults, *more]:
-        raise document_lines.to_error(campaign.path, faults)
+        raise documents.to_error(campaign.path, faults)
     for each in types:
         if each.left_out:
             note(each.left_out)
@@ -91,7 +148,7 @@ def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignF
             f"measure: {sampling.repeat} samples of {sampling.min_repeat_s:g} s take {least_s:g} s, which is not "
             f"within the timeout of {timeout_s:g} s"
         )
-        raise document_lines.to_error(campaign.path, [(("measure",), message)])
+        raise documents.to_error(campaign.path, [(("measure",), message)])
     return sampling
 
 
@@ -110,12 +167,12 @@ def _survey(
         for (model, form), answer in zip(jobs, survey_apart(jobs, note, texts=texts), strict=True)
     }
     faults: list[tuple[Place, str]] = [
-        (("models", model.index), f"{model.name}: {document_lines.to_text(answer)}")
+        (("models", model.index), f"{model.name}: {documents.to_text(answer)}")
         for model, form in jobs
         if isinstance(answer := answers[model.index, model.batch, form], UsageError)
     ]
     if faults:
-        raise document_lines.to_error(campaign.path, list(dict.fromkeys(faults)))
+        raise documents.to_error(campaign.path, list(dict.fromkeys(faults)))
     surveyed: list[tuple[BoardsOfType, Surveyed]] = [(each, []) for each in types]
     for boards, surveys in surveyed:
         for model, each, form in wanted:
@@ -151,7 +208,7 @@ def _require_work(campaign: CampaignFile, surveyed: Sequence[tuple[BoardsOfType,
                 (("models", index), f"{name} has none of the operators of search.ops; it has {', '.join(sorted(own))}")
             )
     if faults:
-        raise document_lines.to_error(campaign.path, faults)
+        raise documents.to_error(campaign.path, faults)
 
 
 def _fetch_known(store: Store, boards: BoardsOfType, surveys: Surveyed) -> Known:

@@ -16,11 +16,10 @@ import pydantic
 from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, is_name
 from device_agent.protocol.hardware import Hertz, Name, Text
 from farm.errors import UsageError
-from farm.inventory import document_lines, documents
-from farm.inventory.document_lines import Place
-from farm.inventory.documents import StrictModel
+from farm.inventory import documents
+from farm.inventory.board_types import find_repeated
+from farm.inventory.documents import Place, StrictModel
 from farm.inventory.fleet_document import Label, LabelName
-from farm.inventory.hardware import find_repeated
 from farm.models import zoo
 from farm.points.requests import parse_cores
 from farm.units import DURATION_EXAMPLES, parse_duration_s
@@ -299,7 +298,7 @@ class CampaignFile:
 
 def read_campaign(path: pathlib.Path) -> CampaignFile:
     """Read and check a campaign file by itself. Raises UsageError naming lines and keys of everything that is wrong."""
-    return _check(path, document_lines.read_located(path, CampaignSpec))
+    return _check(path, documents.read_located(path, CampaignSpec))
 
 
 def check_campaign(document: Mapping[str, Any], called: str) -> CampaignFile:
@@ -309,7 +308,7 @@ def check_campaign(document: Mapping[str, Any], called: str) -> CampaignFile:
 
 def _check(path: pathlib.Path, spec: CampaignSpec) -> CampaignFile:
     if faults := list(_find_repeated(spec)):
-        raise document_lines.to_error(path, faults)
+        raise documents.to_error(path, faults)
     return CampaignFile(path, spec)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import NAME_RULE, is_name
-from farm.artifacts import imported
-from farm.campaign import plan_kept
+from farm.artifacts import checking
+from farm.campaign import planning
 from farm.campaign.order import (
     MeasureOrder,
     ModelOrder,
@@ -24,7 +24,7 @@ from farm.campaign.planning import Gathered, gather
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.errors import UsageError
-from farm.models.kept import keep_model
+from farm.models.source import keep_model
 from farm.search import gpus, workloads
 from farm.settings import Settings
 from farm.store import Store
@@ -48,19 +48,19 @@ def submit(
     """
     name = campaign.spec.name
     require_new_name(store, name)
-    kept = plan_kept.find_plan(settings.home_path, name)
+    kept = planning.find_plan(settings.home_path, name)
     gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
     order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
     if compile_to is not None:
         for model in gathered.plan.models:
-            imported.require_right_import(model.source, model.inputs, note)
+            checking.require_right_import(model.source, model.inputs, note)
     for model in gathered.plan.models:
         keep_model(settings.models_path, model.source)
     if kept is None:
         document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
-        plan_kept.keep_plan(settings.home_path, document)
+        planning.keep_plan(settings.home_path, document)
     store.submit_campaign(order.to_document(), command, list_workloads(gathered))
     return name
 

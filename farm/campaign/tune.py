@@ -21,12 +21,11 @@ from farm import folders
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
 from farm.campaign.engine.engine import engine_up
-from farm.campaign.engine.heartbeat import beating
 from farm.campaign.engine.host import lock_engine
 from farm.campaign.engine.outage import run_through_outages
 from farm.campaign.engine.process import explain_end
 from farm.campaign.engine.progress import merge_faults
-from farm.campaign.engine.state import publish, withdraw
+from farm.campaign.engine.state import beating, publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_survey import Surveying, WorkloadSurvey
 from farm.campaign.watch import find_error, is_settled, watch

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farm.cli import options, output, tables
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 
 
 @output.command

@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from farm import settings
-from farm.cli import board_show, board_types, options, output, tables
+from farm.cli import board_types, options, output, tables
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
 from farm.connectivity.services_state import is_held
-from farm.crew import virtual as crew_virtual
+from farm.crew import local as crew_virtual
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
-from farm.inventory import fleet_document, fleet_ranges
+from farm.inventory import fleet_document
 from farm.inventory.fleet_addresses import require_new_end
 from farm.processes.machine import name_user
 from farm.store.standing import find_cause, is_reserved_by, parse_transport
@@ -46,7 +46,7 @@ _ELSEWHERE = {
 
 app = typer.Typer(**_NOUN)
 
-app.command("show")(board_show.show)
+app.command("show")(board_types.show)
 
 
 def make_app(verb: str | None = None) -> typer.Typer:
@@ -163,9 +163,9 @@ def add(
         crew_virtual.require_model(kind)
         if board_type not in (None, virtual) or key_file or host_key:
             raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
-        if not 1 <= count <= fleet_ranges.MAX_EXPANDED:
-            raise UsageError(f"--count must be 1 to {fleet_ranges.MAX_EXPANDED}, not {count}")
-        names = [name] if count == 1 else fleet_ranges.number(name, count)
+        if not 1 <= count <= fleet_document.MAX_EXPANDED:
+            raise UsageError(f"--count must be 1 to {fleet_document.MAX_EXPANDED}, not {count}")
+        names = [name] if count == 1 else fleet_document.number(name, count)
         wanted = [(each, Virtual(seed, live=time == "live")) for seed, each in enumerate(names)]
     else:
         if count != 1:

@@ -9,8 +9,8 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.cli.checks_shown import print_check
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
+from farm.cli.output import print_check
 from farm.errors import BoardUnsafeError, UsageError
 from farm.report.certificate import JSON, PAGE, write_certificate
 from farm.services import board_certify

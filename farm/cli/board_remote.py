@@ -5,6 +5,7 @@ The connection is one of this command's own: the farm's services need not run, a
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -20,19 +21,50 @@ import typer
 import typer.core
 
 from farm import settings as farm_settings
-from farm.cli import board_following, first_contact, options, output
-from farm.cli.durations import read_duration_s
+from farm.cli import first_contact, options, output
+from farm.cli.options import read_duration_s
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.board_logs import MAX_LINES, plan_follow_command, plan_log_command
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.ssh import ExecResult, SshConnection
 from farm.connectivity.ssh_handshake import SshAddress
-from farm.errors import FarmError, PermanentError, TransientError, UsageError
+from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
+from farm.processes.home_log import Follower
 from farm.processes.machine import name_user
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_reserved_by, parse_transport
 from farm.values import Direct, Ssh, Transport, Virtual
+
+_LOOK_S = 0.25
+
+
+def print_log(path: Path, lines: int, follow: bool) -> None:
+    """Print the last lines of a log, and with `follow` what comes until Ctrl-C. Raises UnavailableError without one."""
+    # Before the end is read: what is written in between comes twice rather than never.
+    follower = Follower(path) if follow else None
+    try:
+        with path.open("rb") as file:
+            tail = collections.deque(file, lines)
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"there is no log yet: {path}", "The agent has not been started; see `farm up`."
+        ) from None
+    pass_on(b"".join(tail), b"")
+    if follower is None:
+        return
+    with contextlib.closing(follower), contextlib.suppress(KeyboardInterrupt):
+        pause = threading.Event()
+        while not pause.wait(_LOOK_S):
+            pass_on(b"".join(follower.read()), b"")
+
+
+def pass_on(out: bytes, err: bytes) -> None:
+    """Print what others wrote, both streams; to a terminal as text that it does not obey."""
+    for stream, data in ((sys.stdout, out), (sys.stderr, err)):
+        if data:
+            output.to_stream(stream, data)
+
 
 _AT_ONCE = 32
 _LOG_TIMEOUT_S = 30.0
@@ -107,7 +139,7 @@ def logs(
     with options.open_store(settings) as store:
         transport = fetch_transport(store, name)
     if not isinstance(transport, Ssh):
-        board_following.print_log(_local_log(settings, name, transport), lines, follow)
+        print_log(_local_log(settings, name, transport), lines, follow)
         return
     if follow:
         _follow(settings, name, transport, plan_follow_command(lines, prefix), accept_host_key or [])
@@ -127,7 +159,7 @@ def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept:
     address, known_hosts = to_ssh_address(transport), KnownHosts(settings.home_path / FILE_NAME)
     raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, accept, first_contact.find_asker()))
     with SshConnection.connect(address, known_hosts) as connection, contextlib.suppress(KeyboardInterrupt):
-        _require_logs(name, connection.stream(command, board_following.pass_on, _LOG_TIMEOUT_S))
+        _require_logs(name, connection.stream(command, pass_on, _LOG_TIMEOUT_S))
 
 
 def _require_logs(name: str, code: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farm.cli import options, output
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.crew import reservation
 
 

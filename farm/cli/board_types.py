@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from device_agent.protocol import EVERY_CLUSTER, format_cpus, format_mhz
 from device_agent.protocol.hardware import Cluster, PowerMode
-from farm.cli import output, tables
-from farm.inventory.board_types import BoardType
+from farm.cli import options, output, tables
+from farm.crew import calibration as board_calibration
+from farm.errors import UsageError
+from farm.inventory import board_types as inventory_board_types
+from farm.values import Health
+
+if TYPE_CHECKING:
+    from farm.crew.calibration import Calibration
 
 
-def print_types(types: Iterable[BoardType]) -> None:
+def print_types(types: Iterable[inventory_board_types.BoardType]) -> None:
     """One line per type."""
     tables.print_table(
         ("Type", "CPU", "CPU / GPU / memory MHz", "Virtual"),
@@ -27,7 +36,7 @@ def print_types(types: Iterable[BoardType]) -> None:
     )
 
 
-def print_type(board_type: BoardType) -> None:
+def print_type(board_type: inventory_board_types.BoardType) -> None:
     """Everything that the inventory says of one type."""
     _print_facts(board_type)
     if board_type.clusters:
@@ -60,7 +69,7 @@ def print_type(board_type: BoardType) -> None:
         )
 
 
-def _print_facts(board_type: BoardType) -> None:
+def _print_facts(board_type: inventory_board_types.BoardType) -> None:
     """One line per fact above the tables; unknown ones are left out."""
     power, thermal = board_type.power, board_type.thermal
     total = f"{' + '.join(power.total)} ({power.total_scope})" if power.total else "no rail, no sum of rails"
@@ -87,7 +96,7 @@ def _print_facts(board_type: BoardType) -> None:
     tables.print_facts({fact: text for fact, text in facts.items() if text})
 
 
-def _clock_rows(board_type: BoardType) -> list[tuple[object, ...]]:
+def _clock_rows(board_type: inventory_board_types.BoardType) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = [
         (cluster.name, cluster.core, _cluster_cpus(cluster), *_table(cluster.freqs_hz))
         for cluster in board_type.clusters
@@ -116,7 +125,7 @@ def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
     )
 
 
-def _cores(board_type: BoardType) -> str | None:
+def _cores(board_type: inventory_board_types.BoardType) -> str | None:
     """Such as `4× cortex-a57, 2× denver2`; clusters of one kind are counted together."""
     counts: dict[str, int] = {}
     for cluster in board_type.clusters:
@@ -124,7 +133,7 @@ def _cores(board_type: BoardType) -> str | None:
     return ", ".join(f"{count}× {core}" for core, count in counts.items()) or None
 
 
-def _gpu(board_type: BoardType) -> str:
+def _gpu(board_type: inventory_board_types.BoardType) -> str:
     return f"GPU {board_type.gpu.arch}" if board_type.gpu else ""
 
 
@@ -136,7 +145,7 @@ def _cluster_cpus(cluster: Cluster) -> str:
     return format_cpus(cluster.cpus) + (" (isolated)" if cluster.isolated else "")
 
 
-def _floors(board_type: BoardType) -> str:
+def _floors(board_type: inventory_board_types.BoardType) -> str:
     """From which CPU clock on the memory clock is raised to what; clusters that agree are said once."""
     texts: dict[str, list[str]] = {}
     for cluster in board_type.clusters:
@@ -151,10 +160,77 @@ def _table(freqs_hz: Sequence[int]) -> tuple[object, object, object]:
     return (format_mhz(freqs_hz[0]), format_mhz(freqs_hz[-1]), len(freqs_hz)) if freqs_hz else (None, None, None)
 
 
-def _highest_clocks(board_type: BoardType) -> str:
+def _highest_clocks(board_type: inventory_board_types.BoardType) -> str:
     tables = (
         [freq_hz for cluster in board_type.clusters for freq_hz in cluster.freqs_hz],
         board_type.gpu.freqs_hz if board_type.gpu else (),
         board_type.memory.freqs_hz if board_type.memory else (),
     )
     return " / ".join(format_mhz(max(table)) if table else "–" for table in tables)
+
+
+# Probes alone leave some hundred a day.
+_EVENTS = 30
+
+
+@output.command
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|TYPE", help="A board, or a board type.")],
+    events: Annotated[int, typer.Option("--events", metavar="N", min=0, help="Number of recent events.")] = _EVENTS,
+) -> output.Document:
+    """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
+    with options.open_store() as store:
+        board = next((board for board in store.fetch_boards() if board["name"] == name), None)
+        happened = store.fetch_board_events(name) if board else []
+        calibration = board_calibration.fetch_calibration(store, board) if board else None
+    if board is None:
+        yield from _show_type(name)
+    else:
+        yield board_calibration.to_document(board, calibration, happened)
+        _print_board(board, calibration)
+        output.stdout.print()
+        _print_events(happened, events)
+
+
+def _show_type(name: str) -> output.Document:
+    try:
+        board_type = inventory_board_types.require_board_type(name)
+    except UsageError as error:
+        raise UsageError(f"there is neither a board nor a board type {name!r}", error.hint) from error
+    yield board_type.model_dump(mode="json", by_alias=True)
+    print_type(board_type)
+
+
+def _print_events(events: list[dict[str, Any]], newest: int) -> None:
+    columns = ("kind", "before", "after", "reason", "by")
+    tables.print_table(
+        ("When", "What", "From", "To", "Why", "By"),
+        [
+            (output.moment(event["at"]), *(event[column] or "–" for column in columns))
+            for event in events[max(0, len(events) - newest) :]
+        ],
+        left=(0, 1, 2, 3, 4, 5),
+        spare=("By", "From"),
+        empty="nothing has happened to it yet",
+    )
+    if len(events) > newest:
+        output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
+
+
+def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None:
+    description = board["description"]
+    facts = {
+        "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
+        "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
+        "State": f"{board['state']} since {output.moment(board['state_since'])}: {board['state_reason']}",
+        "Health": f"{board['health']} since {output.moment(board['health_since'])}: {board['health_reason']}",
+        "Held by": output.holder(board["lease"]),
+        "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+        "CPU": description.get("cpu_model", "–"),
+        "Agent": description.get("agent_version", "–"),
+        "Last seen": output.moment(board["seen_at"]),
+        "Golden": "–" if calibration is None else calibration.text,
+    }
+    if board["health"] == Health.UNSAFE:
+        facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
+    tables.print_facts(facts)

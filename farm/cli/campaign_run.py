@@ -12,8 +12,8 @@ from farm.artifacts import listed
 from farm.artifacts.places import require_room
 from farm.campaign import artifacts, spec, submit, watch
 from farm.campaign.engine import control
-from farm.campaign.engine.ahead import Ahead, engine_ahead
-from farm.cli import campaign_options, options, ordered_packages, output
+from farm.campaign.engine.client import Ahead, engine_ahead
+from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import UsageError
@@ -42,7 +42,7 @@ def run(
         Path, typer.Argument(metavar="FILE", help="A campaign file; docs/howto/run-a-campaign.md says what happens.")
     ],
     detach: Detach = False,
-    compile_to: ordered_packages.CompileTo = None,
+    compile_to: campaign_options.CompileTo = None,
     json: options.Json = False,
 ) -> None:
     """Carry out a campaign. Ctrl-C pauses it; `farm campaign resume NAME` goes on."""
@@ -59,11 +59,11 @@ def run(
     screen = CampaignScreen()
     with options.open_store(settings) as store, engine_ahead(settings) as engine:
         command = f"campaign run {file}"
-        folder = ordered_packages.to_folder(compile_to)
+        folder = campaign_options.to_folder(compile_to)
         name = submit.submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
         _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
-        ordered_packages.make(settings, name, screen.note, json)
+        campaign_options.make(settings, name, screen.note, json)
 
 
 @output.command
@@ -81,7 +81,7 @@ def attach(name: Name, json: options.Json = False) -> None:
 
 @output.command
 def resume(
-    name: Name, detach: Detach = False, compile_to: ordered_packages.CompileTo = None, json: options.Json = False
+    name: Name, detach: Detach = False, compile_to: campaign_options.CompileTo = None, json: options.Json = False
 ) -> None:
     """Resume a paused or interrupted campaign. Every trial that it made is kept, and none is made twice.
 
@@ -93,14 +93,14 @@ def resume(
         require_room(compile_to)
     with options.open_store(settings) as store:
         if compile_to is not None:
-            store.change_folder(name, str(ordered_packages.to_folder(compile_to)), name_user())
+            store.change_folder(name, str(campaign_options.to_folder(compile_to)), name_user())
         campaign = store.fetch_fleet_campaign(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
             control.resume(store, name, name_user())
             with engine_ahead(settings) as engine:
                 _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
-        ordered_packages.make(settings, name, screen.note, json)
+        campaign_options.make(settings, name, screen.note, json)
 
 
 @output.command

@@ -10,7 +10,7 @@ from rich import markup
 from farm import doctor as farm_doctor
 from farm import settings as farm_settings
 from farm.cli import options, output
-from farm.cli.checks_shown import print_check
+from farm.cli.output import print_check
 from farm.errors import UsageError
 from farm.services import board_doctor as service_board_doctor
 from farm.services.checks import Check, Level

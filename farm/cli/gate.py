@@ -13,8 +13,8 @@ from farm import gate as gates
 from farm import settings as farm_settings
 from farm.artifacts import bench, checking, make, on_board, places
 from farm.cli import options, output, tables
-from farm.cli.durations import read_duration_s
 from farm.cli.model_board import read_subject
+from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory import board_types
 from farm.points import requests

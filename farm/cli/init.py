@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from farm.cli import options, output, schema
-from farm.crew import virtual as crew_virtual
+from farm.cli import options, output
+from farm.crew import local as crew_virtual
 from farm.errors import UsageError
 from farm.inventory import board_types, starting
-from farm.inventory.fleet_ranges import MAX_EXPANDED
+from farm.inventory.fleet_document import MAX_EXPANDED
 from farm.values import Ssh
+
+# A file's kind -> the module and the model of its outermost keys.
+KINDS = {
+    "campaign": ("farm.campaign.spec", "CampaignSpec"),
+    "fleet": ("farm.inventory.fleet_document", "Group"),
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@output.command
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="campaign|fleet", help="The kind of file.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write, instead of stdout.")] = None,
+) -> None:
+    """Print the JSON Schema of campaign or fleet files, with which editors complete and check them.
+
+    A file names it in its first line: `# yaml-language-server: $schema=campaign.schema.json`.
+    """
+    text = make_schema(kind)
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+def make_schema(kind: str) -> str:
+    """The schema of one kind of file, as text. Raises UsageError."""
+    if kind not in KINDS:
+        raise UsageError(f"there is no schema of {kind!r}", f"Known: {', '.join(KINDS)}.")
+    module, name = KINDS[kind]
+    model: Any = getattr(importlib.import_module(module), name)
+    made = {"$schema": _DIALECT} | model.model_json_schema() | {"title": f"tvm-farm {kind} file"}
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
 
 # Of whom nobody has boards: so many show what a fleet does, and leave a small machine something to search on.
 _VIRTUAL = 2
@@ -102,7 +138,7 @@ def _write(folder: Path, start: starting.Start) -> list[Path]:
         "campaign.yaml": starting.write_campaign(start),
         "settings.env": starting.write_settings(),
     }
-    texts |= {f"{kind}.schema.json": schema.make_schema(kind) for kind in schema.KINDS}
+    texts |= {f"{kind}.schema.json": make_schema(kind) for kind in KINDS}
     if there := [name for name in texts if (folder / name).exists()]:
         raise UsageError(f"{folder / there[0]} is there already", "Give another folder: --out DIR.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import typer
 from farm import foreign
 from farm import settings as farm_settings
 from farm.cli import output
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import home_log
 from farm.processes.home_log import LogLine

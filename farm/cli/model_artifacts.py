@@ -11,7 +11,6 @@ import typer
 from farm import settings as farm_settings
 from farm.artifacts import brought as artifact_brought
 from farm.artifacts import checking, listed, make, on_board
-from farm.artifacts import imported as artifact_imported
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.places import require_place
@@ -19,7 +18,7 @@ from farm.artifacts.runtime import inputs as runtime_inputs
 from farm.campaign import one_model, plan_models, tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.search import gpus
@@ -208,9 +207,9 @@ def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
     output.note("comparing the model without schedules with ONNX Runtime")
     named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
     chosen = [case for case in cases if case[0] == named] or cases
-    found = artifact_imported.compare_import(brought.source, brought.inputs, chosen, output.note)
+    found = checking.compare_import(brought.source, brought.inputs, chosen, output.note)
     if found is not None and not found.matches:
-        return artifact_imported.IMPORT_HINT
+        return checking.IMPORT_HINT
     used = listed.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
@@ -260,7 +259,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
     )
     try:
-        artifact_imported.require_right_import(order.source, order.inputs, screen.note)
+        checking.require_right_import(order.source, order.inputs, screen.note)
         tune.tune(request, settings, store, screen)
     finally:
         screen.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +18,36 @@ from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.places import is_artifact, require_room
 from farm.artifacts.runtime import tasks
 from farm.cli import board_remote, options, output, tables
-from farm.cli.durations import read_duration_s
-from farm.cli.layer_table import PerLayer, print_layers
 from farm.cli.model_artifacts import Folder, Wait
+from farm.cli.options import read_duration_s
 from farm.connectivity import addresses, host_keys, ssh
 from farm.errors import PermanentError, UsageError
 from farm.points import requests
-from farm.points.conditions import format_conditions
+from farm.points.values import format_conditions
 from farm.report import bench_page
 from farm.units import format_bytes
+
+PerLayer = Annotated[
+    bool, typer.Option("--per-layer", help="Show what each function takes, watched in runs after the timed ones.")
+]
+
+
+def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float) -> None:
+    """The functions in the order in which they ran, each with its share of an inference."""
+    if not layers:
+        output.say(f"{name}: what its functions take is not known: only code of TVM's on a processor is watched")
+        return
+    tables.print_table(
+        ("Function", "Calls", "Time (us)", "Share"),
+        [
+            (each["name"], each["calls"], f"{each['latency_s'] * 1e6:,.1f}", f"{each['latency_s'] / median_s:.1%}")
+            for each in layers
+        ],
+        left=(0,),
+    )
+    rest_s = median_s - sum(each["latency_s"] for each in layers)
+    output.say(f"{name}: {max(0.0, rest_s) / median_s:.1%} of {median_s * 1e3:.3f} ms is none of theirs")
+
 
 Board = Annotated[str, typer.Option("--board", metavar="NAME", help="Name of a board; local: this machine.")]
 Point = Annotated[

@@ -14,8 +14,8 @@ from farm.campaign.engine import control
 from farm.cli import output
 from farm.errors import UnavailableError, UsageError
 from farm.inventory import fleet_addresses
-from farm.models import batches
 from farm.models import inputs as model_inputs
+from farm.models import shape_hints
 from farm.models import source as model_source
 from farm.processes import machine
 from farm.settings import Settings
@@ -25,6 +25,23 @@ if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
     from farm.models.source import ModelSource
     from farm.store import Store
+import re
+from collections.abc import Callable
+
+from farm.points.values import Goal, Objective
+from farm.units import DURATION_EXAMPLES, parse_duration_s
+
+# Of an inference, where minutes would only puzzle.
+LATENCIES = "20ms, 1.5s"
+
+
+def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
+    """Seconds, above 0. Raises UsageError that names the option and gives `examples`."""
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {error}", f"Examples: {examples}.") from error
+
 
 Json = output.Json
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Number of candidates to measure.")]
@@ -81,7 +98,7 @@ def read_model(
     given = model_inputs.parse_shapes(shapes or [])
     source = model_source.resolve_model(text, trusted)
     if batch is not None:
-        batched, inputs = batches.set_batch(source, shapes or [], batch)
+        batched, inputs = shape_hints.set_batch(source, shapes or [], batch)
         return source.changed(batched), inputs
     model = source.load()
     return source, model_inputs.resolve_inputs(model_inputs.read_inputs(model), given, model)
@@ -135,3 +152,38 @@ def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
         )
     except ValueError as error:
         raise UsageError(f"--ssh: {error}", "It is HOST, USER@HOST or USER@HOST:PORT.") from error
+
+
+NONE = "none"
+
+Deadline = Annotated[str, typer.Option("--deadline", metavar="33ms|none", help="Upper limit for the median latency.")]
+MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help="Upper limit for power.")]
+Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
+
+
+def read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> Goal:
+    """`goal` with what was typed; `none` takes a limit away. Raises UsageError."""
+    if objective and objective not in list(Objective):
+        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(Objective)}.")
+    return Goal(
+        Objective(objective) if objective else goal.objective,
+        _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
+        _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
+        goal.deadline_on_p95,
+    )
+
+
+def _read(text: str, before: float | None, parse: Callable[[], float]) -> float | None:
+    if not text:
+        return before
+    return None if text.strip().lower() == NONE else parse()
+
+
+def _read_watts(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(m?w)?", text.strip().lower())
+    if found and not found[2]:
+        raise UsageError(f"--max-power {text!r} has no unit", f"Say {text.strip()}W or {text.strip()}mW.")
+    watts = float(found[1]) * (1e-3 if found[2] == "mw" else 1.0) if found else 0.0
+    if not watts > 0:
+        raise UsageError(f"--max-power {text!r} is no power", "Examples: 7.5W, 800mW.")
+    return watts

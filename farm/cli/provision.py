@@ -22,12 +22,10 @@ from farm.crew import golden_runs
 from farm.errors import FarmError, UsageError
 from farm.processes.machine import name_user
 from farm.provision.board import ProvisioningJob, ProvisioningTarget
-from farm.provision.boards import provision_boards
+from farm.provision.boards import StoreHold, prove, provision_boards
 from farm.provision.bundle_build import BundleCache
-from farm.provision.hold import StoreHold
-from farm.provision.proof import prove
+from farm.provision.layout import AgentOptions
 from farm.provision.reports import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
-from farm.provision.service_files import AgentOptions
 from farm.search.build import golden
 from farm.settings import Settings
 from farm.store.standing import parse_transport

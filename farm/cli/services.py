@@ -15,7 +15,7 @@ from farm import units
 from farm.campaign.engine import client
 from farm.cli import options, output, tables
 from farm.cli import web as cli_web
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.connectivity.services import Services, find_services, start_services, using_services
 from farm.connectivity.services_state import is_held
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError

@@ -13,8 +13,7 @@ from farm import settings as farm_settings
 from farm.artifacts import on_board
 from farm.artifacts.places import require_room
 from farm.cli import options, output, sweep_report, sweep_table, tables
-from farm.cli.durations import read_duration_s
-from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
+from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
 from farm.errors import UsageError
 from farm.points.values import Goal
 from farm.processes.machine import close_abandoned_sweeps

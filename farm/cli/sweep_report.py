@@ -10,7 +10,7 @@ import typer
 
 from farm import units
 from farm.cli import options, output, tables
-from farm.cli.sweep_goal import Aim, Deadline, MaxPower, read_goal
+from farm.cli.options import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.points.values import Goal

@@ -11,16 +11,16 @@ import typer
 
 from farm import emulation
 from farm import settings as farm_settings
-from farm.artifacts import imported, on_board
+from farm.artifacts import checking, on_board
 from farm.artifacts.listed import ToCompile, to_name
 from farm.artifacts.places import require_room
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
-from farm.cli import options, ordered_packages, output
+from farm.cli import campaign_options, options, output
 from farm.cli.campaign_screen import CampaignScreen
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.connectivity.services_state import is_held
-from farm.crew.virtual import require_virtual
+from farm.crew.local import require_virtual
 from farm.errors import UsageError
 from farm.processes.machine import name_user
 from farm.report.campaign_rows import describe_final
@@ -63,7 +63,7 @@ def tune(
             "(FARM_VIRTUAL_CODE=native).",
         ),
     ] = False,
-    compile_to: ordered_packages.CompileTo = None,
+    compile_to: campaign_options.CompileTo = None,
     trials: options.Trials = 128,
     ops: Annotated[
         str, typer.Option("--ops", metavar="conv2d,dense", help="Operators whose workloads are tuned; default: all.")
@@ -116,7 +116,7 @@ def tune(
                 since=since,
             )
             if folder is not None:
-                imported.require_right_import(source, inputs, screen.note)
+                checking.require_right_import(source, inputs, screen.note)
             tuned = campaign_tune.tune(request, settings, store, screen)
         finally:
             screen.close()
@@ -129,8 +129,8 @@ def tune(
         _print(document, is_compiled=folder is not None and error is None)
     if folder is not None and error is None:
         with options.open_store(settings) as store:
-            store.change_folder(tuned.name, str(ordered_packages.to_folder(folder)), name_user())
-        ordered_packages.make(settings, tuned.name, screen.note, json, document)
+            store.change_folder(tuned.name, str(campaign_options.to_folder(folder)), name_user())
+        campaign_options.make(settings, tuned.name, screen.note, json, document)
     elif json:
         output.print_json(document)
     if error is not None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from farm.connectivity.services_socket import ControlClient
-from farm.connectivity.services_state import ServicesInfo, find_running, is_held
+from farm.connectivity.services_state import ControlClient, ServicesInfo, find_running, is_held
 from farm.connectivity.tracker import Tracker
 from farm.errors import DeadlineError, UnavailableError
 from farm.processes import children, home_log

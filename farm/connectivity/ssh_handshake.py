@@ -18,10 +18,43 @@ import paramiko
 
 from farm.connectivity import host_keys
 from farm.connectivity.host_keys import HostKey, KnownHosts
-from farm.connectivity.ssh_carry import carry
 from farm.connectivity.ssh_socket import TCP_TIMEOUT_S, WatchedSocket, open_socket
 from farm.connectivity.user_keys import MOST_KEYS, UserKey, load_user_keys
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError
+from farm.processes.listening import start_thread
+
+_CHUNK = 1 << 16
+
+
+def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], None]) -> None:
+    """Own both from now on; `on_end` is called once, after they are closed. Two threads carry, one each way."""
+    ended = threading.Lock()
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+            channel.close()
+        if not ended.acquire(blocking=False):  # the other direction ended before: both are done
+            sock.close()
+            on_end()
+
+    def outward() -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while data := sock.recv(_CHUNK):
+                channel.sendall(data)
+        end()
+
+    def inward() -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while data := channel.recv(_CHUNK):
+                sock.sendall(data)
+        end()
+
+    for work, name in ((outward, "farm-ssh-jump-out"), (inward, "farm-ssh-jump-in")):
+        if not start_thread(name, work):
+            end()
+
 
 # A thirtieth of a second between two processes here; not measured on a busy board, so generous.
 CONNECT_TIMEOUT_S = 15.0

@@ -1,7 +1,7 @@
 """Speaking to a board's process: started, asked, awaited or looked at, taken back, ended.
 
 What it does there is in `board_process`. Nothing here blocks on a process that is stuck: what is sent is short, big
-data lies in memory of ours (`farm.measure.handed`).
+data lies in memory of ours (`farm.measure.arrays`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from farm.crew.board_process import Ended, Glance, Job, Leave, Open, Pin, Reques
 from farm.crew.coroutines import until
 from farm.errors import TransientError
 from farm.measure import session
-from farm.measure.arrays import Arrays, pack_arrays, unpack_arrays
-from farm.measure.handed import Given, read
+from farm.measure.arrays import Arrays, Given, pack_arrays, read, unpack_arrays
 from farm.processes.worker_processes import Child
 
 _MODULE = "farm.crew.board_process"

@@ -17,8 +17,7 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, PinStatus, PowerS
 from farm.crew.blame import pin_outcome
 from farm.crew.held_board import Address, HeldBoard
 from farm.errors import FarmError
-from farm.measure.arrays import pack_arrays, unpack_arrays
-from farm.measure.handed import Given, Handed, read
+from farm.measure.arrays import Given, Handed, pack_arrays, read, unpack_arrays
 from farm.processes.worker_processes import Parent
 
 # Answers whose outputs are kept for whoever asked: more than can be on their way.

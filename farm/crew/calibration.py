@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from farm.store import Store
+from farm.values import GoldenSample
+
 # Resamples of each bootstrap (Efron & Tibshirani 1993, An Introduction to the Bootstrap, ch. 13: 1000 or more for
 # percentile intervals), and a fixed seed, so that equal samples give equal answers.
 _RESAMPLES = 2000
@@ -136,3 +139,59 @@ def _to_factor(ratio: float, ratios: _Floats, samples: int, boards: int) -> Fact
 
 def _interval(factor: Factor) -> str:
     return f"{CONFIDENCE:.0%} interval {factor.ci_low:.3f} to {factor.ci_high:.3f}"
+
+
+# Of each board of the type.
+_RUNS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A board's golden-kernel runs, oldest first, and its factor against its type, None where too little is known."""
+
+    samples: tuple[GoldenSample, ...]
+    factor: Factor | None
+
+    @property
+    def latest(self) -> GoldenSample:
+        """The newest run."""
+        return self.samples[-1]
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        runs = f"{self.latest.median_s * 1e3:.3f} ms in the latest of {len(self.samples)} runs of {self.latest.kernel}"
+        if self.factor is None:
+            return f"{runs}; too few runs or boards for a factor against its type"
+        interval = f"{self.factor.ci_low:.3f} to {self.factor.ci_high:.3f}"
+        return f"{runs}; {self.factor.percent} against {self.factor.boards} boards of its type (factor {interval})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "kernel": self.latest.kernel,
+            "operating_point": self.latest.operating_point,
+            "simulated": self.latest.simulated,
+            "factor": None if self.factor is None else dataclasses.asdict(self.factor),
+            "runs": [{"at": sample.at, "median_s": sample.median_s} for sample in self.samples],
+        }
+
+
+def to_document(
+    board: Mapping[str, Any], calibration: Calibration | None, events: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a board with its golden kernel and its events: what `farm board show --json` prints."""
+    known = None if calibration is None else calibration.to_dict()
+    return {**board, "calibration": known, "events": [dict(each) for each in events]}
+
+
+def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:
+    """The calibration of a row of `Store.fetch_boards`; None where the golden kernel has not run on it."""
+    latest = store.find_golden_sample(board["name"])
+    if latest is None:
+        return None
+    peers = store.fetch_golden_samples(
+        board["board_type"], latest.kernel, latest.operating_point, simulated=latest.simulated, newest=_RUNS
+    )
+    medians_s = {name: [sample.median_s for sample in samples] for name, samples in peers.items()}
+    return Calibration(tuple(peers[board["name"]]), fit_factor(board["name"], medians_s))

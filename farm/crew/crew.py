@@ -20,12 +20,11 @@ from typing import Any, TypeVar
 from farm.closing import Closing
 from farm.connectivity.services import using_services
 from farm.crew.choice import plan_choice, plan_pool, require_fixed_target
-from farm.crew.coroutines import Find, Loop
+from farm.crew.coroutines import Find, Loop, Waiter
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.leased_site import FleetSite
 from farm.crew.local import LocalFarm
 from farm.crew.site import Site
-from farm.crew.waiting import Waiter
 from farm.errors import FarmError, TransientError
 from farm.inventory.board_types import BoardType
 from farm.processes.children import room_for_process

@@ -24,9 +24,8 @@ from device_agent.protocol import (
 from farm.connectivity.tracker import Tracker
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
-from farm.measure.arrays import Arrays
+from farm.measure.arrays import Arrays, Handed
 from farm.measure.asking import AgentAddress
-from farm.measure.handed import Handed
 from farm.measure.session import BoardSession
 from farm.values import Lease
 

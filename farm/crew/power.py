@@ -8,7 +8,7 @@ from typing import Any
 
 from farm.errors import FarmError, UsageError
 from farm.inventory.power_commands import BOARD, PowerCommands
-from farm.processes import user_commands
+from farm.processes import children
 from farm.store import Store
 from farm.values import Health, Lease
 
@@ -59,4 +59,4 @@ def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Ev
 def _run(board: str, commands: PowerCommands, words: list[str], action: str) -> str:
     command = [words[0], *(word.replace(BOARD, board) for word in words[1:])]
     environment = {"FARM_BOARD": board, "FARM_POWER": action}
-    return user_commands.run(command, commands.timeout_s, environment=environment)
+    return children.run(command, commands.timeout_s, environment=environment)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from farm.errors import UsageError
-from farm.inventory import documents, paths
+from farm.inventory import documents
 
 # Names a folder with what was found out of boards' cores, one YAML file a core type; agents read the same one.
 FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
@@ -34,7 +34,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "region_s": (1e-8, 1e-2),
 }
 
-# What is fitted to a board, of a core's pipeline; `device_agent/emulated/core.py` has the same.
+# What is fitted to a board, of a core's pipeline; `device_agent/emulated/pipeline.py` has the same.
 FITTED = ("wait_cycles", "crowding")
 
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
@@ -157,7 +157,7 @@ class FittedCore(documents.StrictModel):
 @functools.cache
 def load_core_types() -> tuple[CoreType, ...]:
     """All core types, by name, with what FARM_CORE_TYPES has of them. Raises UsageError where a file is wrong."""
-    folder = paths.require_inventory_folder() / "core_types"
+    folder = documents.require_inventory_folder() / "core_types"
     found = tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
     fitted = {each.name: each for each in _read_fitted({core.name: core for core in found})}
     return tuple(_apply(core, fitted.get(core.name)) for core in found)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import UsageError
-from farm.inventory import document_lines, fleet_document, fleet_ranges
+from farm.inventory import documents, fleet_document
 from farm.inventory import fleet_addresses as addresses
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
-from farm.inventory.document_lines import Place
+from farm.inventory.documents import Place
 from farm.inventory.fleet_document import Group, Variables
 from farm.inventory.power_commands import PowerCommands
 from farm.values import Direct, Ssh, Transport, Virtual
@@ -93,7 +93,7 @@ def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None)
     reading.read_group(document, {}, ())
     reading.require_distinct()
     if reading.faults:
-        raise document_lines.to_error(path, reading.faults)
+        raise documents.to_error(path, reading.faults)
     if not reading.boards:
         raise UsageError(f"{path} describes no board", "Put one under `hosts:` of a group.")
     return Fleet(path, tuple(board for board, _ in reading.boards))
@@ -142,9 +142,9 @@ class _Reading:
             count = given["count"]
             if kind != "virtual":
                 raise _FaultError(count.place, f"{pattern}: count multiplies virtual boards; write a range of names")
-            if len(names) * count.value > fleet_ranges.MAX_EXPANDED:
-                raise _FaultError(count.place, f"{pattern}: more than {fleet_ranges.MAX_EXPANDED} boards")
-            names = [each for name in names for each in fleet_ranges.number(name, count.value)]
+            if len(names) * count.value > fleet_document.MAX_EXPANDED:
+                raise _FaultError(count.place, f"{pattern}: more than {fleet_document.MAX_EXPANDED} boards")
+            names = [each for name in names for each in fleet_document.number(name, count.value)]
         for name in names:
             if not is_name(name):
                 raise _FaultError(place, f"{name!r} cannot be a board's name: {NAME_RULE}")
@@ -239,7 +239,7 @@ def _take(given: Mapping[str, _Given], variable: str, pattern: str, place: Place
 
 def _expand(pattern: str, place: Place) -> list[str]:
     try:
-        return fleet_ranges.expand(pattern)
+        return fleet_document.expand(pattern)
     except ValueError as error:
         raise _FaultError(place, str(error)) from error
 

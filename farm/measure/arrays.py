@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import io
+import json
 import math
+import os
 import struct
+import weakref
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from device_agent.protocol import ProtocolError
+from device_agent.protocol import ProtocolError, TensorSpec
+from farm.errors import InternalError, TransientError
+
+# What is smaller travels in the message itself: several of them fit into what a pipe holds.
+_LEAST_BYTES = 32 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """The name under which they can be read while their giver keeps them, and what they are."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> bytes:
+        """The bytes. Raises TransientError where their giver is gone."""
+        try:
+            return Path(self.path).read_bytes()
+        except OSError as error:
+            raise TransientError(f"what another process was to hand over is gone: {error}") from error
+
+
+class Given:
+    """Bytes for other processes, kept until this object is dropped. `handed` is what those are sent."""
+
+    def __init__(self, data: bytes) -> None:
+        self.handed: bytes | Handed = data
+        if len(data) < _LEAST_BYTES:
+            return
+        descriptor = os.memfd_create("farm-handed", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        self.handed = Handed(f"/proc/{os.getpid()}/fd/{descriptor}", len(data), hashlib.sha256(data).hexdigest())
+
+
+def read(data: bytes | Handed) -> bytes:
+    """What was handed over. Raises TransientError."""
+    return data.read() if isinstance(data, Handed) else data
+
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -126,3 +175,36 @@ def _read_array(content: memoryview) -> npt.NDArray[Any]:
     if dtype == np.dtype("V2"):
         dtype = np.dtype(ml_dtypes.bfloat16)
     return np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C").copy()
+
+
+Arguments = Sequence[tuple[Sequence[int], str]]
+
+
+def make_inputs(arguments: Arguments, seed: int) -> Arrays:
+    """Values for all arguments of a function, the output's included; the same for the same seed.
+
+    Whole numbers may be indices: they stay below the sizes of what they could be indices of.
+    """
+    random = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    kinds = [np.dtype(dtype) for _, dtype in arguments]
+    # bfloat16 is of kind V.
+    floats = [shape for (shape, _), dtype in zip(arguments, kinds, strict=True) if dtype.kind in "fV"]
+    sizes = [size for shape in floats for size in shape if size > 1]
+    bound = min([10, *sizes])
+    for index, ((shape, _), dtype) in enumerate(zip(arguments, kinds, strict=True)):
+        values = random.integers(0, bound, shape) if dtype.kind in "iub" else random.standard_normal(shape)
+        arrays[f"arg_{index:03d}"] = values.astype(dtype)
+    return arrays
+
+
+def read_arguments(trace_json: str) -> tuple[TensorSpec, ...]:
+    """What a candidate's function takes when it is timed, from its trace: packed weights have their packed shape.
+
+    The form is MetaSchedule's (`TensorInfo.as_json`: kind, dtype, shape). Raises InternalError.
+    """
+    try:
+        _, _, _, arguments = json.loads(trace_json)
+        return tuple(TensorSpec(tuple(map(int, shape)), str(dtype)) for _, dtype, shape in arguments)
+    except (ValueError, TypeError) as error:
+        raise InternalError(f"a trace's arguments cannot be read: {error}") from error

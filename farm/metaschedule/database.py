@@ -19,10 +19,10 @@ from farm import settings as farm_settings
 from farm.crew.choice import plan_pool, plan_target
 from farm.errors import InternalError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.metaschedule.measured import recent
+from farm.metaschedule.runner import recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script, to_plain_target
 from farm.processes.machine import name_user, process_identity
-from farm.search import names, traces, workloads
+from farm.search import traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Trial
@@ -268,7 +268,7 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> di
         flop=float(estimate_tir_flops(mod)),
         weight=1,
         arguments=arguments,
-        module_json=names.canonical_json(mod),
+        module_json=workloads.canonical_json(mod),
         target=dict(config),
         pipeline=pipeline,
     )

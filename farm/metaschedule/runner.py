@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,7 +29,6 @@ from farm.crew.leased_site import FleetSite
 from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
-from farm.metaschedule.measured import MeasuredLately, recent
 from farm.metaschedule.tvm_objects import as_tvm_object, load_for_script
 from farm.processes.machine import name_user
 from farm.search.target import host_target, make_target
@@ -42,6 +43,43 @@ T = TypeVar("T")
 
 load_for_script()
 import tvm.s_tir.meta_schedule as ms  # noqa: E402
+
+# MetaSchedule commits a batch as soon as it is measured; this is many batches.
+_KEPT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredLately:
+    """A good outcome, for how many seconds the board was busy with it, and the type of board that it is from."""
+
+    outcome: Outcome
+    board_s: float
+    board_type: str
+
+
+class Recent:
+    """The last outcomes by their samples, which no two runs share to the last bit. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_samples: OrderedDict[tuple[float, ...], MeasuredLately] = OrderedDict()
+        # The type of board that the newest runner measures on; "" while there is none.
+        self.board_type = ""
+
+    def add(self, measured: MeasuredLately) -> None:
+        """Remember an outcome."""
+        with self._lock:
+            self._by_samples[tuple(measured.outcome.latency_s)] = measured
+            if len(self._by_samples) > _KEPT:
+                self._by_samples.popitem(last=False)
+
+    def find(self, samples_s: Sequence[float]) -> MeasuredLately | None:
+        """The outcome with exactly these samples; None where no runner of ours made them."""
+        with self._lock:
+            return self._by_samples.get(tuple(samples_s))
+
+
+recent = Recent()
 
 
 @as_tvm_object

@@ -2,20 +2,158 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from device_agent.protocol import Status
+from device_agent.protocol import FaultSide, Status
+from farm.closing import Closing
+from farm.errors import UnavailableError
 from farm.metrics import table
-from farm.metrics.campaign_metrics import Values, to_values
-from farm.values import Health, State
+from farm.metrics.table import Metric
+from farm.values import CampaignState, Health, State
 from farm.version import __version__
+
+HOST = "127.0.0.1"
+# As for the tracker: a second farm on this machine finds room.
+TRIES = 10
+
+
+class Exporter(Closing):
+    """Serves a registry until `close`."""
+
+    def __init__(self, registry: CollectorRegistry, first_port: int) -> None:
+        """Listen on the first free port from `first_port` on. Raises UnavailableError where ten are busy."""
+        self._lock = threading.Lock()
+        self._targets: list[dict[str, object]] = []
+        self._server, self._thread = _start(registry, first_port)
+        self._serve_metrics = make_wsgi_app(registry)
+        self._server.set_app(self._serve)
+        self.address: tuple[str, int] = (HOST, int(self._server.server_address[1]))
+
+    def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
+        """Where boards' own metrics are reached here: board, its type, address. Replaces what was said before."""
+        found: list[dict[str, object]] = [
+            {"targets": [f"{host}:{port}"], "labels": {"board": name, "board_type": board_type}}
+            for name, (board_type, (host, port)) in sorted(targets.items())
+        ]
+        with self._lock:
+            self._targets = found
+
+    def close(self) -> None:
+        """Stop serving. Blocks for half a second at most."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path in ("/", "/metrics"):
+            served: Iterable[bytes] = self._serve_metrics(environ, start_response)
+            return served
+        if path == "/targets":
+            with self._lock:
+                body = json.dumps(self._targets).encode()
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [body]
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"there are /metrics and /targets\n"]
+
+
+def _start(registry: CollectorRegistry, first_port: int) -> tuple[WSGIServer, threading.Thread]:
+    for port in range(first_port, min(first_port + TRIES - 1, 65535) + 1):
+        with contextlib.suppress(OSError):
+            return start_http_server(port, HOST, registry)
+    raise UnavailableError(
+        f"ports {first_port} to {first_port + TRIES - 1} are all in use, so metrics cannot be served",
+        "Set FARM_METRICS_PORT to the first of ten free ports, or to 0 for no metrics.",
+    )
+
+
+# By metric, then by the values of its labels.
+Values = dict[Metric, dict[tuple[str, ...], float]]
+
+SIDES = ("ok", *map(str, FaultSide))
+DOINGS = ("idle", "measuring", "verifying")
+# With these nobody looks for a board: winners have theirs, the others wait for an operator.
+_NO_QUEUE = (CampaignState.VERIFYING, CampaignState.INTERRUPTED, CampaignState.PAUSED)
+_TO_RUN = "run"
+
+
+def to_values(
+    counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
+) -> Values:
+    """All series of campaigns. What an engine has not said is absent, and so are sums that nobody has made."""
+    values: Values = {
+        table.CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
+        table.BOARDS_WANTED: {},
+    }
+    values |= {metric: {} for metric in _OF_ONE}
+    for row in standings:
+        _add(values, row, sums.get(row["id"]))
+    return values
+
+
+_OF_ONE = (
+    table.CAMPAIGN_STATE,
+    table.CAMPAIGN_TRIALS,
+    table.CAMPAIGN_BUILD,
+    table.CAMPAIGN_BOARDS_HELD,
+    table.CAMPAIGN_SEARCH,
+    table.CAMPAIGN_ELAPSED,
+    table.CAMPAIGN_ETA,
+    table.CAMPAIGN_BOARDS,
+    table.CAMPAIGN_LATENCY,
+    table.CAMPAIGN_PREDICTED,
+)
+
+
+def _add(values: Values, row: Mapping[str, Any], sums: Mapping[str, Any] | None) -> None:
+    name, state = row["name"], CampaignState(row["state"])
+    values[table.CAMPAIGN_STATE] |= {(name, str(each)): each is state for each in CampaignState}
+    if sums is not None:
+        values[table.CAMPAIGN_TRIALS] |= {(name, side): sums["by_side"].get(side, 0) for side in SIDES}
+        values[table.CAMPAIGN_BUILD][name,] = sums["build_s"]
+        values[table.CAMPAIGN_BOARDS_HELD][name,] = sums["board_s"]
+    for metric, key in (
+        (table.CAMPAIGN_SEARCH, "search_s"),
+        (table.CAMPAIGN_ELAPSED, "wall_clock_s"),
+        (table.CAMPAIGN_ETA, "eta_s"),
+    ):
+        if row[key] is not None:
+            values[metric][name,] = float(row[key])
+    has = _add_boards(values, row)
+    if not state.over and row["wanted"] == _TO_RUN and state not in _NO_QUEUE:
+        for board_type in row["board_types"]:
+            queue = values[table.BOARDS_WANTED]
+            queue[board_type,] = queue.get((board_type,), 0) + (board_type not in has)
+    for model in row["models"] or ():
+        labels = (name, model["name"], model["board_type"], model["point"])
+        values[table.CAMPAIGN_PREDICTED][labels] = model["predicted"]
+        if model["latency_s"] is not None:
+            values[table.CAMPAIGN_LATENCY][labels] = model["latency_s"]
+
+
+def _add_boards(values: Values, row: Mapping[str, Any]) -> set[str]:
+    """Count a campaign's boards; returns the types of which it has one. One that is over has none."""
+    boards = values[table.CAMPAIGN_BOARDS]
+    has = set()
+    for board_type in row["board_types"]:
+        boards |= {(row["name"], board_type, doing): 0 for doing in DOINGS}
+    for board in row["boards"] or ():
+        labels = (row["name"], board["board_type"], board["doing"])
+        boards[labels] = boards.get(labels, 0) + 1
+        has.add(board["board_type"])
+    return has
+
 
 _RESULTS = ("passed", "failed", "skipped")
 

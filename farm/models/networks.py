@@ -8,6 +8,231 @@ from __future__ import annotations
 
 from farm.models.onnx_builder import GraphBuilder
 
+_YOLOX_WIDTH = 32
+_HIDDEN = 128
+_CLASSES = 80
+
+
+def yolox_s(g: GraphBuilder, x: str) -> tuple[str, ...]:
+    """Build on (1, 3, H, W); per stride 8, 16 and 32 four coordinates, one score and 80 classes."""
+    fine, middle, coarse = _backbone(g, x)
+    return tuple(_decoupled_head(g, level) for level in _pyramid(g, fine, middle, coarse))
+
+
+def _backbone(g: GraphBuilder, x: str) -> tuple[str, str, str]:
+    """CSPDarknet: the features at strides 8, 16 and 32."""
+    # The four pixels of each 2x2 square side by side as channels.
+    corners = [g.every_second(x, row, column) for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
+    x = _silu_conv(g, g.concat(*corners), _YOLOX_WIDTH)
+    x = _cross_stage(g, _silu_conv(g, x, 2 * _YOLOX_WIDTH, stride=2), 2 * _YOLOX_WIDTH, 1, shortcut=True)
+    fine = _cross_stage(g, _silu_conv(g, x, 4 * _YOLOX_WIDTH, stride=2), 4 * _YOLOX_WIDTH, 3, shortcut=True)
+    middle = _cross_stage(g, _silu_conv(g, fine, 8 * _YOLOX_WIDTH, stride=2), 8 * _YOLOX_WIDTH, 3, shortcut=True)
+    x = _pool_pyramid(g, _silu_conv(g, middle, 16 * _YOLOX_WIDTH, stride=2), 16 * _YOLOX_WIDTH)
+    return fine, middle, _cross_stage(g, x, 16 * _YOLOX_WIDTH, 1)
+
+
+def _pyramid(g: GraphBuilder, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
+    """Up from the coarse features to the fine ones, and down again."""
+    top = _silu_conv(g, coarse, 8 * _YOLOX_WIDTH, kernel=1)
+    joined = _cross_stage(g, g.concat(g.upsample(top, 2), middle), 8 * _YOLOX_WIDTH, 1)
+    narrow = _silu_conv(g, joined, 4 * _YOLOX_WIDTH, kernel=1)
+    at_8 = _cross_stage(g, g.concat(g.upsample(narrow, 2), fine), 4 * _YOLOX_WIDTH, 1)
+    at_16 = _cross_stage(g, g.concat(_silu_conv(g, at_8, 4 * _YOLOX_WIDTH, stride=2), narrow), 8 * _YOLOX_WIDTH, 1)
+    at_32 = _cross_stage(g, g.concat(_silu_conv(g, at_16, 8 * _YOLOX_WIDTH, stride=2), top), 16 * _YOLOX_WIDTH, 1)
+    return at_8, at_16, at_32
+
+
+def _decoupled_head(g: GraphBuilder, x: str) -> str:
+    """Classes on one side, box and score on the other."""
+    x = _silu_conv(g, x, _HIDDEN, kernel=1)
+    classes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
+    boxes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
+    ends = [(boxes, 4), (boxes, 1), (classes, _CLASSES)]
+    return g.concat(*(g.conv(end, channels, 1, gain=0.2) for end, channels in ends))
+
+
+def _cross_stage(g: GraphBuilder, x: str, channels: int, blocks: int, *, shortcut: bool = False) -> str:
+    """Half of the channels through a number of bottlenecks, half past them."""
+    inside, beside = (_silu_conv(g, x, channels // 2, kernel=1) for _ in range(2))
+    for _ in range(blocks):
+        y = _silu_conv(g, _silu_conv(g, inside, channels // 2, kernel=1), channels // 2)
+        inside = g.add(y, inside) if shortcut else y
+    return _silu_conv(g, g.concat(inside, beside), channels, kernel=1)
+
+
+def _pool_pyramid(g: GraphBuilder, x: str, channels: int) -> str:
+    x = _silu_conv(g, x, channels // 2, kernel=1)
+    pools = (g.max_pool(x, kernel, stride=1, pad=kernel // 2) for kernel in (5, 9, 13))
+    return _silu_conv(g, g.concat(x, *pools), channels, kernel=1)
+
+
+def _silu_conv(g: GraphBuilder, x: str, channels: int, *, kernel: int = 3, stride: int = 1) -> str:
+    y = g.conv(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False)
+    return g.silu(g.batch_norm(y, epsilon=1e-3))
+
+
+# Three boxes of four coordinates, one score and 80 classes.
+_HEAD_CHANNELS = 3 * (4 + 1 + 80)
+
+
+def yolov4_tiny(g: GraphBuilder, x: str) -> tuple[str, str]:
+    """Build on (1, 3, H, W); the two heads, at strides 32 and 16."""
+    x = _leaky_conv(g, _leaky_conv(g, x, 32, stride=2), 64, stride=2)
+    for channels in (64, 128, 256):
+        x, side = _stage(g, x, channels)
+    x = _leaky_conv(g, _leaky_conv(g, x, 512), 256, kernel=1)
+    coarse = _head(g, _leaky_conv(g, x, 512))
+    fine = g.concat(g.upsample(_leaky_conv(g, x, 128, kernel=1), 2), side)
+    return coarse, _head(g, _leaky_conv(g, fine, 256))
+
+
+def _stage(g: GraphBuilder, x: str, channels: int) -> tuple[str, str]:
+    """Half of the channels go through two convolutions, all are joined and pooled. The second is the last 1x1's."""
+    x = _leaky_conv(g, x, channels)
+    half = g.take_channels(x, channels // 2, channels)
+    first = _leaky_conv(g, half, channels // 2)
+    second = _leaky_conv(g, first, channels // 2)
+    joined = _leaky_conv(g, g.concat(second, first), channels, kernel=1)
+    return g.max_pool(g.concat(x, joined), 2, stride=2), joined
+
+
+def _leaky_conv(g: GraphBuilder, x: str, channels: int, *, kernel: int = 3, stride: int = 1) -> str:
+    y = g.conv(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False)
+    return g.leaky_relu(g.batch_norm(y), 0.1)
+
+
+def _head(g: GraphBuilder, x: str) -> str:
+    return g.conv(x, _HEAD_CHANNELS, 1, gain=1.0)
+
+
+_EMBEDDING, _HEADS, _LAYERS, _INNER = 768, 12, 12, 3072
+_VOCABULARY, _POSITIONS, _TOKENS = 30_522, 512, 128
+# Of what is added to a sum at every layer: kept small, or the sum grows with depth.
+_ADDED = 0.25
+
+
+def vit_b16(g: GraphBuilder, x: str) -> str:
+    """ViT-B/16 on (1, 3, 224, 224), 1000 classes, before any softmax."""
+    x = g.conv(x, _EMBEDDING, 16, stride=16, gain=1.0)
+    x = g.transpose(g.reshape(x, (0, _EMBEDDING, 196), 196), (0, 2, 1), _EMBEDDING)
+    # The class token is the first row; writing it into zeros keeps the graph free of the batch size.
+    x = g.pad(x, (0, 1, 0), (0, 0, 0))
+    x = g.add(x, g.pad(g.weight((1, 1, _EMBEDDING), 0.5), (0, 0, 0), (0, 196, 0)))
+    x = g.add(x, g.weight((1, 197, _EMBEDDING), 0.5))
+    for _ in range(_LAYERS):
+        x = g.add(x, _attend(g, g.layer_norm(x, epsilon=1e-6)))
+        x = g.add(x, _feed_forward(g, g.layer_norm(x, epsilon=1e-6)))
+    return g.dense(g.rows(g.layer_norm(x, epsilon=1e-6), 0, _EMBEDDING, axis=1), 1000)
+
+
+def bert_base(g: GraphBuilder, x: str) -> tuple[str, str]:
+    """BERT base, uncased, on (1, 128) numbers of words, one text without padding: all hidden states, and one pooled."""
+    words = g.rows(g.weight((_VOCABULARY, _EMBEDDING), 1.0), x, _EMBEDDING)
+    positions = g.rows(g.weight((_POSITIONS, _EMBEDDING), 0.5), range(_TOKENS), _EMBEDDING)
+    # All words are of the first text; the second one's row is there as in the published table.
+    texts = g.rows(g.weight((2, _EMBEDDING), 0.5), [0] * _TOKENS, _EMBEDDING)
+    x = g.layer_norm(g.add(g.add(words, texts), positions), epsilon=1e-12)
+    for _ in range(_LAYERS):
+        x = g.layer_norm(g.add(_attend(g, x), x), epsilon=1e-12)
+        x = g.layer_norm(g.add(_feed_forward(g, x), x), epsilon=1e-12)
+    first = g.rows(x, 0, _EMBEDDING, axis=1)
+    return g.unary("Identity", x), g.unary("Tanh", g.dense(first, _EMBEDDING))
+
+
+def _attend(g: GraphBuilder, x: str) -> str:
+    """Self-attention of several heads, each with its share of the features."""
+    each = _EMBEDDING // _HEADS
+    query, key, value = (g.reshape(g.linear(x, _EMBEDDING), (0, 0, _HEADS, each), each) for _ in range(3))
+    # Scaled before the product, which has more elements.
+    query = g.scale(g.transpose(query, (0, 2, 1, 3), each), each**-0.5)
+    scores = g.matmul(query, g.transpose(key, (0, 2, 3, 1), each), each)
+    mixed = g.matmul(g.unary("Softmax", scores, axis=-1), g.transpose(value, (0, 2, 1, 3), each), each)
+    return g.linear(
+        g.reshape(g.transpose(mixed, (0, 2, 1, 3), each), (0, 0, _EMBEDDING), _EMBEDDING),
+        _EMBEDDING,
+        gain=_ADDED,
+    )
+
+
+def _feed_forward(g: GraphBuilder, x: str) -> str:
+    return g.linear(g.gelu(g.linear(x, _INNER)), _EMBEDDING, gain=_ADDED)
+
+
+Kernel = int | tuple[int, int]
+
+
+def inception_v3(g: GraphBuilder, x: str) -> str:
+    """Build on (1, 3, 299, 299); 1000 classes, before any softmax."""
+    x = _conv(g, x, 32, 3, stride=2)
+    x = _conv(g, x, 32, 3)
+    x = _conv(g, x, 64, 3, pad=1)
+    x = g.max_pool(x, 3, stride=2)
+    x = _conv(g, _conv(g, x, 80, 1), 192, 3)
+    x = g.max_pool(x, 3, stride=2)
+    for pooled in (32, 64, 64):
+        x = _five(g, x, pooled)
+    x = _shrink_to_17(g, x)
+    for channels in (128, 160, 160, 192):
+        x = _seven(g, x, channels)
+    x = _shrink_to_8(g, x)
+    for _ in range(2):
+        x = _split(g, x)
+    return g.dense(g.global_average(x), 1000)
+
+
+def _conv(g: GraphBuilder, x: str, channels: int, kernel: Kernel, *, stride: int = 1, pad: Kernel = 0) -> str:
+    return g.relu(g.batch_norm(g.conv(x, channels, kernel, stride=stride, pad=pad, bias=False), epsilon=1e-3))
+
+
+def _five(g: GraphBuilder, x: str, pooled: int) -> str:
+    """Figure 5 of the paper, with one 5x5 kept."""
+    five = _conv(g, _conv(g, x, 48, 1), 64, 5, pad=2)
+    double = _conv(g, _conv(g, _conv(g, x, 64, 1), 96, 3, pad=1), 96, 3, pad=1)
+    return g.concat(_conv(g, x, 64, 1), five, double, _pool(g, x, pooled))
+
+
+def _shrink_to_17(g: GraphBuilder, x: str) -> str:
+    double = _conv(g, _conv(g, _conv(g, x, 64, 1), 96, 3, pad=1), 96, 3, stride=2)
+    return g.concat(_conv(g, x, 384, 3, stride=2), double, g.max_pool(x, 3, stride=2))
+
+
+def _seven(g: GraphBuilder, x: str, channels: int) -> str:
+    """Figure 6: 7x7 as 1x7 and 7x1."""
+    seven = _down(g, _across(g, _conv(g, x, channels, 1), channels), 192)
+    double = _across(g, _down(g, _conv(g, x, channels, 1), channels), channels)
+    double = _across(g, _down(g, double, channels), 192)
+    return g.concat(_conv(g, x, 192, 1), seven, double, _pool(g, x, 192))
+
+
+def _across(g: GraphBuilder, x: str, channels: int) -> str:
+    return _conv(g, x, channels, (1, 7), pad=(0, 3))
+
+
+def _down(g: GraphBuilder, x: str, channels: int) -> str:
+    return _conv(g, x, channels, (7, 1), pad=(3, 0))
+
+
+def _shrink_to_8(g: GraphBuilder, x: str) -> str:
+    three = _conv(g, _conv(g, x, 192, 1), 320, 3, stride=2)
+    seven = _conv(g, _down(g, _across(g, _conv(g, x, 192, 1), 192), 192), 192, 3, stride=2)
+    return g.concat(three, seven, g.max_pool(x, 3, stride=2))
+
+
+def _split(g: GraphBuilder, x: str) -> str:
+    """Figure 7: 1x3 and 3x1 side by side."""
+    three = _conv(g, x, 384, 1)
+    double = _conv(g, _conv(g, x, 448, 1), 384, 3, pad=1)
+    return g.concat(_conv(g, x, 320, 1), *_sides(g, three), *_sides(g, double), _pool(g, x, 192))
+
+
+def _sides(g: GraphBuilder, x: str) -> tuple[str, str]:
+    return _conv(g, x, 384, (1, 3), pad=(0, 1)), _conv(g, x, 384, (3, 1), pad=(1, 0))
+
+
+def _pool(g: GraphBuilder, x: str, channels: int) -> str:
+    return _conv(g, g.average_pool(x, 3, stride=1, pad=1), channels, 1)
+
+
 # (squeeze, expand) channels of the eight fire modules of SqueezeNet 1.1; "M" is a pooling step.
 _FIRES: tuple[tuple[int, int] | str, ...] = (
     *((16, 64), (16, 64), "M"),

@@ -15,6 +15,50 @@ from farm.search.graph import folding
 
 if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
+import dataclasses
+
+from farm.errors import UsageError
+from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
+from farm.models.source import ModelSource
+
+
+def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
+    """The model with inputs whose first dimension is `batch`. Raises UsageError where it fixes another one.
+
+    A first dimension that the model leaves open is the batch; one of 1 is taken for it where more is asked for.
+    """
+    model = source.load()
+    given = parse_shapes(shapes)
+    opened = []
+    for spec in read_inputs(model):
+        first = spec.shape[0] if spec.shape else None
+        if spec.name in given or first == batch or first is None:
+            opened.append(spec)
+        elif isinstance(first, str) or first == 1:
+            opened.append(dataclasses.replace(spec, shape=(batch, *spec.shape[1:])))
+        else:
+            raise UsageError(
+                f"--batch {batch}: the model's input {spec} has a first dimension of {first}",
+                "Export the model with an open batch dimension.",
+            )
+    inputs = resolve_inputs(opened, given, model)
+    if batch > 1 and (wrong := [spec for spec in inputs if spec.static_shape[:1] != (batch,)]):
+        raise UsageError(f"--batch {batch} and --shape disagree about the input {wrong[0]}", "Leave one of both out.")
+    if any(spec.shape != was.shape for spec, was in zip(inputs, read_inputs(model), strict=True)):
+        _forget_shapes(model, inputs)
+    return model, inputs
+
+
+def _forget_shapes(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> None:
+    """Write the inputs' shapes into the model, and drop what it says of shapes that follow from them."""
+    shapes = {spec.name: spec.static_shape for spec in inputs}
+    for value in model.graph.input:
+        for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dimension.dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
 
 # What networks for images are mostly trained with; then what some graphs demand: every 32nd, every 8th, any small one.
 _USUAL = (224, 320, 640, 256, 384, 416, 512, 192, 160, 128, 112, 96, 64, 48, 32, 299, 28)

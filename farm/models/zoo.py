@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from farm.models import inception, networks, transformers, yolo, yolox
+from farm.models import networks
 from farm.models.onnx_builder import GraphBuilder
 
 DEFAULT = "squeezenet1.1"
@@ -120,7 +120,7 @@ ZOO: Mapping[str, ZooModel] = {
             _CLASSES,
             23_834_568,
             11_426_432_192,
-            inception.inception_v3,
+            networks.inception_v3,
             "torchvision, Inception_V3_Weights: 27,161,264 parameters, 3,326,696 of them in the auxiliary classifier; "
             "5.71 G multiply-adds",
         ),
@@ -131,7 +131,7 @@ ZOO: Mapping[str, ZooModel] = {
             {"coarse": (1, 255, 13, 13), "fine": (1, 255, 26, 26)},
             6_056_606,
             6_907_876_352,
-            yolo.yolov4_tiny,
+            networks.yolov4_tiny,
             "AlexeyAB/darknet, README: 6.9 GFLOP; Open Model Zoo, yolo-v4-tiny-tf: 6.0535 M parameters, batch norm "
             "folded",
         ),
@@ -142,7 +142,7 @@ ZOO: Mapping[str, ZooModel] = {
             {"stride8": (1, 85, 80, 80), "stride16": (1, 85, 40, 40), "stride32": (1, 85, 20, 20)},
             8_968_255,
             26_685_542_400,
-            yolox.yolox_s,
+            networks.yolox_s,
             "Megvii YOLOX, README: 9.0 M parameters, 26.8 GFLOP",
         ),
         ZooModel(
@@ -152,7 +152,7 @@ ZOO: Mapping[str, ZooModel] = {
             _CLASSES,
             86_567_656,
             35_127_656_448,
-            transformers.vit_b16,
+            networks.vit_b16,
             "torchvision, ViT_B_16_Weights: 86,567,656 parameters, 17.56 G multiply-adds",
         ),
         ZooModel(
@@ -162,7 +162,7 @@ ZOO: Mapping[str, ZooModel] = {
             {"last_hidden_state": (1, 128, 768), "pooled": (1, 768)},
             109_482_240,
             22_348_431_360,
-            transformers.bert_base,
+            networks.bert_base,
             "Hugging Face, BertModel of bert-base-uncased: 109,482,240 parameters; TinyBERT (arXiv 1909.10351): 22.5 "
             "GFLOP with 128 words, element-wise operators counted too",
             "int64",

@@ -19,10 +19,17 @@ from farm.inventory.board_types import load_board_types
 from farm.provision import scripts
 from farm.provision.bundle import Bundle
 from farm.provision.bundle_build import BundleCache
-from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
+from farm.provision.layout import (
+    ROOT_PREFIX,
+    AgentOptions,
+    BoardFile,
+    Layout,
+    compute_digest,
+    plan_layout,
+    render_files,
+)
 from farm.provision.plan import ProvisioningPlan, check_board, choose_pythons, plan_removals, plan_steps
 from farm.provision.reports import BoardReport, ProvisioningOutcome, StepReport, StepStatus
-from farm.provision.service_files import AgentOptions, BoardFile, compute_digest, render_files
 from farm.provision.shell import BoardShell
 from farm.provision.survey import BoardSurvey, Login, describe_system, fetch_login, fetch_survey
 

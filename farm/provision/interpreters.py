@@ -15,9 +15,8 @@ import zipfile
 from pathlib import Path
 
 from farm.errors import FarmError, TransientError, UnavailableError, UsageError
-from farm.provision.pins import choose_pins
-from farm.provision.resources import read_resource
-from farm.provision.wheels import fetch_wheels, pip_environment, run_tool
+from farm.provision.layout import read_resource
+from farm.provision.wheels import choose_pins, fetch_wheels, pip_environment, run_tool
 
 # What boards get that lack a Python of their own: the version that this project is tested with.
 MANAGED_PYTHON = "3.11"

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from farm.errors import PermanentError
 from farm.inventory.board_types import BoardType
 from farm.provision.bundle import Bundle
-from farm.provision.layout import Layout
-from farm.provision.releases import find_doubt
-from farm.provision.service_files import BoardFile, compute_digest
-from farm.provision.survey import BoardSurvey
+from farm.provision.layout import BoardFile, Layout, compute_digest
+from farm.provision.survey import BoardSurvey, find_doubt
 from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
 
 # In the order in which they are done. `connect` and `check` look, `bundle` happens here, `probe` uses the board.

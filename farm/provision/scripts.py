@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from farm.provision.bundle import MANIFEST, BundleManifest
 from farm.provision.interpreters import FOLDER_MARK
-from farm.provision.layout import Layout
+from farm.provision.layout import BoardFile, Layout
 from farm.provision.plan import ProvisioningPlan
-from farm.provision.service_files import BoardFile
 from farm.provision.shell import join_lines
 from farm.provision.survey import MARKER, find_agent
 

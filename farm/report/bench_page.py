@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
-from farm.points.conditions import format_conditions
+from farm.points.values import format_conditions
 from farm.report import plots
 
 _ROLES = {OURS: plots.OURS, RULE: plots.OURS, ONNXRUNTIME: plots.RIVAL, UNTUNED: plots.BASELINE}

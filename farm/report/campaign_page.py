@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.report import campaign_evidence, campaign_models, campaign_plots, campaign_words, pages
-from farm.report.campaign_models import Gain
+from farm.report import campaign_plots, campaign_rows, campaign_words, pages
+from farm.report.campaign_rows import Gain
 from farm.report.canvas import Picture
 
 PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
@@ -24,7 +24,7 @@ def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> 
     `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    gains = campaign_models.list_gains(document)
+    gains = campaign_rows.list_gains(document)
     pictures = list(_draw(document, gains, folder))
     page = campaign_words.write_page(document, gains)
     texts = {
@@ -52,11 +52,11 @@ def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) 
             f"{name}: workloads over trials",
             simulated=simulated,
         )
-    if campaign_evidence.list_contests(document["winners"]):
-        yield campaign_evidence.plot_winners(
+    if campaign_plots.list_contests(document["winners"]):
+        yield campaign_plots.plot_winners(
             folder, document["winners"], f"{name}: winners and rivals", simulated=simulated
         )
     if document["boards"]:
-        yield campaign_evidence.plot_boards(
+        yield campaign_plots.plot_boards(
             folder, document["boards"], f"{name}: what the boards did", simulated=simulated
         )

@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree  # written, never read
 
 from farm import foreign
-from farm.points.conditions import format_conditions
+from farm.points.values import format_conditions
 from farm.report import pages
 from farm.units import format_bytes
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.report import pages, sweep_answer, sweep_csv, sweep_plots, sweep_schedules, sweep_tables, sweep_variants
+from farm.report import pages, sweep_answer, sweep_plots, sweep_tables, sweep_variants
 from farm.report.canvas import Picture
 from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
@@ -32,7 +32,7 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
     pictures = sweep_plots.draw_pictures(document, folder)
     texts = {
         "page": (PAGE, write_page(document, pictures)),
-        "csv": (CSV, sweep_csv.write_csv(document)),
+        "csv": (CSV, sweep_tables.write_csv(document)),
         "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     }
     for name, text in texts.values():
@@ -71,7 +71,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         runners_up=[table for each in series if (table := _runners_up(document, each))],
         how_to_read=_how_to_read(document),
         points=[_points(document, each) for each in series],
-        schedules=sweep_schedules.tell_schedules(document),
+        schedules=sweep_tables.tell_schedules(document),
         rails=rails,
         rail_count=len(sweep_rows.list_rails(document)),
         most_rails=sweep_tables.MOST_RAILS,

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from farm import units
-from farm.report import canvas, sweep_canvas, sweep_labels
+from farm.report import canvas, sweep_canvas
 from farm.report.canvas import Picture
 from farm.report.sweep_canvas import Look
 from farm.sweep import rows as sweep_rows
@@ -184,7 +184,7 @@ def _label_points(
     """Names beside the pick, the ends of each front and as many others as find room."""
     common = units.find_common_words(row["key"] for look in looks for row in look.series["rows"])
     place = _place("latency_s", "energy_j", time, energy)
-    wanted: list[sweep_labels.Label] = []
+    wanted: list[sweep_canvas.Label] = []
     rings = []
     for look in looks:
         pick = sweep_rows.find_pick(look.series)
@@ -194,12 +194,12 @@ def _label_points(
             if row is not pick:
                 rank = 2 if row is front[0] or row is front[-1] else 3
                 text = units.format_label(row["key"], common)
-                wanted.append(sweep_labels.Label(place(row), text, canvas.FAINT, rank))
+                wanted.append(sweep_canvas.Label(place(row), text, canvas.FAINT, rank))
         if pick and pick["energy_j"]:
             text = f"pick: {units.format_label(pick['key'], common)}"
-            wanted.append(sweep_labels.Label(place(pick), text, look.colour, 1, bold=True))
+            wanted.append(sweep_canvas.Label(place(pick), text, look.colour, 1, bold=True))
             rings.append(place(pick))
-    sweep_labels.write_labels(axes, wanted, [place(row) for row in rows], rings)
+    sweep_canvas.write_labels(axes, wanted, [place(row) for row in rows], rings)
 
 
 def _draw_clock(

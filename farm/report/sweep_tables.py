@@ -2,13 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from farm import units
 from farm.report.pages import Cell, Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series
-from farm.units import WATT, Scale, format_point
+from farm.units import WATT, Scale, format_percent, format_point
+
+
+@dataclasses.dataclass(frozen=True)
+class ToldSchedules:
+    """What schedules tried again at one point came to, in a sentence; the table is of those that are better there."""
+
+    sentence: str
+    table: PageTable | None
+
+
+def tell_schedules(document: Document) -> list[ToldSchedules]:
+    """One per point; none where none was asked for."""
+    told = []
+    for fitted in document.get("schedules") or ():
+        better = sorted(
+            (each for each in fitted["workloads"] if each["differs"]), key=lambda each: float(each["ratio"])
+        )
+        told.append(ToldSchedules(_sentence(fitted, len(better)), _table(fitted, better) if better else None))
+    return told
+
+
+def _sentence(fitted: Mapping[str, Any], better: int) -> str:
+    where = format_point(fitted["key"]) + (f", batch {fitted['batch']}" if fitted["batch"] > 1 else "")
+    count = len(fitted["workloads"])
+    if not better:
+        return f"{where}: of {count} workloads none has a better schedule here than at the board's usual clocks."
+    told = f"{where}: {better} of {count} workloads have a better schedule here, kept as records of this point."
+    if model := fitted["model"]:
+        told += f" With them the model takes {_change(model, 'latency_s', 'longer', 'shorter')}"
+        if model["before"]["energy_j"] and model["after"]["energy_j"]:
+            told += f" and needs {_change(model, 'energy_j', 'more energy', 'less energy')}"
+        told += "."
+    return told
+
+
+def _change(model: Mapping[str, Any], what: str, more: str, less: str) -> str:
+    before, after = (float(model[which][what]["value"]) for which in ("before", "after"))
+    scale = units.seconds_scale([after]) if what == "latency_s" else units.joule_scale([after])
+    percent = format_percent(after / before, more, less, "the same")
+    return f"{scale.text(after)} instead of {scale.text(before)} ({percent})"
+
+
+def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> PageTable:
+    scale = units.seconds_scale(float(each["best_s"]) for each in better)
+    rows = [
+        (
+            *(str(each["name"]), str(each["weight"]), scale.number(each["default_s"]), scale.number(each["best_s"])),
+            (f"{(1 - each['ratio']) * 100:.1f} %", f"{(1 - each['high']) * 100:.1f} – {(1 - each['low']) * 100:.1f} %"),
+        )
+        for each in better
+    ]
+    head = ["workload", "calls", f"usual schedule, {scale.unit}", f"best here, {scale.unit}", "shorter by"]
+    return make_table(head, rows, caption=format_point(fitted["key"]))
+
+
+# What a point's own visits say; the estimates are those joined with the fit.
+_ALONE = ("latency_s", "power_w", "energy_j")
+_ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j")
+
+
+def write_csv(document: Document) -> str:
+    """The text, with a heading line; predictions are in it and say so."""
+    rails, clocks = sweep_rows.list_rails(document), _list_clocks(document)
+    lines = [_line(document, series, row, clocks, rails) for series in document["series"] for row in series["rows"]]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(lines[0]) if lines else ["sweep"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _list_clocks(document: Document) -> list[str]:
+    rows = (row for series in document["series"] for row in series["rows"])
+    return list(dict.fromkeys(domain["name"] for row in rows for domain in row["domains"]))
+
+
+def _line(document: Document, series: Series, row: Row, clocks: list[str], rails: list[str]) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "sweep": document["sweep"],
+        "model": document["model"],
+        "board_type": document["board"]["type"],
+        "board": row["board"],
+        "simulated": _truth(document["board"]["simulated"]),
+        "variant": series["variant"],
+        "batch": series["batch"],
+        "operating_point": row["key"],
+    }
+    for clock in clocks:
+        domain = sweep_rows.find_domain(row, clock) or {}
+        line[f"{clock}_hz"] = domain.get("freq_hz")
+        line[f"{clock}_held"] = _truth(domain.get("held", False))
+        line[f"{clock}_units"] = domain.get("units")
+    line |= {"measured": _truth(row["measured"]), "predicted": _truth(row["predicted"])}
+    for name in _ESTIMATES:
+        estimate = row[name] or {}
+        line |= {name: estimate.get("value"), f"{name}_low": estimate.get("low"), f"{name}_high": estimate.get("high")}
+    for name, estimate in (row.get("visits_alone") or dict.fromkeys(_ALONE)).items():
+        alone = estimate or {}
+        line |= {f"visits_{name}{end}": alone.get(end.removeprefix("_") or "value") for end in ("", "_low", "_high")}
+    line["latency_p95_s"] = row["latency_p95_s"]
+    line |= {f"rail_{rail}_w": row["rail_power_w"].get(rail) for rail in rails}
+    per_joule = row["inferences_per_joule"]
+    return line | {
+        "temperature_c": row["temperature_c"],
+        "throttled": _truth(row["throttled"]),
+        "invalid": row["invalid"],
+        "calls_per_joule": per_joule,
+        "inputs_per_joule": None if per_joule is None else per_joule * series["batch"],
+        "on_front": _truth(row["on_front"]),
+        "is_pick": _truth(bool(series["pick"]) and series["pick"]["key"] == row["key"]),
+        "visits": row["visits"],
+    }
+
+
+def _truth(value: object) -> int:
+    return int(bool(value))
+
 
 # Predictions beyond the front are worth a line each only while they are few.
 _MAX_PREDICTIONS = 40

@@ -3,7 +3,7 @@
 The text is a MetaSchedule tuning record, as its own database files hold them, with the decisions alone: what
 MetaSchedule's post-processors add (parallel loops, packed weight layouts) is left out and done again on the way back.
 A full trace does not survive as JSON: its layout maps come back as something else, and the function differs.
-Blocks have canonical names in it (`farm.search.names`), whatever they are called in the function.
+Blocks have canonical names in it (`farm.search.workloads`), whatever they are called in the function.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import tvm
 
 from farm.errors import InternalError
-from farm.search import names, tvm_env
+from farm.search import tvm_env, workloads
 from farm.search.families import facts
-from farm.search.graph import dot_instructions
+from farm.search.graph import dots
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 
@@ -30,7 +30,7 @@ def dump(item: Any, entry: Any, target: Any) -> str:
     trace = item.sch.trace.simplified(True)
     record = ms.database.TuningRecord(trace, entry, None, target, item.args_info)
     document = json.loads(json.dumps(record.as_json()))
-    document[0][0] = _rename(document[0][0], names.number_blocks(names.list_blocks(entry.mod)))
+    document[0][0] = _rename(document[0][0], workloads.number_blocks(workloads.list_blocks(entry.mod)))
     return json.dumps(document)
 
 
@@ -45,7 +45,7 @@ def restore(text: str, entry: Any, target: Any) -> Any:
         record = ms.database.TuningRecord.from_json([[own, decisions], [1.0], recorded_target, arguments], entry)
         schedule = tvm.s_tir.Schedule(entry.mod)
         if any(kind == "Tensorize" for kind, *_ in instructions):
-            dot_instructions.register_all()
+            dots.register_all()
         record.trace.apply_to_schedule(schedule, remove_postproc=True)
         finish(schedule, context)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:  # what TVM raises for a misfit
@@ -125,10 +125,10 @@ def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mappin
     Texts of version 0.1 hold names of whichever model was tuned. Their blocks are those that the same instructions of
     MetaSchedule's own ways to schedule this module begin with.
     """
-    blocks, asked = names.list_blocks(module), _list_asked(instructions)
-    if all(map(names.is_canonical, asked)):
-        return {number: name for name, number in names.number_blocks(blocks).items()}
-    if set(asked) <= {*blocks, names.ROOT}:
+    blocks, asked = workloads.list_blocks(module), _list_asked(instructions)
+    if all(map(workloads.is_canonical, asked)):
+        return {number: name for name, number in workloads.number_blocks(blocks).items()}
+    if set(asked) <= {*blocks, workloads.ROOT}:
         return {}
     wanted = shape(instructions)
     for space in context.generate_design_space():

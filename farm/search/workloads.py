@@ -13,11 +13,54 @@ import tvm
 import tvm_ffi
 from tvm.s_tir.analysis import estimate_tir_flops
 
-from farm.search import names
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
+
+# MetaSchedule's post-processors ask for this block by name.
+ROOT = "root"
+_CANONICAL = re.compile(r"block_\d+|root")
+
+
+def canonical_json(module: Any) -> str:
+    """A function's module in TVM's JSON with canonical names; structurally equal to what it was."""
+    graph = json.loads(tvm.ir.save_json(module))
+    nodes = graph["nodes"]
+    counts: dict[str, int] = {}
+    # TVM writes a node after what it is made of, so the order is that of the structure.
+    for node in list(nodes):
+        if node["type"] == "s_tir.SBlock":
+            field, kind = "name_hint", "block"
+        elif node["type"] == "ir.Var":
+            buffer = nodes[node["data"]["ty"]]["type"] == "tirx.BufferType"
+            field, kind = "name", "buffer" if buffer else "index"
+        else:
+            continue
+        if kind == "block" and nodes[node["data"][field]]["data"] == ROOT:
+            continue
+        number = counts[kind] = counts.get(kind, -1) + 1
+        # The old string stays where it is: other nodes may share it.
+        node["data"][field] = len(nodes)
+        nodes.append({"type": "ffi.String", "data": f"{kind}_{number}"})
+    return str(tvm.ir.save_json(tvm.ir.load_json(json.dumps(graph))))
+
+
+def list_blocks(module: Any) -> list[str]:
+    """The names of a function's blocks in the order in which `canonical_json` numbers them, the root left out."""
+    nodes = json.loads(tvm.ir.save_json(module))["nodes"]
+    found = [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"] == "s_tir.SBlock"]
+    return [name for name in found if name != ROOT]
+
+
+def is_canonical(block: str) -> bool:
+    """Whether `canonical_json` may have given this name."""
+    return _CANONICAL.fullmatch(block) is not None
+
+
+def number_blocks(blocks: list[str]) -> dict[str, str]:
+    """From the names of `list_blocks` to the canonical ones."""
+    return {name: f"block_{number}" for number, name in enumerate(blocks)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +69,7 @@ class Workload:
 
     `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is how
     often one inference of the model calls it. `flop` is per call, as TVM estimates it (0 where it cannot).
-    `module_json` is the unscheduled function with canonical names (`farm.search.names`), TVM's own JSON. `function` is
+    `module_json` is the unscheduled function with canonical names (`farm.search.workloads`), TVM's own JSON. `function` is
     what TVM calls it in this model.
     """
 
@@ -153,7 +196,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
                 flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),
                 arguments=arguments,
-                module_json=names.canonical_json(mod),
+                module_json=canonical_json(mod),
                 target=dict(target_config),
                 pipeline=pipeline,
                 function=str(task.task_name),

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.selection import tie
-from farm.selection.looks import LEAST_ROUNDS
-from farm.selection.rounds import Contest
+from farm.selection.rounds import LEAST_ROUNDS, Contest
 from farm.selection.tie import Judgement, Ratio, TieRule
 from farm.values import Record
 

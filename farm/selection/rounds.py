@@ -16,6 +16,10 @@ from device_agent.protocol import FaultSide, Status
 from farm.selection import tie
 from farm.selection.tie import Judgement, Round, TieRule
 
+# Less says nothing: two boards, or one and its own repetition.
+LEAST_ROUNDS = 2
+
+
 BOARDS = 2
 # How long a task waits for a second board, or for a better one, before it goes on with what is there.
 SECOND_BOARD_WAIT_S = 600.0

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 
-from farm.selection.looks import LOOKS
+# After how many rounds candidates are compared, where the budget allows it.
+LOOKS = (4, 8, 16)
 
 # Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
 _OWN_OPINION = 3

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.connectivity.services_socket import ControlServer
-from farm.connectivity.services_state import ServicesInfo, publish, services_lock
+from farm.connectivity.services_state import ControlServer, ServicesInfo, publish, services_lock
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.processes import home_log
 from farm.processes.listening import raise_descriptor_limit

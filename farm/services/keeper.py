@@ -30,8 +30,7 @@ from farm.processes.restarts import Backoff, Restarts
 from farm.services.powering import Powering
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers
-from farm.services.way_leases import WayLeases
-from farm.services.ways import DirectWay, OthersWay, VirtualWay, Way, WayState, make_way
+from farm.services.ways import DirectWay, OthersWay, VirtualWay, Way, WayLeases, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, parse_transport, unknown_board

@@ -37,8 +37,7 @@ from farm.errors import (
 from farm.inventory.board_types import BoardType
 from farm.search.build import golden
 from farm.services import probe_rules
-from farm.services.probe_plan import MOST_AT_ONCE
-from farm.services.probe_rules import Finding
+from farm.services.probe_rules import MOST_AT_ONCE, Finding
 from farm.store import Store
 from farm.store.leases import PROBE
 from farm.values import DEFAULT_POINT, GoldenSample, Health, Lease

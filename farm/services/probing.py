@@ -18,7 +18,7 @@ from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
 from farm.search.build import golden
 from farm.services.probe import Prober, ProbeReport
-from farm.services.probe_plan import ProbePast, note_report, plan_probes
+from farm.services.probe_rules import ProbePast, note_report, plan_probes
 from farm.settings import Settings
 
 _log = logging.getLogger(__name__)

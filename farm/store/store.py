@@ -10,20 +10,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
-from farm.store.audit import AuditQueries
-from farm.store.campaign_metrics import CampaignMetrics
-from farm.store.campaign_totals import CampaignTotals
+from farm.store.campaign_metrics import CampaignMetrics, CampaignTotals
 from farm.store.coverage import CoverageQueries
-from farm.store.decisions import DecisionQueries
 from farm.store.engines import EngineQueries
 from farm.store.golden import GoldenQueries
-from farm.store.happenings import HappeningQueries
+from farm.store.happenings import AuditQueries, HappeningQueries
 from farm.store.leases import LeaseQueries
 from farm.store.merging import MergingQueries
 from farm.store.overview import OverviewQueries
 from farm.store.pruning import PruningQueries
-from farm.store.similar import SimilarQueries
+from farm.store.records import DecisionQueries
 from farm.store.sweeps import SweepQueries
+from farm.store.trials import SimilarQueries
 from farm.store.ways import WayQueries
 
 

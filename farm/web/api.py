@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from farm.crew import queue_place
-from farm.crew.board_calibration import fetch_calibration
-from farm.crew.board_calibration import to_document as to_board_document
+from farm.crew.calibration import fetch_calibration
+from farm.crew.calibration import to_document as to_board_document
 from farm.report.campaign_document import make_document, shorten
 from farm.report.record_choice import require_workload
 from farm.report.record_document import make_document as make_workload_document
@@ -19,9 +19,8 @@ from farm.report.record_document import name_codes
 from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
 from farm.web import documents, orders
-from farm.web.record_filters import RecordFilters, Text
 from farm.web.tokens import Person
-from farm.web.view import View
+from farm.web.view import RecordFilters, Text, View
 
 PREFIX = "/api/v1"
 MOST = 500

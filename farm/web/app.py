@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -23,11 +25,75 @@ from farm.errors import FarmError
 from farm.foreign import say_plainly
 from farm.settings import Settings
 from farm.version import __version__
-from farm.web import api, api_page, live, pages, work_pages
-from farm.web.access import COOKIE, HEADERS, SAFE, Access
+from farm.web import api, live, pages, work_pages
+from farm.web.access import COOKIE, HEADERS, SAFE, Access, find_role
 from farm.web.live import Hub
+from farm.web.pages import show
 from farm.web.problems import MEDIA_TYPE, ProblemDetails, Refused, from_error
 from farm.web.view import View
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteRow:
+    """One route; `takes` and `sends` are fields with their types, `role` is empty for reading."""
+
+    method: str
+    path: str
+    what: str
+    takes: tuple[str, ...]
+    sends: tuple[str, ...]
+    gives: str
+    role: str
+
+
+@router.get("/docs")
+def show_docs(request: Request) -> HTMLResponse:
+    """What the API offers."""
+    described = request.app.openapi()
+    return show(
+        request,
+        "docs.html",
+        rows=list_rows(described),
+        described=described["info"]["description"],
+        url=f"{api.PREFIX}/openapi.json",
+        command="farm web token",
+    )
+
+
+def list_rows(described: Mapping[str, Any]) -> list[RouteRow]:
+    """The routes of an OpenAPI document, in its order."""
+    schemas = described["components"]["schemas"]
+    return [
+        RouteRow(
+            method.upper(),
+            path,
+            route["description"],
+            tuple(_name(each["name"], each["schema"]) for each in route.get("parameters", ()) if each["in"] == "query"),
+            _list_fields(_find_schema(route.get("requestBody", {})), schemas),
+            str(_find_schema(route["responses"]["200"]).get("$ref", "")).rpartition("/")[2],
+            "" if method.upper() in SAFE else str(find_role(path)),
+        )
+        for path, routes in described["paths"].items()
+        for method, route in routes.items()
+    ]
+
+
+def _find_schema(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = part.get("content", {}).get("application/json", {}).get("schema", {})
+    return found
+
+
+def _list_fields(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> tuple[str, ...]:
+    named = schemas.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    return tuple(_name(name, field) for name, field in named.get("properties", {}).items())
+
+
+def _name(name: str, schema: Mapping[str, Any]) -> str:
+    kinds = [each.get("type", "") for each in schema.get("anyOf", (schema,))]
+    return f"{name}: {' | '.join(kind for kind in kinds if kind)}"
+
 
 # Requests that are worked on at once; others wait. Each has a store of its own.
 THREADS = 8
@@ -58,7 +124,7 @@ def make_app(settings: Settings, access: Access) -> FastAPI:
     app.include_router(api.router)
     app.include_router(pages.router)
     app.include_router(work_pages.router)
-    app.include_router(api_page.router)
+    app.include_router(router)
     app.mount("/static", StaticFiles(directory=_STATIC))
     app.add_api_route(
         "/live", watch, response_class=EventSourceResponse, include_in_schema=False,

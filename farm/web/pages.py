@@ -18,14 +18,13 @@ from farm import errors, units
 from farm.artifacts import listed, made_here
 from farm.campaign import artifacts
 from farm.crew import queue_place
-from farm.crew.board_calibration import fetch_calibration
+from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_choice import require_workload
-from farm.web import gauges, now, orders, svg
+from farm.web import courses, now, orders, svg
 from farm.web.access import COOKIE
-from farm.web.record_filters import RecordFilters, Text
 from farm.web.tokens import Role
-from farm.web.view import View
+from farm.web.view import RecordFilters, Text, View
 
 PER_PAGE = 50
 BOARDS_PER_PAGE = 500
@@ -122,7 +121,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
         faults = store.fetch_last_faults(now.FAULTS, name)
         row = now.to_board_row(board, dataclasses.replace(known, faults=faults), time.time())
         calibration = fetch_calibration(store, board)
-        readings = view.gauges.list_since(name, time.time() - gauges.KEPT_S)
+        readings = view.gauges.list_since(name, time.time() - courses.KEPT_S)
         return show(
             request,
             "board.html",
@@ -135,7 +134,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             users=store.fetch_board_users(name, _USERS),
             facts=_list_facts(board),
             orders=[str(each) for each in orders.BOARD_ORDERS],
-            limit_c=gauges.find_limit_c(board["board_type"]),
+            limit_c=courses.find_limit_c(board["board_type"]),
             command=f"farm board show {shlex.quote(name)}",
         )
 

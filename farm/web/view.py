@@ -2,32 +2,113 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
+import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
 import markupsafe
+from fastapi import Depends, Query
 
 from farm import foreign, units
+from farm.points.values import Goal
 from farm.report import campaign_rows
-from farm.settings import Settings
+from farm.report.record_choice import Filters
+from farm.settings import Settings, StoreLocation
 from farm.store import Store
 from farm.store.overview import OverviewMark
+from farm.sweep import stored
+from farm.sweep.export.document import make_document
 from farm.values import FleetCampaign
 from farm.web import now
 from farm.web.access import Access
-from farm.web.courses import Courses
-from farm.web.gauges import Gauges
-from farm.web.golden import GoldenRuns
+from farm.web.courses import Courses, Gauges, GoldenRuns
 from farm.web.live import Part
 from farm.web.now import KnownOfBoards
-from farm.web.stores import Stores
-from farm.web.sweeps import SweepDocuments
+
+Text = Annotated[str, Query(max_length=500)]
+
+
+def read_filters(
+    workload: Text = "",
+    operator: Text = "",
+    board_type: Text = "",
+    target: Text = "",
+    operating_point: Text = "",
+    since: Text = "",
+    until: Text = "",
+    campaign: Text = "",
+    simulated: bool = False,
+    imported: bool = False,
+) -> Filters:
+    """Real ones unless simulated ones are asked for: the two never mix."""
+    return Filters(workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported)
+
+
+RecordFilters = Annotated[Filters, Depends(read_filters)]
+
+
+_KEPT = 64
+
+
+class SweepDocuments:
+    """Those that were asked for last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[tuple[Any, ...], dict[str, Any]] = collections.OrderedDict()
+
+    def find(self, store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
+        """A sweep's document, its picks for its own goal or for `goal`. Raises UsageError where there is none."""
+        row = store.require_sweep(sweep)
+        goal = goal or stored.goal_from_dict(row["goal"])
+        key = (sweep, row["state"], row["visits"], row["finished_at"], goal)
+        with self._lock:
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return found
+        document = make_document(store, sweep, goal)
+        with self._lock:
+            self._kept[key] = document
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return document
+
+
+class Stores:
+    """Lends stores of one database. Thread-safe; there are as many as were ever lent at once."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._free: list[Store] = []
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[Store]:
+        """A store for the block. Raises what opening one does."""
+        with self._lock:
+            store = self._free.pop() if self._free else None
+        store = store or Store(self._location)
+        try:
+            yield store
+        finally:
+            with self._lock:
+                self._free.append(store)
+
+    def close(self) -> None:
+        """Let go of those that are not lent."""
+        with self._lock:
+            free, self._free = self._free, []
+        for store in free:
+            store.close()
+
 
 _FOLDER = Path(__file__).parent
 # Events of boards after which their golden kernel's history begins anew.

@@ -27,8 +27,8 @@ from farm.values import FleetCampaign
 from farm.web import now, orders, svg
 from farm.web.courses import Course
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
-from farm.web.record_filters import Text
 from farm.web.svg import Lane
+from farm.web.view import Text
 
 router = APIRouter(include_in_schema=False)
 

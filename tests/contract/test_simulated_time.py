@@ -12,7 +12,7 @@ import pytest
 from device_agent.board_time import BoardTime, HostTime
 from device_agent.board_types import load_board_types
 from device_agent.evidence import Sensors
-from device_agent.observe import Observer
+from device_agent.measurement import Observer
 from device_agent.plan import Plan
 from device_agent.power import calibrate
 from device_agent.power.sensors import find_sensors

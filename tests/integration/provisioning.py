@@ -24,14 +24,12 @@ from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.ssh_files import hash_file
 from farm.connectivity.ssh_handshake import SshAddress
 from farm.connectivity.tracker import Tracker
-from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.board import ProvisioningJob, ProvisioningTarget
-from farm.provision.boards import provision_boards
+from farm.provision.boards import FIND_TIMEOUT_S, prove, provision_boards
 from farm.provision.bundle import Bundle, write_bundle
-from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle
-from farm.provision.proof import FIND_TIMEOUT_S, prove
+from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle, find_agent_source, pack_agent
+from farm.provision.layout import AgentOptions
 from farm.provision.reports import BoardReport, StepStatus
-from farm.provision.service_files import AgentOptions
 from farm.search.build import golden
 from tests.integration.conftest import wait_until
 from tests.ports import find_free_port

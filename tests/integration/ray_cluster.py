@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray._private import node, parameter
 
-from farm.campaign.engine import ray_private
+from farm.campaign.engine import ray_calls
 
 RAY = pathlib.Path(sys.executable).parent / "ray"
 # A machine of an autoscaler's offers it, and no other.
@@ -66,15 +66,15 @@ def _describe(port: int, most: int) -> dict[str, object]:
 @contextlib.contextmanager
 def with_token() -> Iterator[None]:
     """For the block: a token in the environment, and nodes that listen on loopback alone."""
-    with pytest.MonkeyPatch.context() as patch, ray_private.on_loopback():
+    with pytest.MonkeyPatch.context() as patch, ray_calls.on_loopback():
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        ray_private.forget_token()
+        ray_calls.forget_token()
         try:
             yield
         finally:
             ray.shutdown()
-    ray_private.forget_token()
+    ray_calls.forget_token()
 
 
 @contextlib.contextmanager

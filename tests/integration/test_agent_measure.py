@@ -13,8 +13,8 @@ import pytest
 import tvm.runtime
 
 from device_agent import arguments, protocol
-from device_agent.in_place import Place
 from device_agent.protocol import Limits, Status, TensorSpec
+from device_agent.timing import Place
 from tests.integration import candidates
 from tests.integration.conftest import Agent, Board
 

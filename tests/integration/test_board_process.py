@@ -19,8 +19,8 @@ from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan
 from farm.crew.board_process import Open, Request
 from farm.crew.held_board import Address
 from farm.errors import DeadlineError, TransientError
+from farm.measure.arrays import Given, read
 from farm.measure.asking import AgentAddress
-from farm.measure.handed import Given, read
 from tests.awaiting import await_here
 
 # Nobody listens there.

@@ -19,9 +19,8 @@ from farm.search import tvm_env, workloads
 from farm.search.families import rule
 from farm.search.tuners import schedule_space, strategies
 from farm.search.tuners.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
-from farm.search.tuners.cost_model import Features, measure_vectors
+from farm.search.tuners.cost_model import Features, derive_traits, measure_vectors
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.traits import derive_traits
 from farm.search.workloads import Workload
 
 tvm = tvm_env.load()

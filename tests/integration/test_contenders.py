@@ -12,7 +12,7 @@ import pytest
 import tvm.runtime
 from tvm.runtime.vm import VirtualMachine
 
-from device_agent import layering
+from device_agent import engines
 from device_agent.protocol import RunDetails
 from device_agent.timing import load_module
 from farm.artifacts import contenders, make
@@ -26,7 +26,7 @@ from farm.campaign.verify.finals import list_layer_rounds
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import target as targets
-from farm.search.graph.prepared import Prepared, prepare_model
+from farm.search.graph.pipeline import Prepared, prepare_model
 from farm.sweep.run.programs import SweepRecipe
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 from tests.integration.one_search import OneSearch
@@ -90,7 +90,7 @@ def test_contenders_differ_where_their_records_are_other_code(prepared: Prepared
     path.write_bytes(built.contenders[RECORDED].program)
     machine = VirtualMachine(load_module(path), tvm.runtime.cpu())
     arrays = [tvm.runtime.tensor(array) for array in make_inputs(built.inputs, 0).values()]
-    layers = layering.to_layers(layering.profile(machine, lambda: machine["main"](*arrays)), 1.0, 1.0)
+    layers = engines.to_layers(engines.profile(machine, lambda: machine["main"](*arrays)), 1.0, 1.0)
     timed = Timed(details={key: [RunDetails(1.0, None, layers)] for key in (RECORDED, PREDICTED)})
     assert list_layer_rounds(timed).keys() == {part.function for part in built.parts}
     both = {workload: candidate for refused in built.mixes.values() for workload, candidate in refused.items()}

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from device_agent import protocol
+from device_agent.agent import Rig
 from device_agent.board_types import load_board_types
 from device_agent.emulated.client import Emulation, Placed, ProgramError
-from device_agent.emulated.core import load_core
+from device_agent.emulated.pipeline import load_core
 from device_agent.emulated.runs import Emulator, Execution, collect
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
-from device_agent.rig import Rig
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model
 from farm.errors import UnavailableError
@@ -84,7 +84,7 @@ def built(
     from farm.search import tvm_env
     from farm.search.build import builder
     from farm.search.default_schedule import find_default
-    from farm.search.graph.prepared import prepare_model
+    from farm.search.graph.pipeline import prepare_model
     from farm.search.target import host_target, make_target
 
     tvm = tvm_env.load()
@@ -151,14 +151,14 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
     from farm.search import cores, tvm_env
     from farm.search.build import builder
     from farm.search.families.rule import read_outlook
-    from farm.search.graph import dot_instructions
+    from farm.search.graph import dots
     from tests.integration.test_emulated_families import list_products_of_bytes
 
     tvm = tvm_env.load()
     nano = require_board_type("jetson-nano").target
     assert nano is not None
     target, draw = nano.to_tvm(), random.Random(0)
-    dot_instructions.register_all()
+    dots.register_all()
     for case, function, arguments, wanted in list_products_of_bytes(target):
         module = tvm.IRModule({"main": function})
         outlook = read_outlook(module, cores.core_of(target))

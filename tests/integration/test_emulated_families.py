@@ -17,7 +17,7 @@ from farm import linker
 from farm.inventory.board_types import require_board_type
 from farm.search import cores, target, tvm_env, workloads
 from farm.search.families.rule import FAMILIES, read_outlook
-from farm.search.graph import canonical, dot_instructions, dots, half_precision, strip_fusion, winograd
+from farm.search.graph import canonical, dots, half_precision, strip_fusion, winograd
 
 # The best predicted, and others drawn at random.
 PLANS = 3
@@ -198,7 +198,7 @@ def list_products_of_bytes(config: Any) -> list[tuple[str, Any, list[Array], Arr
     Weights lie in panels of so many channels, of a few tiles or a part of one, or all together.
     """
     values = np.random.default_rng(0)
-    instruction = dot_instructions.find_instruction(target.make_target(config))
+    instruction = dots.find_instruction(target.make_target(config))
     assert instruction is not None
     window = dots.DotWindow((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
     found = []
@@ -319,7 +319,7 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
     board_type = require_board_type("jetson-orin-nano-8gb")
     assert board_type.target is not None
     orin = board_type.target.to_tvm()
-    assert dot_instructions.find_instruction(target.make_target(orin)) == dot_instructions.INSTRUCTIONS["aarch64"][0]
+    assert dots.find_instruction(target.make_target(orin)) == dots.INSTRUCTIONS["aarch64"][0]
     draw, values = random.Random(0), np.random.default_rng(0)
     functions, order, arrays, expected = {}, [], {}, {}
 

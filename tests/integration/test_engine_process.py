@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from farm.campaign.engine import ahead, client, control
+from farm.campaign.engine import client, control
 from farm.campaign.engine.process import serve
 from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, read_last_words
 from farm.errors import UnavailableError
@@ -133,7 +133,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
     monkeypatch.setenv("FARM_TRACKER_PORT", str(find_free_port()))
     monkeypatch.setenv("FARM_METRICS_PORT", "0")
     with Store(settings.home_path / "farm.db") as store:
-        with ahead.engine_ahead(settings) as engine:
+        with client.engine_ahead(settings) as engine:
             engine.begin()
             wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
             submit(store, make_order("c"))
@@ -142,7 +142,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
             control.cancel(settings, store, "c", "op")
         assert engine.process is not None
         assert engine.process.wait(60) == 0
-        with ahead.engine_ahead(settings) as engine:
+        with client.engine_ahead(settings) as engine:
             engine.begin()
             wait_until(lambda: find_engine(settings.home_path) is not None, "another engine")
         assert engine.process is not None

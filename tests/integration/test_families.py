@@ -17,7 +17,7 @@ from farm.search import cores, tvm_env, workloads
 from farm.search.build import lowering
 from farm.search.families import rule
 from farm.search.families.dense import PAD_ALL, PAD_SKEWED
-from farm.search.graph import canonical, pixel_padding
+from farm.search.graph import canonical, channel_padding
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
@@ -143,7 +143,7 @@ def test_more_pixels_compute_the_same(
     """Where no tile divides the pixels some are computed twice: also for batches, residuals, and products alone."""
     padding = (kernel[0] // 2, kernel[1] // 2) * 2
     module = make_convolution((*area, inputs), channels, kernel, padding=padding, added=followed, bare=not followed)
-    padded = tvm.IRModule({"main": pixel_padding.pad(module["main"], cores.core_of(AVX2))})
+    padded = tvm.IRModule({"main": channel_padding.pad(module["main"], cores.core_of(AVX2))})
     assert [axis.extent for axis in read(padded).facts.pixels] > [math.prod(area)]
     arguments = make_arguments(module)
     np.testing.assert_array_equal(run(padded, arguments), run(module, arguments))
@@ -165,7 +165,7 @@ def test_reductions_in_parts_compute_the_same(
     batch, height, width = size
     module = make_convolution((batch, height, width, 256), 32, kernel, stride, (1, 1, 1, 1))
     if joined:
-        module = tvm.IRModule({"main": pixel_padding.pad(module["main"], cores.core_of(AVX2))})
+        module = tvm.IRModule({"main": channel_padding.pad(module["main"], cores.core_of(AVX2))})
     small = dataclasses.replace(cores.core_of(AVX2), l2_bytes=kernel[1] * 50_000)
     outlook = rule.read_outlook(module, small)
     assert outlook is not None
@@ -204,7 +204,7 @@ def test_pixels_are_padded_only_where_the_core_gains() -> None:
     for side, inputs, channels, kernel, target, gains in cases:
         function = make_convolution((1, side, side, inputs), channels, (kernel, kernel), padding=(kernel // 2,) * 4)
         function = canonical.canonicalise(function["main"])
-        assert pixel_padding.pad(function, cores.core_of(target)).same_as(function) is not gains
+        assert channel_padding.pad(function, cores.core_of(target)).same_as(function) is not gains
 
 
 def test_dilated_kernels_compute_the_same() -> None:

@@ -31,7 +31,7 @@ from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from farm.store import Store
-from farm.store.copying import copy_store
+from farm.store.sqlite import copy_store
 from farm.values import Board, Lease
 from tests.awaiting import take
 from tests.integration import coordinator

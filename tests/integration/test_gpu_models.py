@@ -23,7 +23,7 @@ from farm.artifacts.manifest import GpuCode, Tensor
 from farm.artifacts.package import WHEEL, write_package
 from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
-from farm.gpu import code, host_code, native
+from farm.gpu import code, native
 from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
@@ -291,7 +291,7 @@ def test_a_wheel_runs_where_nothing_but_tvms_runtime_is(
     plan = code.plan_gpu(nano)
 
     def make_code(source: str, *_: object) -> code.Made:
-        return code.Made(host_code.compile_kernels(source, nano.link_triple), ())
+        return code.Made(code.compile_kernels(source, nano.link_triple), ())
 
     monkeypatch.setattr(gpu_code, "make_code", make_code)
     entry = ZOO["tiny-cnn"]

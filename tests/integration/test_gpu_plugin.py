@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from device_agent import gpu
-from farm.gpu import host_code, native
+from farm.gpu import code, native
 from farm.inventory.board_types import load_board_types
-from farm.provision.agent_wheel import find_agent_source, pack_agent
+from farm.provision.bundle_build import find_agent_source, pack_agent
 from tests.integration import gpu_contract_kernels
 from tests.integration.conftest import ROOT
 
@@ -28,8 +28,8 @@ TIMEOUT_S = 240.0
 def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
     """The plug-in, the stand-in and a module of kernels."""
     kernels = folder / "kernels"
-    kernels.write_bytes(host_code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
-    (folder / "second").write_bytes(host_code.compile_kernels(gpu_contract_kernels.SECOND, triple))
+    kernels.write_bytes(code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
+    (folder / "second").write_bytes(code.compile_kernels(gpu_contract_kernels.SECOND, triple))
     return [native.build_plugin(folder, triple), native.build_driver(folder, triple), kernels]
 
 

@@ -27,7 +27,7 @@ from farm.crew.leased_site import FleetSite
 from farm.crew.pool import BoardPool, Tried
 from farm.errors import UnavailableError, UsageError
 from farm.metaschedule.compilers import Compilers
-from farm.metaschedule.measured import MeasuredLately, recent
+from farm.metaschedule.runner import MeasuredLately, recent
 from farm.processes.worker_processes import Child
 from farm.search import tvm_env
 from farm.settings import Settings
@@ -301,7 +301,7 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
     tvm = tvm_env.load()
     from farm.models import inputs, source
     from farm.search import FarmDatabase, farm_pipeline, import_model, target
-    from farm.search.graph.prepared import prepare_model
+    from farm.search.graph.pipeline import prepare_model
     from farm.search.tuners.schedule_space import ScheduleSpace
 
     config = target.host_target(1)

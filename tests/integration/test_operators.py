@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.errors import ModelRefusedError, UsageError
 from farm.search import target, tvm_env
-from farm.search.graph import importer, pipeline, uncompiled
-from farm.search.graph.prepared import prepare_model
+from farm.search.graph import importer, pipeline
+from farm.search.graph.pipeline import prepare_model
 
 tvm = tvm_env.load()
 
@@ -317,7 +317,7 @@ def test_an_operator_without_code_is_found() -> None:
     with builder.function("main", [data, kernel]):
         call = relax.op.nn.conv2d_transpose(data, kernel, data_layout="NHWC", kernel_layout="HWIO")
         builder.emit_func_output(builder.emit(call))
-    assert uncompiled.find_operators(builder.get(), HOST) == ["nn.conv2d_transpose"]
+    assert pipeline.find_operators(builder.get(), HOST) == ["nn.conv2d_transpose"]
 
 
 @pytest.mark.parametrize(("word", "refused"), REFUSED, ids=lambda value: value.op if isinstance(value, Case) else value)

@@ -16,7 +16,7 @@ from farm.crew import power
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import PermanentError, TransientError, UsageError
 from farm.inventory.power_commands import PowerCommands
-from farm.processes import user_commands
+from farm.processes import children
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, Direct
@@ -123,13 +123,13 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
 def test_a_command_that_fails_or_hangs_is_told_of(tmp_path: pathlib.Path) -> None:
     """Its exit code and last words, or its deadline, are the error; what it started does not outlive it."""
     with pytest.raises(PermanentError, match="cannot be run"):
-        user_commands.run([str(tmp_path / "nothing")], 5.0)
+        children.run([str(tmp_path / "nothing")], 5.0)
     with pytest.raises(TransientError, match=r"exit code 3: no such outlet\?$"):
-        user_commands.run(["/bin/sh", "-c", "printf 'no such outlet\\033' >&2; exit 3"], 5.0)
+        children.run(["/bin/sh", "-c", "printf 'no such outlet\\033' >&2; exit 3"], 5.0)
     child = tmp_path / "child"
     began = time.monotonic()
     with pytest.raises(TransientError, match=r"did not end within 0\.5 s"):
-        user_commands.run(["/bin/sh", "-c", f"sleep 60 & echo $! > {child}; wait"], 0.5)
+        children.run(["/bin/sh", "-c", f"sleep 60 & echo $! > {child}; wait"], 0.5)
     assert time.monotonic() - began < 30
     wait_until(lambda: not pathlib.Path(f"/proc/{child.read_text().strip()}").exists(), "its child to be gone", 10)
 

@@ -18,8 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from farm.connectivity import services as services_side
-from farm.metrics.exporter import Exporter
-from farm.metrics.farm_metrics import FarmMetrics
+from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual

@@ -18,8 +18,8 @@ from farm.models import quantise
 from farm.models.source import resolve_model
 from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule
-from farm.search.graph import dot_instructions, dots, pipeline
-from farm.search.graph.prepared import Prepared, prepare_model
+from farm.search.graph import dots, pipeline
+from farm.search.graph.pipeline import Prepared, prepare_model
 
 tvm = tvm_env.load()
 from tvm.target import codegen  # noqa: E402
@@ -167,7 +167,7 @@ def reference(model: onnx.ModelProto, value: Any) -> Any:
 
 def has_instruction(config: Mapping[str, Any]) -> bool:
     """Whether this machine's programs may use it."""
-    return dot_instructions.find_instruction(target.make_target(config)) is not None
+    return dots.find_instruction(target.make_target(config)) is not None
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)

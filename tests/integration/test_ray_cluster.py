@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from device_agent.protocol import Status
-from farm.campaign.engine import ray_nodes, ray_watch
+from farm.campaign.engine import ray_nodes
 from farm.campaign.engine.builds import BuildAnswer, BuildFarm
 from farm.errors import UnavailableError
 from farm.search import target
@@ -117,7 +117,7 @@ def test_a_cluster_grows_while_builds_wait_and_shrinks_again(address: str, tmp_p
 
 def _find_raylet(node: str) -> psutil.Process:
     [socket] = [each["RayletSocketName"] for each in ray.nodes() if each["NodeID"] == node]
-    found = ray_watch._find_raylet(socket)
+    found = ray_nodes._find_raylet(socket)
     assert found is not None
     return found
 

@@ -9,7 +9,7 @@ import sys
 # A stand-in for the node manager, which is known by an argument, and a call that would never return.
 _PROGRAM = """
 import pathlib, subprocess, sys, threading
-from farm.campaign.engine.ray_watch import ray_watched
+from farm.campaign.engine.ray_nodes import ray_watched
 from farm.campaign.engine.state import engine_lock, leave_last_words, read_last_words
 from farm.errors import FarmError, TransientError
 from farm.processes.machine import process_identity

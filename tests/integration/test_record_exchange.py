@@ -19,12 +19,12 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.errors import UsageError
 from farm.metaschedule import exchange
-from farm.search import names, proof, tvm_env, workloads
+from farm.search import proof, tvm_env, workloads
 from farm.search.graph import canonical
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
-from farm.store import Store, copying
+from farm.store import Store, sqlite
 from farm.values import DEFAULT_POINT, Record, Trial
 
 tvm = tvm_env.load()
@@ -66,7 +66,14 @@ def make_workload(size: int = 14) -> Workload:
     key = workloads.workload_hash(module, TARGET, "graph/2")
     shapes = tuple((tuple(int(d) for d in p.shape), "float32") for p in module["main"].params)
     return Workload(
-        key, f"conv2d_relu 3x3 {size}x{size}x16>32", 1.8e6, 1, shapes, names.canonical_json(module), TARGET, "graph/2"
+        key,
+        f"conv2d_relu 3x3 {size}x{size}x16>32",
+        1.8e6,
+        1,
+        shapes,
+        workloads.canonical_json(module),
+        TARGET,
+        "graph/2",
     )
 
 
@@ -332,7 +339,7 @@ def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path)
     other = tmp_path / "other"
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    copying.copy_store(tmp_path / "farm.db", theirs / "farm.db")
+    sqlite.copy_store(tmp_path / "farm.db", theirs / "farm.db")
     before = (theirs / "farm.db").read_bytes()
     assert json.loads(run_farm(other, "merge", str(theirs / "farm.db"), "--json"))["records"] == 1
     assert [path.name for path in theirs.iterdir()] == ["farm.db"]

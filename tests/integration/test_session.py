@@ -15,7 +15,6 @@ import pytest
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
 from farm.connectivity.tracker import Tracker
 from farm.errors import BoardLostError, DeadlineError, UnavailableError
-from farm.measure import sent
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
@@ -64,7 +63,7 @@ def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: byte
 
 def test_a_program_travels_once(client: Tracker, agent: Any, matmul: bytes) -> None:
     """Rounds and sweeps run the same one again and again: all but the first run send its inputs alone."""
-    program = matmul + bytes(4 * sent.LEAST_BYTES)
+    program = matmul + bytes(4 * farm_session.LEAST_BYTES)
     arrays = {name: np.ones(SHAPE.shape, "float32") for name in "abc"}
     run = RunSpec(Engine.KERNEL, limits=Limits(threads=1))
     with BoardSession(client, agent.key) as session:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from farm.connectivity.board_link import PortRewriter
 from farm.connectivity.host_keys import HostKey, KnownHosts, UnknownHostKeyError, require_fingerprint
-from farm.connectivity.tracker_ports import PortRewriter
 from farm.errors import UsageError
 from tests.integration.conftest import ROOT
 

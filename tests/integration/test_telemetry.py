@@ -13,7 +13,7 @@ from farm.cli import services
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.services.keeper import Keeper
-from farm.services.probe_plan import plan_probes
+from farm.services.probe_rules import plan_probes
 from farm.services.telemetry import Telemetry
 from farm.settings import Settings
 from farm.store import Store

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from farm.campaign.engine import control
-from farm.campaign.engine.heartbeat import beating
+from farm.campaign.engine.state import beating
 from farm.crew import leased_board
 from farm.errors import LeaseOverError
 from farm.processes.machine import process_identity

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from farm.web import connections
-from farm.web.connections import Connection, Listener
+from farm.web import serve
+from farm.web.serve import Connection, Listener
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -55,7 +55,7 @@ async def ask(streams: Streams, request: bytes = GET) -> bytes:
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's head that does not come, comes in drips, or comes half after a whole one is not waited for."""
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(serve, "HEAD_TIMEOUT_S", 0.3)
 
     async def run() -> None:
         async with serving() as (port, _):
@@ -92,8 +92,8 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_address_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its share an address is refused with 503 at once; others are served, and so is it once it lets go."""
-    monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 20)
-    monkeypatch.setattr(connections, "find_network", lambda text: text)
+    monkeypatch.setattr(serve, "MOST_OF_ADDRESS", 20)
+    monkeypatch.setattr(serve, "find_network", lambda text: text)
 
     async def run() -> None:
         async with serving() as (port, other_port):
@@ -115,8 +115,8 @@ def test_one_address_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -
 
 def test_silent_handshakes_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over TLS an address has no more places for connections that begin no handshake, and all have a limit."""
-    monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 20)
-    monkeypatch.setattr(connections, "MOST_ACCEPTED", 30)
+    monkeypatch.setattr(serve, "MOST_OF_ADDRESS", 20)
+    monkeypatch.setattr(serve, "MOST_ACCEPTED", 30)
 
     async def run() -> None:
         async with serving(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as (port, _):
@@ -124,7 +124,7 @@ def test_silent_handshakes_count_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
             refused = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(refused[0].read(), 20) == b""
-            monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 100)
+            monkeypatch.setattr(serve, "MOST_OF_ADDRESS", 100)
             held += [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
             refused = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.suppress(ConnectionResetError):
@@ -148,5 +148,5 @@ def test_silent_handshakes_count_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_is_one_address(one: str, other: str, same: bool) -> None:
     """Loopback is one address, and a /64 of IPv6, since one machine has as many of them as it likes."""
-    found = [connections.find_network(text) for text in (one, other)]
+    found = [serve.find_network(text) for text in (one, other)]
     assert (found[0] == found[1]) is same

@@ -20,7 +20,7 @@ import pytest
 
 from device_agent import limits, processes, worker
 from device_agent.kept import Orders
-from device_agent.marks import Marks
+from device_agent.plan import Marks
 from device_agent.protocol import Limits, Outcome, Status, pack_frame
 from device_agent.watch import BEGUN, SIZE, End, Watch
 

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent import agent, arguments, engines, linking, processes
+from device_agent import agent, arguments, engines, processes, session
 from device_agent.protocol import ProtocolError
-from farm.measure.arguments import make_inputs
-from farm.measure.arrays import pack_arrays, unpack_arrays
+from farm.measure.arrays import make_inputs, pack_arrays, unpack_arrays
 
 
 @given(st.integers(0, 300_000), st.integers(0, 1 << 20))
@@ -84,15 +83,15 @@ def test_bfloat16_arrives_as_such() -> None:
 
 def test_a_library_is_loaded_as_it_is(tmp_path: pathlib.Path) -> None:
     """A .so needs no linker."""
-    assert linking.link(tmp_path / "x.so") == tmp_path / "x.so"
+    assert session.link(tmp_path / "x.so") == tmp_path / "x.so"
 
 
 def test_a_board_without_a_linker_says_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linking without g++, gcc and ziglang raises with what to do."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(linking.NoLinkerError, match="ziglang"):
-        linking.link(tmp_path / "x.o")
+    with pytest.raises(session.NoLinkerError, match="ziglang"):
+        session.link(tmp_path / "x.o")
 
 
 def test_the_linkers_words_are_kept(tmp_path: pathlib.Path) -> None:
@@ -103,7 +102,7 @@ def test_the_linkers_words_are_kept(tmp_path: pathlib.Path) -> None:
     with tarfile.open(archive, "w") as tar:
         tar.add(rubbish, arcname="../../escaped.o")
     with pytest.raises(RuntimeError, match="escaped"):
-        linking.link(archive)
+        session.link(archive)
     assert not (tmp_path.parent / "escaped.o").exists()
 
 

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from device_agent import start, validity
+from device_agent import measurement
 from device_agent.evidence import Sensors
-from device_agent.marks import Marks, Phases
+from device_agent.plan import Marks, Phases
 from device_agent.protocol import Evidence, Outcome, StartConditions, Status
 from device_agent.sysfs import FileTree
 
@@ -77,7 +77,7 @@ def ok(before: Evidence, after: Evidence, latency_s: tuple[float, ...] = (1.0, 1
 )
 def test_evidence_decides(before: Evidence, after: Evidence, status: Status, words: str) -> None:
     """Each kind of evidence leads to its status, with the reason in words."""
-    outcome = validity.judge(ok(before, after), HELD, None)
+    outcome = measurement.judge(ok(before, after), HELD, None)
     assert outcome.status is status
     assert words in outcome.message
     assert outcome.latency_s == (1.0, 1.01, 0.99)
@@ -86,31 +86,31 @@ def test_evidence_decides(before: Evidence, after: Evidence, status: Status, wor
 def test_free_clocks_may_move() -> None:
     """Where nothing is held, a governor that changes the clock is no drift."""
     moved = changed(cpu_freq_hz={"0": 102_000_000, "1": 102_000_000}, memory_freq_hz=204_000_000)
-    assert validity.judge(ok(STEADY, moved), {}, None).status is Status.OK
+    assert measurement.judge(ok(STEADY, moved), {}, None).status is Status.OK
 
 
 def test_noise_is_judged_only_where_a_bound_is_given() -> None:
     """Samples that spread past the bound are noisy; without a bound, or with two samples, they are not."""
     wild = ok(STEADY, STEADY, (1.0, 1.5, 2.0, 1.2))
-    assert validity.judge(wild, HELD, 0.05).status is Status.NOISY
-    assert "5.0% is allowed" in validity.judge(wild, HELD, 0.05).message
-    assert validity.judge(wild, HELD, None).status is Status.OK
-    assert validity.judge(ok(STEADY, STEADY, (1.0, 2.0)), HELD, 0.05).status is Status.OK
+    assert measurement.judge(wild, HELD, 0.05).status is Status.NOISY
+    assert "5.0% is allowed" in measurement.judge(wild, HELD, 0.05).message
+    assert measurement.judge(wild, HELD, None).status is Status.OK
+    assert measurement.judge(ok(STEADY, STEADY, (1.0, 2.0)), HELD, 0.05).status is Status.OK
 
 
 def test_a_failure_keeps_its_own_status() -> None:
     """A candidate that crashed on a hot board has crashed."""
     crashed = Outcome(Status.CRASHED, before=STEADY, after=changed(cooling={"x": 1}))
-    assert validity.judge(crashed, HELD, 0.01) is crashed
+    assert measurement.judge(crashed, HELD, 0.01) is crashed
 
 
 def test_other_load_is_what_is_left_of_the_cpu_time() -> None:
     """Own CPU time is not other load; a window shorter than the kernel's ticks says nothing."""
     before, after = Evidence(busy_s=100.0), Evidence(busy_s=103.0)
-    assert validity.other_load(before, after, 2.0, 2.0) == pytest.approx(0.5)
-    assert validity.other_load(before, after, 2.0, 5.0) == 0.0
-    assert validity.other_load(before, after, 0.05, 0.0) is None
-    assert validity.other_load(Evidence(), after, 2.0, 0.0) is None
+    assert measurement.other_load(before, after, 2.0, 2.0) == pytest.approx(0.5)
+    assert measurement.other_load(before, after, 2.0, 5.0) == 0.0
+    assert measurement.other_load(before, after, 0.05, 0.0) is None
+    assert measurement.other_load(Evidence(), after, 2.0, 0.0) is None
 
 
 class Board:
@@ -135,7 +135,7 @@ class Board:
         self.stat.write_text(f"cpu {round(self.busy_ticks)} 0 0 0 0 0 0 0 0 0\n")
 
     def wait(self, conditions: StartConditions) -> str:
-        return start.wait(conditions, self.sensors, lambda: self.now_s, self.sleep)
+        return measurement.wait(conditions, self.sensors, lambda: self.now_s, self.sleep)
 
 
 def test_a_hot_board_is_waited_for(tmp_path: pathlib.Path) -> None:
@@ -166,8 +166,8 @@ def test_a_busy_board_is_waited_for(tmp_path: pathlib.Path) -> None:
 def test_a_condition_that_the_board_cannot_promise_is_refused_at_once(tmp_path: pathlib.Path) -> None:
     """Without a thermal zone or /proc/stat nobody waits for nothing."""
     sensors = Sensors(FileTree(tmp_path))
-    assert "no thermal zone" in start.wait(StartConditions(max_temperature_c=50.0), sensors)
-    assert "does not say how busy" in start.wait(StartConditions(max_load=1.0), sensors)
+    assert "no thermal zone" in measurement.wait(StartConditions(max_temperature_c=50.0), sensors)
+    assert "does not say how busy" in measurement.wait(StartConditions(max_load=1.0), sensors)
 
 
 def test_marks_outlive_their_worker() -> None:

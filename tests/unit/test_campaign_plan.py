@@ -27,13 +27,13 @@ from farm.campaign.plan import (
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
-from farm.campaign.plan_kept import find_plan, keep_plan, require_unchanged
 from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, WorkloadSurvey
+from farm.campaign.planning import find_plan, keep_plan, require_unchanged
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
-from farm.inventory.document_lines import Place
+from farm.inventory.documents import Place
 from farm.search.cores import find_clock_factor
 from farm.search.workloads import Workload
 from farm.store.coverage import TrialCosts

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from farm.artifacts import listed
-from farm.report import campaign_document, campaign_models, campaign_words, pages
+from farm.report import campaign_document, campaign_rows, campaign_words, pages
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from tests.unit.campaign_documents import PLACES, make_document
 from tests.unit.campaign_orders import make_order, submit
 
 
-def write_page(document: dict[str, Any], gains: Sequence[campaign_models.Gain]) -> str:
+def write_page(document: dict[str, Any], gains: Sequence[campaign_rows.Gain]) -> str:
     """The report's page in Markdown, without pictures."""
     return pages.write_markdown(campaign_words.write_page(document, gains), [])
 
@@ -52,7 +52,7 @@ def test_an_order_without_calls_shares_weights_out() -> None:
 def test_gains_are_those_of_the_model_itself() -> None:
     """What the trials gained is told from the model's own times beside code without a trial, also if it is nothing."""
     document = make_document(places=PLACES[:1])
-    gained, nothing, _ = campaign_models.list_gains(document)
+    gained, nothing, _ = campaign_rows.list_gains(document)
     assert (gained.model, gained.predicted_s, gained.last_s) == ("resnet18", 0.0131, 0.0122)
     assert gained.factor == pytest.approx(0.0131 / 0.0122)
     assert (nothing.factor, nothing.last_s) == (1.0, 0.0131)
@@ -73,12 +73,12 @@ def test_a_model_that_was_not_timed_has_no_gain() -> None:
     document = make_document()
     number = next(at for at, each in enumerate(document["curves"]) if each["model"] == "mlp")
     curve = document["curves"][number]
-    whole = campaign_models.list_gains(document)[number]
+    whole = campaign_rows.list_gains(document)[number]
     assert (whole.verified, whole.factor) == (True, None)
     assert whole.last_s == pytest.approx(curve["steps"][-1][1])
     missing = next(each for each in document["winners"] if each["workload"] in curve["calls"])
     missing["median_s"] = None
-    gain = campaign_models.list_gains(document)[number]
+    gain = campaign_rows.list_gains(document)[number]
     assert (gain.verified, gain.recorded, gain.tried, gain.guessed) == (False, whole.workloads - 1, 1, 0)
     assert f"({gain.workloads} workloads: 1 from one trial)" in write_page(document, [gain])
 
@@ -94,11 +94,11 @@ def test_what_no_trial_speaks_of_is_predicted_and_marked() -> None:
         for each in document["winners"]
         if each["workload"] in curve["calls"] and (each["board_type"], each["point"]) == place
     )
-    recorded = campaign_models.list_gains(document)[number].last_s
+    recorded = campaign_rows.list_gains(document)[number].last_s
     median_s, missing["median_s"], curve["best_s"] = missing["median_s"], None, {}
-    assert campaign_models.list_gains(document)[number].last_s is None
+    assert campaign_rows.list_gains(document)[number].last_s is None
     missing["predicted_s"] = median_s + 1.0
-    gain = campaign_models.list_gains(document)[number]
+    gain = campaign_rows.list_gains(document)[number]
     assert gain.last_s == pytest.approx(recorded + curve["calls"][missing["workload"]])
     assert (gain.tried, gain.guessed) == (0, 1)
     assert f"({gain.workloads} workloads: 1 predicted)" in write_page(document, [gain])
@@ -113,7 +113,7 @@ def test_what_has_no_winner_is_said() -> None:
         {"board_type": second["board_type"], "workload": second["workload"], "point": second["point"]}
         | {"reason": "no board was left"}
     ]
-    page = write_page(document, campaign_models.list_gains(document))
+    page = write_page(document, campaign_rows.list_gains(document))
     assert f"No winner:\n- {first['name']} on jetson-nano @ default\n- {second['name']} on" in page
     assert ": no board was left" in page
     assert "Boards contradict each other:\n- nano-1 and nano-2 do not agree" in page

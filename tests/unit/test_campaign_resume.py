@@ -21,8 +21,9 @@ from farm.campaign.order import (
     SearchOrder,
     TypeOrder,
     WorkloadOrder,
+    leave_search_s,
+    list_final_s,
 )
-from farm.campaign.order_time import leave_search_s, list_final_s
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, TensorSpec
-from farm.campaign.engine.timeouts import RUN_FLOOR_S, SLOWER, plan_run_timeout_s
+from farm.campaign.engine.active import RUN_FLOOR_S, SLOWER, plan_run_timeout_s
 from farm.crew.board_calls import plan_limit_s
 from farm.crew.board_process import TimeKernel
 from farm.measure.session import plan_deadline_s

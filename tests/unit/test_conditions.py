@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from device_agent.protocol import OperatingPoint, Outcome, Status
-from device_agent.protocol.outcome import Evidence
-from farm.points.conditions import format_clocks, format_conditions
+from device_agent.protocol.power import Evidence
+from farm.points.values import format_clocks, format_conditions
 
 
 def ran_at(point: OperatingPoint | None = None, **limits_hz: int) -> Outcome:

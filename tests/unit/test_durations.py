@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.cli.durations import read_duration_s
+from farm.cli.options import read_duration_s
 from farm.errors import UsageError
 from farm.units import format_percent
 

@@ -11,7 +11,7 @@ import pytest
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.foreign import fetch_foreign
+from farm.campaign.engine.resume import fetch_foreign
 from farm.campaign.order import Order
 from farm.campaign.scheduler.values import TaskKey
 from farm.store import Store

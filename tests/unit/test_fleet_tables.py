@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.campaign.scheduler.tables import Table
+from farm.campaign.scheduler.state import Table
 
 # None takes a key out.
 changes = st.lists(st.tuples(st.integers(0, 300), st.one_of(st.none(), st.integers())), max_size=60)

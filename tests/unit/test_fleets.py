@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
-from farm.inventory import fleet_addresses, fleet_ranges
+from farm.inventory import fleet_addresses, fleet_document
 from farm.inventory.board_types import BoardType, load_board_types
 from farm.inventory.fleet_plan import FieldChange, HeldBack, RegisteredBoard, plan
 from farm.inventory.fleets import Fleet, FleetBoard, read_fleet
@@ -90,7 +90,7 @@ def hosts(text: str, variables: str = "transport: virtual, type: jetson-nano") -
 )
 def test_range(pattern: str, names: list[str]) -> None:
     """Ranges mean what they mean in Ansible."""
-    assert fleet_ranges.expand(pattern) == names
+    assert fleet_document.expand(pattern) == names
 
 
 @pytest.mark.parametrize(
@@ -120,22 +120,22 @@ def test_wrong_range(pattern: str, message: str) -> None:
     """A range that is too long or means nothing is refused before it takes any time or memory."""
     since = time.monotonic()
     with pytest.raises(ValueError, match=message):
-        fleet_ranges.expand(pattern)
+        fleet_document.expand(pattern)
     assert time.monotonic() - since < 1
 
 
 @given(st.integers(0, 10**9), st.integers(0, 999), st.integers(1, 50))
 def test_range_has_what_it_counts(first: int, more: int, step: int) -> None:
     """Every name is distinct, the first is there, and none is beyond the last."""
-    names = fleet_ranges.expand(f"n[{first}:{first + more}:{step}]")
+    names = fleet_document.expand(f"n[{first}:{first + more}:{step}]")
     numbers = [int(name[1:]) for name in names]
     assert numbers == list(range(first, first + more + 1, step))
 
 
 def test_numbered_names_sort() -> None:
     """Several boards of one name get numbers that sort as text."""
-    assert fleet_ranges.number("sim", 3) == ["sim-1", "sim-2", "sim-3"]
-    assert list(fleet_ranges.number("sim", 12)) == sorted(fleet_ranges.number("sim", 12))
+    assert fleet_document.number("sim", 3) == ["sim-1", "sim-2", "sim-3"]
+    assert list(fleet_document.number("sim", 12)) == sorted(fleet_document.number("sim", 12))
 
 
 # Addresses

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, ProtocolError, Status
-from farm.metaschedule.foreign_values import require_bundle
+from farm.metaschedule.exchange import require_bundle
 from farm.store.merging import RecordBundle
 from farm.values import DEFAULT_POINT, Record, Trial
 

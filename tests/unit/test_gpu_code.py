@@ -15,7 +15,7 @@ from device_agent.protocol import GPU, PROTOCOL_VERSION, Description, Engine, Pr
 from farm.artifacts.manifest import GpuCode
 from farm.artifacts.on_board import require_gpu
 from farm.errors import PermanentError, UsageError
-from farm.gpu import code, host_code, nvrtc, ptx
+from farm.gpu import code, ptx
 from farm.inventory.board_types import load_board_types
 
 # With the headers that TVM writes before its kernels.
@@ -36,7 +36,7 @@ ROOMY = ptx.PtxLimits(registers=32768, shared_bytes=49152, threads=1024)
 @pytest.fixture(scope="module")
 def text() -> str:
     """The kernel's PTX for a Nano."""
-    return nvrtc.compile_ptx(SOURCE, "sm_53")
+    return ptx.compile_ptx(SOURCE, "sm_53")
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_kernel_beyond_a_limit_is_named(text: str, limits: dict[str, int], wha
 def test_the_compilers_words_reach_the_user() -> None:
     """Source that is wrong is refused with NVRTC's own words."""
     with pytest.raises(PermanentError, match="nowhere"):
-        nvrtc.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
+        ptx.compile_ptx('extern "C" __global__ void f() { nowhere(); }', "sm_53")
 
 
 def test_half_precision_is_refused_where_it_cannot_be_played() -> None:
     """A virtual GPU says so in place of computing something else."""
     with pytest.raises(PermanentError, match="half precision"):
-        host_code.compile_kernels('extern "C" __global__ void f(half* a) {}', None)
+        code.compile_kernels('extern "C" __global__ void f(half* a) {}', None)
 
 
 def test_a_board_without_a_gpu_is_named() -> None:

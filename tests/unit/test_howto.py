@@ -9,7 +9,7 @@ import pytest
 import typer.testing
 
 from farm import settings
-from farm.cli import howto
+from farm.cli import output
 from farm.cli.main import make_app
 from farm.errors import UsageError
 
@@ -18,11 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def test_every_page_and_every_part_is_there() -> None:
     """What the table names exists: pages, and modules, or the beginnings of their names."""
-    for prefix, page in howto.PAGES.items():
-        assert (ROOT / howto.FOLDER / f"{page}.md").is_file(), page
+    for prefix, page in output.PAGES.items():
+        assert (ROOT / output.FOLDER / f"{page}.md").is_file(), page
         name = pathlib.Path(*prefix.split("."))
         assert (ROOT / name).is_dir() or list((ROOT / name.parent).glob(f"{name.name}*.py")), prefix
-    left = {path.stem for path in (ROOT / howto.FOLDER).glob("*.md")} - set(howto.PAGES.values())
+    left = {path.stem for path in (ROOT / output.FOLDER).glob("*.md")} - set(output.PAGES.values())
     assert left <= {"extend-the-farm", "run-in-containers"}, "of these no part of the farm knows"
 
 
@@ -58,6 +58,6 @@ def test_what_serves_everything_names_no_page(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FARM_BATCH", "many")
     with pytest.raises(UsageError) as raised:
         settings.load()
-    assert howto.find_page(raised.value) == ""
-    with unittest.mock.patch.dict(howto.PAGES, {__name__: "run-the-farm"}):
-        assert howto.find_page(raised.value) == "docs/howto/run-the-farm.md"
+    assert output.find_page(raised.value) == ""
+    with unittest.mock.patch.dict(output.PAGES, {__name__: "run-the-farm"}):
+        assert output.find_page(raised.value) == "docs/howto/run-the-farm.md"

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from farm.errors import UsageError
-from farm.inventory import board_types, paths
+from farm.inventory import board_types, documents
 
 GOOD = """\
 name: my-board
@@ -181,5 +181,5 @@ def test_all_mistakes_at_once(tmp_path: pathlib.Path) -> None:
 def test_data_is_packaged() -> None:
     """The folder that a wheel carries is the one that a checkout reads."""
     root = pathlib.Path(__file__).parents[2]
-    assert paths.require_inventory_folder() == root / "inventory"
+    assert documents.require_inventory_folder() == root / "inventory"
     assert re.search(r'(?m)^inventory = "farm/inventory/data"$', (root / "pyproject.toml").read_text())

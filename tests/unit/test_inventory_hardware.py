@@ -11,7 +11,7 @@ import pytest
 
 from device_agent import board_types as agent_side
 from farm.errors import UsageError
-from farm.inventory import board_types, paths
+from farm.inventory import board_types, documents
 
 GOOD = """\
 name: my-board
@@ -45,7 +45,7 @@ default_power_mode: 3
 fan: {pwm: /sys/devices/pwm-fan/target_pwm}
 simulation: {anything: {goes: [1, 2]}}
 """
-SHIPPED = sorted(path.stem for path in (paths.require_inventory_folder() / "board_types").glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in (documents.require_inventory_folder() / "board_types").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)

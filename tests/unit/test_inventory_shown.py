@@ -7,11 +7,11 @@ import pathlib
 
 import pytest
 
-from farm.cli import board, board_show, output
-from farm.inventory import paths
+from farm.cli import board, board_types, output
+from farm.inventory import documents
 from farm.inventory.board_types import EXTRA_FOLDER_VARIABLE, load_board_types
 
-SHIPPED = sorted(path.stem for path in (paths.require_inventory_folder() / "board_types").glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in (documents.require_inventory_folder() / "board_types").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_every_type_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_type_is_shown_with_all_that_can_be_asked_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Clusters, isolation, clocks, rails, what the total covers, and power modes are there."""
-    board_show.show("jetson-tx2")
+    board_types.show("jetson-tx2")
     out = capsys.readouterr().out
     shown = rows(out)
     assert "0,3-5" in shown["a57"]
@@ -56,15 +56,15 @@ def test_a_type_is_shown_with_all_that_can_be_asked_of_it(capsys: pytest.Capture
 
 def test_the_default_mode_and_one_that_reboots_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     """A mode with GPU units off cannot be set in the middle of a run, and the table says so."""
-    board_show.show("jetson-agx-xavier")
+    board_types.show("jetson-agx-xavier")
     assert [line for line in capsys.readouterr().out.splitlines() if "needs a reboot" in line and " 10W " in line]
-    board_show.show("jetson-orin-nx-16gb")
+    board_types.show("jetson-orin-nx-16gb")
     assert [line for line in capsys.readouterr().out.splitlines() if "default" in line and " 15W " in line]
 
 
 def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A type without tables shows no table, and no zero."""
-    board_show.show("local")
+    board_types.show("local")
     out = capsys.readouterr().out
     assert "Clock" not in out
     assert "Total power" not in out
@@ -74,7 +74,7 @@ def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("name", SHIPPED)
 def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One type, or the list of all, as JSON, under the file's own keys."""
-    board_show.show(name, json=True)
+    board_types.show(name, json=True)
     document = json.loads(capsys.readouterr().out)
     assert document == load_board_types()[name].model_dump(mode="json", by_alias=True)
     board.list_types(json=True)
@@ -84,5 +84,5 @@ def test_json_holds_the_whole_file(name: str, capsys: pytest.CaptureFixture[str]
 def test_an_unknown_type_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """The nearest name is suggested, and the exit code says that the user can mend it."""
     with pytest.raises(SystemExit) as end:
-        board_show.show("jetson-nan0")
+        board_types.show("jetson-nan0")
     assert end.value.code == 2

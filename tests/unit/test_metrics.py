@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farm.errors import UnavailableError
 from farm.metrics import table
-from farm.metrics.exporter import HOST, TRIES, Exporter
-from farm.metrics.farm_metrics import FarmMetrics
+from farm.metrics.farm_metrics import HOST, TRIES, Exporter, FarmMetrics
 from farm.values import Health, State
 
 NOW = 1_000_000.0

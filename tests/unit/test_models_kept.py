@@ -10,8 +10,7 @@ from farm import settings
 from farm.artifacts.brought import bring_same
 from farm.artifacts.manifest import ModelFacts
 from farm.errors import UnavailableError, UsageError
-from farm.models.kept import find_model, keep_model
-from farm.models.source import resolve_model
+from farm.models.source import find_model, keep_model, resolve_model
 from farm.models.zoo import ZOO
 
 

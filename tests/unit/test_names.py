@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farm.campaign.submit import clone
-from farm.cli import campaign_orders as commands
+from farm.cli import campaign as commands
 from farm.errors import UsageError
 from farm.inventory.fleet_document import check_labels
 from farm.store import Store

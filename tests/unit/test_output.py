@@ -17,7 +17,7 @@ import pytest
 
 from farm import errors
 from farm.cli import campaign_run, options, output, services
-from farm.cli.durations import LATENCIES, read_duration_s
+from farm.cli.options import LATENCIES, read_duration_s
 from farm.crew.health import Kind
 from farm.processes import children
 from farm.settings import Settings

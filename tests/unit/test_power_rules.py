@@ -11,8 +11,8 @@ from farm.crew.health import HealthLimits, Kind, Observation, transition
 from farm.errors import UsageError
 from farm.inventory.fleet_plan import RegisteredBoard, plan
 from farm.inventory.fleets import read_fleet
-from farm.services.power_rules import LOST_S, PowerOrder, is_network_down, plan_power
-from farm.services.probe_plan import ProbePast
+from farm.services.powering import LOST_S, PowerOrder, is_network_down, plan_power
+from farm.services.probe_rules import ProbePast
 from farm.values import Health, HealthHistory, Standing
 
 FAILED = ProbePast(100.0, passed=False, tries=2)

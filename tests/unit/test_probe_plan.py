@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.crew.health import HealthLimits
-from farm.services.probe_plan import (
+from farm.services.probe_rules import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
     LAST_SKIP_PAUSE_S,

@@ -8,11 +8,11 @@ import pathlib
 
 import pytest
 
-from device_agent import programs
-from device_agent.programs import Programs
+from device_agent import session
 from device_agent.protocol import ProtocolError
+from device_agent.session import Programs
 from farm.errors import PermanentError
-from farm.measure.sent import LEAST_BYTES, SentPrograms
+from farm.measure.session import LEAST_BYTES, SentPrograms
 
 
 def name(program: bytes) -> str:
@@ -43,8 +43,8 @@ def test_what_a_candidate_changed_is_not_run(tmp_path: pathlib.Path) -> None:
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few programs and few bytes are kept, but always the one that came."""
-    monkeypatch.setattr(programs, "MOST", 2)
-    monkeypatch.setattr(programs, "MOST_BYTES", 10)
+    monkeypatch.setattr(session, "MOST", 2)
+    monkeypatch.setattr(session, "MOST_BYTES", 10)
     kept = Programs(tmp_path)
     kept.keep(name(b"1"), b"1")
     kept.keep(name(b"2"), b"2")

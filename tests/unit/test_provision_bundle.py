@@ -13,12 +13,10 @@ import pytest
 
 from farm.errors import InternalError, UsageError
 from farm.provision import interpreters
-from farm.provision.agent_wheel import find_agent_source, pack_agent
 from farm.provision.bundle import Bundle, BundleManifest, open_bundle, write_bundle
-from farm.provision.bundle_build import BundleCache, BundleRecipe, serves_gpus
-from farm.provision.pins import choose_pins, to_requirements
-from farm.provision.resources import read_resource
-from farm.provision.wheels import pack_wheel, plan_platforms, slim_wheel
+from farm.provision.bundle_build import BundleCache, BundleRecipe, find_agent_source, pack_agent, serves_gpus
+from farm.provision.layout import read_resource
+from farm.provision.wheels import choose_pins, pack_wheel, plan_platforms, slim_wheel, to_requirements
 
 CONTENTS = {"requirements-3.11.txt": b"a==1\n", "wheels/a-1-py3-none-any.whl": b"wheel" * 1000}
 

@@ -15,11 +15,10 @@ import pytest
 from farm.errors import PermanentError, UsageError
 from farm.inventory.board_types import require_board_type
 from farm.provision import scripts, survey
-from farm.provision.agent_wheel import find_agent_source
 from farm.provision.bundle import Bundle, BundleManifest
-from farm.provision.layout import ROOT_PREFIX, Layout, plan_layout
+from farm.provision.bundle_build import find_agent_source
+from farm.provision.layout import ROOT_PREFIX, AgentOptions, Layout, compute_digest, plan_layout, render_files
 from farm.provision.plan import check_board, describe_span, plan_removals, plan_steps
-from farm.provision.service_files import AgentOptions, compute_digest, render_files
 from farm.provision.survey import BoardSurvey
 
 NOW = 1_800_000_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farm.inventory.board_types import require_board_type
-from farm.provision.releases import describe_release, find_doubt, parse_release
+from farm.provision.survey import describe_release, find_doubt, parse_release
 
 ORIN, SUPER, THOR, NANO = (
     require_board_type(name)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from farm.report.sweep_labels import Label, write_labels
+from farm.report.sweep_canvas import Label, write_labels
 
 
 @pytest.mark.parametrize("seed", range(2))

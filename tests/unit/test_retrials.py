@@ -14,8 +14,7 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.errors import BoardLostError
 from farm.selection.decision import Conclusion
 from farm.sweep.run.refit import _decide, _describe
-from farm.sweep.run.retrials import RULE, Retrials
-from farm.sweep.run.rivals import Rival, TriedWorkload
+from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload
 
 POINT = OperatingPoint(cpu_freq_hz={"a57": 403_200_000})
 RECORDED, OTHER = "the record's", "another"

@@ -11,8 +11,8 @@ import pytest
 import typer.testing
 import yaml
 
+from farm.cli.init import KINDS, make_schema
 from farm.cli.main import make_app
-from farm.cli.schema import KINDS, make_schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "inventory" / "schemas"

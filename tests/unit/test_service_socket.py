@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from device_agent import agent, rig
+from device_agent import agent
 
 _NOBODY = 65534
 
@@ -37,7 +37,7 @@ def test_a_login_that_is_shut_out_is_told(
     capsys.readouterr()
     folder = tmp_path / "run"
     folder.mkdir(mode=0o000)
-    monkeypatch.setattr(rig, "SERVICE_SOCKET", str(folder / "clock-helper.sock"))
+    monkeypatch.setattr(agent, "SERVICE_SOCKET", str(folder / "clock-helper.sock"))
     with as_an_ordinary_user():
         code = agent.main([*command.split(), "--json"])
     said = capsys.readouterr()

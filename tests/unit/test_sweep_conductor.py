@@ -11,8 +11,7 @@ import pytest
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Objective, PointMeasurement
 from farm.sweep.plan.adaptive import PlannerSettings
-from farm.sweep.plan.conductor import Conductor, Series, VisitTask
-from farm.sweep.plan.rounds import RoundConductor
+from farm.sweep.plan.conductor import Conductor, RoundConductor, Series, VisitTask
 
 UNTUNED, TUNED = ("untuned", 1), ("tuned", 1)
 GRID = Grid(

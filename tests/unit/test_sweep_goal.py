@@ -11,7 +11,7 @@ import pytest
 from device_agent.protocol import Clocks, DomainClocks
 from farm.cli import sweep as commands
 from farm.cli import sweep_report
-from farm.cli.sweep_goal import read_goal
+from farm.cli.options import read_goal
 from farm.errors import UsageError
 from farm.points.grid import GridRequest, plan_grid
 from farm.points.values import Estimate, Goal, Objective, PointMeasurement

@@ -1,64 +1,129 @@
-"""Tables in docs/ are made from benchmarks/results/, and a benchmark saves what they are made from."""
+"""Tables on terminals of every width: no word is broken, no line is longer, and what is missing is named."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import pathlib
-import sys
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+from farm.cli import board, board_types, campaign, model, output, record, sweep, tables
+from farm.report.record_document import describe_evidence
+from farm.store import Store
+from farm.values import Board, Record
+from tests.unit import campaign_orders as orders
+
+_LISTS: dict[str, Callable[[], None]] = {
+    "board list": board.list_boards,
+    "campaign list": campaign.list_campaigns,
+    "model zoo": model.list_zoo,
+    "sweep list": sweep.list_sweeps,
+}
 
 
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/tables.py`, which is in no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("tables")
+@pytest.fixture(autouse=True)
+def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A farm with eight boards, labelled, and two campaigns."""
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    with Store(tmp_path / "farm.db") as store:
+        for number in range(8):
+            name = f"rack-{number // 4}-nano-{number % 4:02d}"
+            store.save_board(Board(name, "jetson-nano", simulated=True))
+            store.acquire_lease(name, "somebody@coordinator pid 4711", "campaign vision-of-the-year")
+        for name in ("vision-of-the-year", "short"):
+            orders.submit(store, orders.make_order(name))
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/_machine.py`, with the module search path put back afterwards."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("_machine")
+def _render(
+    show: Callable[[], None], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr(output.stdout, "width", width)
+    show()
+    return capsys.readouterr().out
 
 
-def test_tables_are_current(tables: ModuleType) -> None:
-    """Each page is what the kept results make; `make generated` writes it again."""
-    for path in tables.PAGES:
-        page = path.read_text(encoding="utf-8")
-        assert "<!-- table: " in page, path
-        assert tables.fill(page) == page, path
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("name", _LISTS)
+def test_a_list_fits_the_terminal(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every word is there whole, as on a terminal without end."""
+    words = set(_render(_LISTS[name], 1000, monkeypatch, capsys).split())
+    assert len(words) > 5
+    lines = _render(_LISTS[name], width, monkeypatch, capsys).splitlines()
+    assert max(map(len, lines)) <= width
+    table = list("\n".join(lines).partition("this terminal has no room")[0].splitlines())
+    assert {word for line in table for word in line.split()} - words <= {"─" * n for n in range(width + 1)}
 
 
-def test_results_say_where_they_come_from(tables: ModuleType) -> None:
-    """Each kept result has the schema that `--save` writes, and its file's name is its benchmark's."""
-    paths = sorted(tables.RESULTS.rglob("*.json"))
-    assert paths
-    for path in paths:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        assert set(result) == {"benchmark", "machine", "date", "commit", "command", "figures"}, path
-        assert {"cpu", "cores"} <= set(result["machine"]), path
-        assert path.stem == result["benchmark"], path
-        assert (tables.ROOT / result["command"].split()[1]).exists(), path
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
+def test_numbers_are_whole_and_what_is_left_out_is_said(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first column always stays; of the others those go first that are said to matter least."""
+    columns = ("Name", "Latency (us)", "Verified", "Note")
+    note = "faster than what was tried first by more than rounds of both differ"
+    rows = [("conv2d_add_relu", "1,234.5", "2026-11-23 22:49:02", note)]
+    monkeypatch.setattr(output.stdout, "width", width)
+    tables.print_table(columns, rows, left=(0, 2, 3), spare=("Verified", "Note"))
+    said = capsys.readouterr()
+    title = said.out.splitlines()[0]
+    shown = [column for column in columns if column in title]
+    assert shown == {20: ["Name"], 40: ["Name", "Latency (us)"], 60: ["Name", "Latency (us)", "Note"]}.get(
+        width, list(columns)
+    )
+    assert ("no room for" in " ".join(said.out.split())) == (len(shown) < 4)
+    for value, column in zip(rows[0][:3], columns, strict=False):
+        assert (value in said.out) == (column in shown)
 
 
-def test_save_writes_a_result(machine: ModuleType, tmp_path: pathlib.Path) -> None:
-    """`--save FOLDER` keeps figures, machine and command; the option itself is no part of the command."""
-    machine.save("one", ["benchmarks/one.py", "--trials", "3", "--save", str(tmp_path)], {"ms": 1.5})
-    result = json.loads((tmp_path / "one.json").read_text())
-    assert result["figures"] == {"ms": 1.5}
-    assert result["command"] == "python benchmarks/one.py --trials 3"
-    assert result["machine"]["cores"] >= 1
+def test_why_and_who_stay_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 80 columns the list of boards keeps why and who, events keep why, records keep clocks."""
+    listed = _render(board.list_boards, 80, monkeypatch, capsys)
+    assert "Why" in listed
+    assert "Held by" in listed
+    held = Record(
+        "w" * 16, "conv2d_add_relu 3x3", "jetson-nano", "a57=921.6MHz", "graph/2", "c", 1e-3, 1e6, 0.0, 0.0, True, ""
+    )
+    event = {
+        "at": 1e9,
+        "kind": "lease_taken",
+        "before": "idle",
+        "after": "leased",
+        "reason": "a probe of it",
+        "by": "x",
+    }
+    shown = _render(lambda: board_types._print_events([event], 5), 80, monkeypatch, capsys)
+    assert "a probe of it" in " ".join(shown.split())
+    found = _render(lambda: record._print_records([held], {}, ""), 80, monkeypatch, capsys)
+    assert "a57=921.6MHz" in found
 
 
-def test_quick_figures_are_not_saved(machine: ModuleType, tmp_path: pathlib.Path) -> None:
-    """Figures of `--quick` mean nothing, so nothing is kept of them."""
-    with pytest.raises(SystemExit):
-        machine.save("one", ["one.py", "--quick", "--save", str(tmp_path)], {})
-    assert not list(tmp_path.iterdir())
+def test_evidence_is_told_in_words() -> None:
+    """How a winner was measured again reads as a sentence, without names of fields or Python's brackets."""
+    evidence = {
+        "decided": "parted", "held": False, "replaced": None, "rounds": 2,
+        "boards": {"nano": {"median_s": 1.0858e-5, "latency_s": [1.0e-5]}}, "failed": [],
+        "rivals": [{"ratio": 1.2, "low": 1.1, "high": None}, {"ratio": 1.05, "low": 1.0, "high": 1.1}],
+    }  # fmt: skip
+    assert describe_evidence(evidence) == (
+        "measured again as a winner: 2 rounds, nano 10.9 µs; clear; the nearest of 2 rivals takes 1.050 times as long"
+    )
+    assert describe_evidence(None) == "its output was checked; its time is a single trial's"
+
+
+def test_a_narrow_column_stays_where_a_wide_one_has_no_room() -> None:
+    """Of the columns left out, those that fit beside the others come back, the most useful first."""
+    columns, least = ("Board", "Connection", "Probed", "Trouble"), (16, 10, 20, 30)
+    assert tables.fit_columns(columns, least, 65, ("Connection", "Probed")) == [0, 1, 3]
+    assert tables.fit_columns(columns, least, 55, ("Connection", "Probed")) == [0, 3]
+
+
+def test_a_long_fact_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next line of a value begins where the value began, never under the name."""
+    text = _render(lambda: tables.print_facts({"State": "word " * 30, "Health": "good"}), 80, monkeypatch, capsys)
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith(" " * 11 + "word") for line in lines[1:3])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from farm import emulation
 from farm.cli import record
-from farm.crew.virtual import require_virtual
+from farm.crew.local import require_virtual
 from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.store import Store

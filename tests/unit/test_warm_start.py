@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.search.tuners.cost_model import SampleGroup
-from farm.search.tuners.traits import TRAIT_COUNT, Traits, derive_traits
+from farm.search.tuners.cost_model import TRAIT_COUNT, SampleGroup, Traits, derive_traits
 from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
 from farm.search.workloads import Workload
 

@@ -29,7 +29,7 @@ from farm.campaign.verify.requests import (
     WinnerKey,
 )
 from farm.errors import InternalError
-from farm.measure.arguments import make_inputs
+from farm.measure.arrays import make_inputs
 from farm.search.build.build_pool import BuildResult
 from farm.search.families.rule import MARK
 from farm.selection.rounds import SECOND_BOARD_WAIT_S, Contest

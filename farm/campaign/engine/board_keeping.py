@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.board_events import AskedBack, BoardEvent, Left, Ran, TrialMeasured
-from farm.campaign.engine.board_held import CrewBoard
-from farm.campaign.engine.board_queue import BoardsAsked, TrialQueue
+from farm.campaign.engine.board_held import AskedBack, BoardEvent, CrewBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.host import HostBoard
+from farm.campaign.engine.roster import BoardsAsked, TrialQueue
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import plan_choice
 from farm.crew.leased_board import free_orphans

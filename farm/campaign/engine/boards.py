@@ -12,10 +12,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
-from farm.campaign.engine import board_anchors
+from farm.campaign.engine import anchors
 from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.board_events import Arrived, AskedBack, BoardEvent, Left, Ran, TrialMeasured
-from farm.campaign.engine.board_held import Call, CrewBoard
+from farm.campaign.engine.board_held import Arrived, AskedBack, BoardEvent, Call, CrewBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
 from farm.campaign.engine.host import HostBoard
 from farm.closing import Closing
@@ -53,7 +52,7 @@ class BoardCrew(BoardKeeping, Closing):
         """See `BoardKeeping`. `rhythm`: how often boards measure their type's anchor."""
         log = settings.home_path / "logs" / "boards.log"
         super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note), log)
-        self._anchoring = board_anchors.Anchoring(rhythm or Rhythm())
+        self._anchoring = anchors.Anchoring(rhythm or Rhythm())
 
     @property
     def pending(self) -> list[Connection]:
@@ -210,7 +209,7 @@ class BoardCrew(BoardKeeping, Closing):
             if verdict is not None:
                 since = held.taken_at if verdict.since is None else verdict.since
                 after = held.taken_mark if verdict.mark is None else verdict.mark
-                reason = board_anchors.describe(verdict, since)
+                reason = anchors.describe(verdict, since)
                 held.observe(Kind.DRIFTED, reason)
                 self._leave(held, reason, self._anchoring.plan_pause_s(held.name), after)
             elif held is ran:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import stat
 import subprocess
 import time
+from collections.abc import Iterator
 
 import psutil
 
@@ -76,3 +80,50 @@ def tail(settings: Settings) -> str:
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start the process on its own feet: it ends when no campaign needs it, not when we do. `stdin`: see `ahead`."""
     return children.start_for_home(settings.home_path, ["farm.campaign.engine"], _OUTPUT, stdin)
+
+
+_STDIN = 0
+
+
+class Ahead:
+    """What a command has of the engine that it may start; see `engine_ahead`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start an engine, unless one runs."""
+        if not is_held(self._settings.home_path):
+            self.process = spawn_engine(self._settings, stdin=subprocess.PIPE)
+
+    def ensure(self) -> None:
+        """See that an engine does what stands in the store by now. Raises what `ensure_engine` raises."""
+        ensure_engine(self._settings, self.process)
+        self.close()
+
+    def close(self) -> None:
+        """Expect nothing more of the engine than what stands in the store."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+@contextlib.contextmanager
+def engine_ahead(settings: Settings) -> Iterator[Ahead]:
+    """An engine for what the block will submit; it ends with the block if that has submitted nothing."""
+    ahead = Ahead(settings)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+def is_expected() -> bool:
+    """Whether somebody is about to submit a campaign to us, the engine. Does not wait."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
+            return False
+    except OSError:  # closed
+        return False
+    # Nobody writes there: what can be read is the end.
+    return not select.select([_STDIN], [], [], 0)[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -17,9 +18,8 @@ from typing import Any
 from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, Work, to_measure_spec
-from farm.campaign.engine.ahead import is_expected
+from farm.campaign.engine.client import is_expected
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
-from farm.campaign.engine.journal import Journal
 from farm.campaign.engine.kept_services import KeptServices
 from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
@@ -29,10 +29,56 @@ from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.crew.waiting import Waiter
+from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
+from farm.values import Trial
+
+
+class Journal:
+    """Writes trials. Raises what the store raises: without it the engine cannot go on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @staticmethod
+    def find_median_s(outcome: Outcome) -> float | None:
+        """The median latency of a good outcome in seconds."""
+        if outcome.status.fault_side is not None or not outcome.latency_s:
+            return None
+        return statistics.median(outcome.latency_s)
+
+    def write_counted(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
+        """A trial that ended well or by its candidate's fault. Raises InternalError where it was counted before."""
+        if not self._write(active, work, outcome, held_s):
+            raise InternalError(f"trial {work.task} {work.candidate.hash} was counted already")
+        active.forget(work.task, work.candidate.hash)
+
+    def write_attempt(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
+        """A trial that failed through no proven fault of its candidate."""
+        self._write(active, work, outcome, held_s)
+
+    def _write(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> bool:
+        side = outcome.status.fault_side
+        if side is not None:
+            active.count_fault(side)
+        return self._store.add_trial(
+            Trial(
+                campaign=active.id,
+                workload=work.task.workload,
+                candidate=work.candidate.hash,
+                operating_point=work.task.point,
+                attempt=active.next_attempt(work.task, work.candidate.hash),
+                outcome=outcome,
+                trace_json=work.candidate.trace_json,
+                library_sha256=work.sha256,
+                build_s=work.build_s,
+                held_s=held_s,
+                board_type=work.task.board_type,
+            )
+        )
+
 
 # How long the loop waits where nothing finishes; orders, leases and deadlines are looked at that often.
 _TICK_S = 0.2

@@ -10,18 +10,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farm.campaign.engine import foreign
+from farm.campaign.after_trials import leave_room
+from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
-from farm.campaign.order import Order, SearchOrder
-from farm.campaign.order_time import leave_search_s
+from farm.campaign.order import Order, SearchOrder, leave_search_s
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.campaign.winner_share import leave_room
 from farm.errors import FarmError, StoreFaultError
 from farm.processes.machine import process_identity
 from farm.settings import Settings
@@ -226,7 +225,7 @@ class CampaignOrders:
         order, settings = active.order, self._settings
         rows = {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(active.id)}
         tasks = {
-            task: foreign.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
+            task: resume.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
             for task in list_tasks(order)
         }
 
@@ -234,7 +233,7 @@ class CampaignOrders:
             return self._recall(active, task)
 
         def find_foreign(task: v.TaskKey) -> list[Any]:
-            return foreign.fetch_foreign(self._store, active, task) if order.search.warm_start else []
+            return resume.fetch_foreign(self._store, active, task) if order.search.warm_start else []
 
         self._searches.open(
             SearchPlan(

@@ -9,15 +9,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from farm.campaign.after_trials import CHECK_S
+from farm.campaign.after_trials import CHECK_S, plan_allowance
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
-from farm.campaign.order import Order
-from farm.campaign.order_time import count_tasks, list_final_s
+from farm.campaign.order import Order, count_tasks, list_final_s
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
-from farm.campaign.winner_share import plan_allowance
-from farm.selection.looks import LOOKS
+from farm.selection.tie import LOOKS
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 

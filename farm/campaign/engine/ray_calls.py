@@ -6,6 +6,7 @@ What its actors do is in `searches` and `farm.search.build.build_pool`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -22,10 +23,110 @@ from typing import Any
 import psutil
 import ray
 
-from farm.campaign.engine import ray_private
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.search.build import builder
 from farm.settings import find_folders
+
+_CONSTANTS, _UTILS = "_private.ray_constants", "_private.utils"
+_SWITCH, _IS_ON = f"{_CONSTANTS}.ENABLE_RAY_CLUSTERS_ENV_VAR", f"{_CONSTANTS}.ENABLE_RAY_CLUSTER"
+_HANDLER = f"{_UTILS}.set_sigterm_handler"
+_CONFIG, _TOKENS = "_raylet.Config.initialize", "_raylet.AuthenticationTokenLoader.instance"
+_NODE = "_private.node.Node"
+# Each is a process that imports all of Ray, and is nothing to a Ray of one machine whose dashboard is off: one reads
+# workers' output to show it to the driver, one asks a cloud for machines, one serves the dashboard.
+_SERVANTS = tuple(f"{_NODE}.{name}" for name in ("start_log_monitor", "start_monitor", "start_api_server"))
+
+# Below `ray`; and what of the farm needs it.
+PARTS = {
+    _SWITCH: "a Ray of our own listens on loopback alone",
+    _IS_ON: "a Ray of our own listens on loopback alone",
+    _HANDLER: "signals while Ray starts are ours",
+    _CONFIG: "each Ray has a token of its own",
+    _TOKENS: "each Ray has a token of its own",
+    **dict.fromkeys(_SERVANTS, "a Ray of our own starts no process that nobody needs"),
+}
+
+
+def find_moved(parts: Sequence[str] = tuple(PARTS)) -> list[str]:
+    """What this Ray does not have where the farm looks for it, each with what needs it."""
+    return [f"ray.{part} ({PARTS[part]})" for part in parts if _find(part) is None]
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Have a Ray that is started in the block listen on loopback alone. Raises UnavailableError.
+
+    Where the machine has a network, Ray takes its address there for the node's and listens on all of them, so that
+    others may join, which nobody may here. This is the switch by which it does not on systems that it has no clusters
+    on; its children read it from the environment.
+    """
+    _require(_SWITCH, _IS_ON)
+    constants = _find(_CONSTANTS)
+    name: str = _find(_SWITCH)
+    before, os.environ[name] = os.environ.get(name), "0"
+    known, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = known
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def without_servants() -> Iterator[None]:
+    """Have a Ray that is started in the block do without what it starts for others: 3.6 s of a core, half of its start.
+
+    Raises UnavailableError.
+    """
+    _require(*_SERVANTS)
+    node = _find(_NODE)
+    names = [part.rpartition(".")[2] for part in _SERVANTS]
+    before = {name: getattr(node, name) for name in names}
+    try:
+        for name in names:
+            setattr(node, name, lambda *_, **__: None)
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(node, name, method)
+
+
+@contextlib.contextmanager
+def without_handlers() -> Iterator[None]:
+    """Keep Ray from putting a handler of its own in place for SIGTERM. Raises UnavailableError."""
+    _require(_HANDLER)
+    utils = _find(_UTILS)
+    setter, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = setter
+
+
+def forget_token() -> None:
+    """Have this process read from its environment anew how Ray lets it in, which Ray reads once.
+
+    Raises UnavailableError.
+    """
+    _require(_CONFIG, _TOKENS)
+    _find(_CONFIG)("")
+    _find(_TOKENS)().reset_cache()
+
+
+def _find(part: str) -> Any:
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), part.split("."), ray)
+
+
+def _require(*parts: str) -> None:
+    if moved := find_moved(parts):
+        raise UnavailableError(
+            f"Ray {ray.__version__} has no {', '.join(moved)}",
+            "Install the Ray that this farm is tested with: the version is in requirements/all.txt.",
+        )
+
 
 _PREFIX = "farm-ray-"
 # Ray opens the folder that it is given, and what it makes in it, to every user (mode 0777): around it is one of ours.
@@ -49,8 +150,8 @@ def ray_running(cores: int) -> Iterator[None]:
             with (
                 own_signal_handlers(),
                 outside_folder(),
-                ray_private.on_loopback(),
-                ray_private.without_servants(),
+                on_loopback(),
+                without_servants(),
                 _with_token(),
             ):
                 # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
@@ -68,7 +169,7 @@ def ray_running(cores: int) -> Iterator[None]:
             raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
-            ray_private.forget_token()  # another Ray of this process, a cluster say, has one of its own
+            forget_token()  # another Ray of this process, a cluster say, has one of its own
             _end_stragglers(folder)
             builder.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
 
@@ -95,7 +196,7 @@ def _with_token() -> Iterator[None]:
     wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
     before = {name: os.environ.get(name) for name in wanted}
     _set_environment(wanted)
-    ray_private.forget_token()
+    forget_token()
     try:
         yield
     finally:
@@ -124,7 +225,7 @@ def own_signal_handlers() -> Iterator[None]:
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
     try:
-        with ray_private.without_handlers():
+        with without_handlers():
             yield
     finally:
         for each, handler in zip(signals, before, strict=True):

@@ -6,10 +6,13 @@ This is how a campaign begins, and how it goes on after whatever ended its engin
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from farm.campaign.order import Order
+from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
+from farm.campaign.engine.active import Active
+from farm.campaign.order import Order, TypeOrder
 from farm.campaign.scheduler.values import (
     Budget,
     CampaignAdded,
@@ -19,6 +22,90 @@ from farm.campaign.scheduler.values import (
     ScheduledCampaign,
     TaskKey,
 )
+from farm.inventory.board_types import load_board_types
+from farm.search import workloads
+from farm.search.tuners import campaign_search
+from farm.search.tuners.cost_model import Traits, derive_traits
+from farm.store import Store
+
+# Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
+_TRIALS_PER_TASK = 200
+_TRIALS_PER_SOURCE = 40
+# Reading the files takes 50 ms, and every task and every foreign trial asks for one type.
+_load_types = functools.cache(load_board_types)
+
+
+def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
+    """A task from its workload's row (`Store.fetch_workloads`)."""
+    traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
+    return campaign_search.SearchTask(to_workload(row), task.board_type, task.point, traits)
+
+
+def to_workload(row: Mapping[str, Any]) -> workloads.Workload:
+    """A workload from its row."""
+    return workloads.Workload(
+        hash=row["hash"],
+        name=row["name"],
+        flop=row["flop"],
+        weight=int(row.get("weight", 1)),
+        arguments=tuple((tuple(shape), dtype) for shape, dtype in row["arguments"]),
+        module_json=row["module_json"],
+        target=row["target"],
+        pipeline=row["pipeline"],
+    )
+
+
+def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
+    """What a type's CPU is at a point, as far as its file and the point say."""
+    about = _load_types().get(board_type)
+    clusters = about.clusters if about else ()
+    highest = max((hz for cluster in clusters for hz in cluster.freqs_hz), default=0)
+    set_hz = dict(point.cpu_freq_hz) if point else {}
+    cpu_hz = set_hz.get(EVERY_CLUSTER) or max(set_hz.values(), default=0) or highest
+    memory = max(about.memory.freqs_hz, default=0) if about and about.memory else 0
+    config = about.target.to_tvm() if about and about.target else target
+    memory_hz = (point.memory_freq_hz if point else None) or memory
+    return derive_traits(config, threads, float(cpu_hz), float(memory_hz))
+
+
+def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_search.ForeignTrial]:
+    """Good trials of workloads of the same operator kind, elsewhere than at this very task.
+
+    For real boards those of simulated ones that run the same processor's code fill up what real ones leave.
+    """
+    of_type = active.type_of(task.board_type)
+    kind = active.workload_of(task).kind
+    hashes = [each for each, name in store.fetch_workload_names() if workloads.operator_kind(name) == kind]
+    rows = store.fetch_similar_trials(
+        hashes,
+        exclude=(task.workload, task.board_type, task.point),
+        simulated=of_type.simulated,
+        limit=_TRIALS_PER_TASK,
+        per_task=_TRIALS_PER_SOURCE,
+    )
+    if not of_type.simulated and not of_type.is_host and len(rows) < _TRIALS_PER_TASK:
+        priced = store.fetch_similar_trials(
+            hashes, simulated=True, limit=_TRIALS_PER_TASK - len(rows), per_task=_TRIALS_PER_SOURCE
+        )
+        rows += [row for row in priced if row["target"].get("mtriple") == of_type.target.get("mtriple")]
+    points = {key: point for each in active.order.types for key, point in each.points.items()}
+    return [
+        campaign_search.ForeignTrial(
+            to_workload({**row, "hash": row["workload"]}),
+            row["board_type"],
+            row["operating_point"],
+            find_traits(
+                row["board_type"],
+                row["target"],
+                int(row["target"].get("num-cores", 0)),
+                points.get(row["operating_point"]),
+            ),
+            row["candidate"],
+            row["trace_json"],
+            row["median_s"],
+        )
+        for row in rows
+    ]
 
 
 def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:

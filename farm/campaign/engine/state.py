@@ -9,14 +9,59 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from farm import folders
 from farm.connectivity.services_state import hold_lock, is_locked, write_whole
+from farm.errors import FarmError
 from farm.processes.machine import process_identity
+from farm.settings import StoreLocation
+from farm.store import Store
+from farm.store.engines import ENGINE_TTL_S
+
+# Two may fail before others believe that it is gone.
+_BEATS_PER_TTL = 3
+_STOP_TIMEOUT_S = 35.0
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> Iterator[None]:
+    """Note for the block, on a thread with a store of its own, that the engine `me` is there. Raises UnavailableError.
+
+    A store in a file needs none: its users are on one machine.
+    """
+    if not isinstance(location, str):
+        yield
+        return
+    with Store(location) as store:
+        store.note_engine(me, ttl_s)
+    ended = threading.Event()
+    thread = threading.Thread(target=_beat, args=(location, me, ttl_s, ended), name="farm-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_STOP_TIMEOUT_S)
+        with contextlib.suppress(FarmError), Store(location) as store:
+            store.forget_engine(me)
+
+
+def _beat(location: StoreLocation, me: Mapping[str, Any], ttl_s: float, ended: threading.Event) -> None:
+    while not ended.wait(ttl_s / _BEATS_PER_TTL):
+        try:
+            with Store(location) as store:
+                store.note_engine(me, ttl_s)
+        except FarmError as error:
+            _log.warning("no sign of life could be given: %s", error)
+
 
 # The exit code of an engine that finds another one; no error of ours has it.
 ANOTHER_RUNS = 75

@@ -9,8 +9,7 @@ import functools
 
 from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, expect_with, mean_with
+from farm.campaign.scheduler.edit import AGAIN, BUILDING, ON_BOARD, READY, TO_BUILD, Draft, expect_with, mean_with
 from farm.campaign.scheduler.priority import WorkloadState
 from farm.campaign.scheduler.state import (
     BoardEntry,

@@ -14,10 +14,10 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from farm.campaign.scheduler import dispatch as phases
 from farm.campaign.scheduler import events as fleet_events
-from farm.campaign.scheduler import phases
 from farm.campaign.scheduler.dispatch import dispatch
-from farm.campaign.scheduler.draft import Draft
+from farm.campaign.scheduler.edit import Draft
 from farm.campaign.scheduler.state import CampaignEntry, FleetState, LaneEntry, Pool
 from farm.campaign.scheduler.supply import build_ahead, search_ahead
 from farm.campaign.scheduler.values import Decision, Event, Status

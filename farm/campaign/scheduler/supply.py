@@ -1,13 +1,12 @@
 """How much to search and build ahead, and of which workloads: bounded queues whose length follows what boards consume.
 
-Works on a draft. Who gets what was built is `fleet_dispatch`'s business.
+Works on a draft. `dispatch` gives what was built to boards.
 """
 
 from __future__ import annotations
 
-from farm.campaign.scheduler.draft import Draft
-from farm.campaign.scheduler.edit import BUILDING
-from farm.campaign.scheduler.phases import may_prepare, plan_queues
+from farm.campaign.scheduler.dispatch import may_prepare, plan_queues
+from farm.campaign.scheduler.edit import BUILDING, Draft
 from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState, decide_next
 from farm.campaign.scheduler.state import CampaignEntry, LaneEntry, RequestEntry, change
 from farm.campaign.scheduler.values import Build, Search, Status

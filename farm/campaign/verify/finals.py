@@ -26,16 +26,15 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
-from farm.campaign.order import Order, TypeOrder
-from farm.campaign.order_time import find_final_s
-from farm.campaign.verify import final_report, final_rules
-from farm.campaign.verify.checks import MAX_FAULTS, MAX_LOSSES
+from farm.campaign.order import Order, TypeOrder, find_final_s
+from farm.campaign.verify import final_rules
+from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES
 from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Promise, until
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
-from farm.points.conditions import format_clocks
+from farm.points.values import format_clocks
 from farm.selection.tie import Round
 from farm.settings import Settings
 from farm.store import Store
@@ -161,7 +160,7 @@ class Finals:
         try:
             document = await self._decide(key, of_type)
         except FarmError as error:
-            document = final_report.describe_none(key._asdict(), of_type, error.message)
+            document = final_rules.describe_none(key._asdict(), of_type, error.message)
             self._store.add_event("model_not_timed", self._order.name, f"{_name(key)}: {error.message}")
         self.documents.append(document)
         self._open.discard(key)
@@ -188,8 +187,8 @@ class Finals:
             raise PermanentError("none of its programs computes what the model does")
         refused = final.refused[verdict.taken]
         sizes = {name: len(each.program) for name, each in final.contenders.items()}
-        document = final_report.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
-        document["in_place"] = final_report.describe_in_place(built.parts, ratios)
+        document = final_rules.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
+        document["in_place"] = final_rules.describe_in_place(built.parts, ratios)
         document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
         self._store.save_decision(
             ModelDecision(

@@ -16,18 +16,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
+from farm.campaign.after_trials import Allowance, plan_allowance
 from farm.campaign.order import Order
-from farm.campaign.verify import checks
-from farm.campaign.verify.checks import Program
+from farm.campaign.verify import programs
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
-from farm.campaign.verify.programs import CheckWanted, Programs
+from farm.campaign.verify.programs import CheckWanted, Program, Programs
 from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
 from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
-from farm.campaign.winner_share import Allowance, plan_allowance
 from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError
-from farm.measure.arguments import make_inputs
+from farm.measure.arrays import make_inputs
 from farm.search import gpus
 from farm.selection.rounds import RoundRun
 from farm.selection.tie import TieRule
@@ -255,7 +254,7 @@ class Verification:
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
         inputs = make_inputs(self._workloads[program.key.place]["arguments"], self._order.search.seed)
-        spec = checks.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
+        spec = programs.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
         point = self._types[key.board_type].points[key.point]
         try:
             check.answer = await self._outbox.ask(RunWanted(board.name, point, spec, check.binary, inputs))
@@ -272,7 +271,7 @@ class Verification:
                     program = task.programs[run.left.pop(0)]
                     if program.library is None:
                         raise InternalError(f"{program.candidate} is measured before it was built")
-                    spec = checks.to_measure_spec(program, self._order, task.of_type)
+                    spec = programs.to_measure_spec(program, self._order, task.of_type)
                     request = MeasureWanted(board.name, task.point, spec, program.library)
                     asked.append((program, self._outbox.ask(request)))
                 program, request = asked[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.search.build import borders, extremes, fetching, rows, sums, unrolling
+from farm.search.build import borders, fetching, rows, sums
 from farm.search.cores import find_core
 from farm.search.families.facts import size_of
 from tvm import tirx
@@ -18,6 +18,32 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 import tvm
 import tvm_ffi
+
+
+_TYPE = "float32"
+
+
+def use_instructions(function: Any) -> Any:
+    """A lowered function with LLVM's own maximum and minimum of vectors.
+
+    A limit that is a constant is left: a compiler sees that it is a number.
+    """
+
+    def change(node: Any) -> Any:
+        dtype = str(node.ty.dtype)
+        if not dtype.startswith(f"{_TYPE}x") or any(_is_constant(each) for each in (node.a, node.b)):
+            return node
+        name = "llvm.maximum" if isinstance(node, tirx.Max) else "llvm.minimum"
+        return tirx.call_llvm_pure_intrin(dtype, name, node.a, node.b)
+
+    body = tvm_ffi.structural_map(function.body, [(tirx.Max, change), (tirx.Min, change)])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)
+
+
 
 # What `tvm.tirx.build` and `relax.build` are asked for by name.
 PIPELINE = "farm"
@@ -54,10 +80,10 @@ def _make() -> tuple[Any, Any, Any]:
                 if core is not None:
                     function = rows.use_vectors(function, core.lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
-                    for change in (extremes.use_instructions, sums.begin_with_bias, borders.set_apart):
+                    for change in (use_instructions, sums.begin_with_bias, borders.set_apart):
                         function = change(function)
                 else:
-                    function = unrolling.unroll_sums(function, STACK_BYTES)
+                    function = sums.unroll_sums(function, STACK_BYTES)
                 function = fetching.fetch_ahead(function, target, STACK_BYTES)
             module.update_func(variable, keep_on_stack(function))
         return module

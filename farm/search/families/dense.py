@@ -14,10 +14,67 @@ from typing import Any
 
 from farm.search.cores import Core
 from farm.search.families import facts as reading
+from farm.search.families import loops
 from farm.search.families import loops as steps
-from farm.search.families import reduction_parts
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
+
+# Transfers of a sum for each part: it is read, the part's own is read, and it is written.
+_MOVED = 3
+
+
+def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
+    """The knob `parts`, where a block of two vectors of channels is too long to be fetched ahead and a part is not."""
+    places = [axis.at for axis in (*facts.pixels, *facts.channels, *facts.sums)]
+    if facts.group or len(facts.sums) < 2 or places != list(range(len(places))):
+        return {}
+    pair = 2 * core.lanes(facts.element_bytes) * facts.depth * facts.weight_element_bytes
+    rows = facts.sums[0].extent
+    fits = 0 < core.fetched_bytes < pair <= rows * core.fetched_bytes
+    return {"parts": (1, rows)} if rows > 1 and fits else {}
+
+
+def count_moved(plan: Plan) -> int:
+    """How often a sum is read or written beside what a single part does."""
+    parts = plan.get("parts", 1)
+    return _MOVED * parts if parts > 1 else 0
+
+
+def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> None:
+    """Schedule a contraction with nothing between it and the block that writes the result, but for its pad.
+
+    `split_tile` splits loops of pixels and channels into outer ones and a list of a tile's own.
+    """
+    main = schedule.get_sblock(facts.main)
+    part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
+    last = loops.write_apart(schedule, facts)
+    *pixels, channel = schedule.get_loops(last)
+    block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
+    schedule.reorder(block, *pixels, channel)
+    vector, lane = schedule.split(channel, [None, plan["lanes"]])
+    schedule.unroll(vector)
+    schedule.vectorize(lane)
+    schedule.parallel(block)
+    schedule.compute_at(main, block, preserve_unit_loops=True)
+    schedule.set_scope(main, 0, "global")
+    _, part, *own = schedule.get_loops(main)
+    *outer, tile = split_tile(schedule, own, plan)
+    schedule.reorder(part, *outer, *tile)
+    schedule.compute_at(part_sums, outer[-1], preserve_unit_loops=True)
+    count = len(facts.pixels)
+    own = schedule.get_loops(part_sums)[-(count + 1 + len(facts.sums)) :]
+    pixels, channel, sums = own[1 : count + 1], own[count + 1], own[count + 2 :]
+    vector, lane = schedule.split(channel, [None, plan["lanes"]])
+    schedule.reorder(*sums, *pixels, vector, lane)
+    for each in (*pixels, vector, *tile[:-1]):
+        schedule.unroll(each)
+    for each in (lane, tile[-1]):
+        schedule.vectorize(each)
+    schedule.decompose_reduction(part_sums, sums[0])
+    schedule.decompose_reduction(main, part)
+    if facts.pad:
+        loops.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=False)
+
 
 # Options of `order`, which loops are outside: rows of pixels, so that the weights serve all channels of a few rows, or
 # blocks of channels, so that a block of weights stays in the cache for all pixels.
@@ -88,7 +145,7 @@ class Dense:
             "order": (ROWS_OUTSIDE, CHANNELS_OUTSIDE),
             "pad": self._list_pads(facts, core),
             **list_steps(core, facts.line, facts.element_bytes, facts.row),
-            **({} if self.inner else reduction_parts.list_parts(facts, core)),
+            **({} if self.inner else list_parts(facts, core)),
         }
 
     @staticmethod
@@ -118,7 +175,7 @@ class Dense:
         step *= _COLLIDING if self._collides(facts, plan, core) else 1.0
         inner = max(facts.depth * step, self._streamed(facts, plan, core) / core.l2_bytes_per_cycle)
         inner += self._reloads(facts, plan, core) / core.l2_bytes_per_cycle
-        moved = 2 + reduction_parts.count_moved(plan)
+        moved = 2 + count_moved(plan)
         written = tile * vectors * moved / core.loads_per_cycle(lanes * facts.element_bytes * 8)
         compute = tiles * (inner + written + parts * _TILE_CYCLES)
         shared, weights, others = self._split(facts, plan, core, blocks, area)
@@ -218,7 +275,7 @@ class Dense:
         """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
         facts = self.begin(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
-            reduction_parts.apply(schedule, facts, plan, self._split_tile)
+            apply(schedule, facts, plan, self._split_tile)
             return
         last = steps.write_apart(schedule, facts)
         parallel, at, tile = self.tile(schedule, schedule.get_loops(last), plan, by_rows=self._pads_rows(facts, plan))

@@ -10,7 +10,7 @@ from farm.search.cores import Core
 from farm.search.families.dense import Dense
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan
-from farm.search.graph import dot_instructions, dots
+from farm.search.graph import dots
 
 # On Arm, where a product takes several instructions: how many times as long as the second cache needs for a line it is
 # waited for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
@@ -38,7 +38,7 @@ class Dots(Dense):
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
         """As `dense`, with the lanes that the instruction is there for."""
         found = dict(super().options(facts, core))
-        there = dot_instructions.list_lanes("aarch64" if core.lane_fma else "x86_64", facts.at_once)
+        there = dots.list_lanes("aarch64" if core.lane_fma else "x86_64", facts.at_once)
         return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes in there)}
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
@@ -48,18 +48,18 @@ class Dots(Dense):
         kinds = {str(region.source.dtype) for region in schedule.get(main).reads}
         data = "uint8" if "uint8" in kinds else "int8"
         at_once = int(schedule.get(main).annotations[dots.MARK])
-        schedule.tensorize(lane, dot_instructions.register(data, int(schedule.get(lane).extent), at_once))
+        schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent), at_once))
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
         """Where a product of bytes takes several instructions: on Arm weights are two vectors, and so are data."""
-        if facts.at_once == dot_instructions.STEP:
+        if facts.at_once == dots.STEP:
             return super()._count_held(facts, plan, core)
         return plan["vectors"] + _PASSING if core.lane_fma else _PASSING_X86
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
         """Where a product of bytes takes several instructions, on Arm a tile waits for all of its weights."""
         waited = super()._reloads(facts, plan, core)
-        if facts.at_once == dot_instructions.STEP or not core.lane_fma:
+        if facts.at_once == dots.STEP or not core.lane_fma:
             return waited
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
         return waited + (_WAITED * weights if waited else 0.0)
@@ -69,7 +69,7 @@ class Dots(Dense):
 
         On Arm half of them multiply and half add up, and either makes weights and data ready. On x86 half multiply.
         """
-        if facts.at_once == dot_instructions.STEP:
+        if facts.at_once == dots.STEP:
             return super()._step_cycles(facts, plan, core)
         pixels, vectors = plan["pixels"] * plan["rows"], plan["vectors"]
         tile = pixels * vectors

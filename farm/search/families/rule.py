@@ -19,9 +19,8 @@ from farm.search.families.gpu_flat import GpuFlat, GpuSums
 from farm.search.families.gpu_norm import GpuNorms
 from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
-from farm.search.families.pooled import Pooled
 from farm.search.families.reduce import Reduce
-from farm.search.families.separable import Separable
+from farm.search.families.strips import Pooled, Separable
 from farm.search.families.winograd import Winograd
 from farm.search.gpus import TargetGpu
 

@@ -19,8 +19,10 @@ from farm.search.families import expressions
 from farm.search.families import facts as reading
 from farm.search.families import loops as steps
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, PAD_ROWS, Dense
-from farm.search.families.facts import Axis, Contraction
+from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, VECTORS, Depthwise
+from farm.search.families.facts import Axis, Contraction, read_contraction
 from farm.search.families.family import Plan, Prediction
+from farm.search.families.loops import divisors, write_apart
 from farm.search.graph import dots
 
 # Most strips' heights that are tried; strips of few rows compute much twice.
@@ -168,3 +170,137 @@ def _read_block(schedule: Any, name: str) -> Any:
 
 def _bounds() -> tuple[type, ...]:
     return tirx.Min, tirx.Max
+
+
+# Cycles of one of the pool's own tiles beside its loads and maxima.
+_TILE_CYCLES = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxPool:
+    """A pool of maxima: its block, the columns of its result, and rows by columns of its window."""
+
+    block: str
+    columns: int
+    window: tuple[int, int]
+
+
+class Pooled(StripFamily):
+    """Functions of a convolution and a pool, whose tiles are as wide as the convolution's."""
+
+    name = "pooled"
+
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
+        block = schedule.get(schedule.get_sblock(names[0]))
+        store = block.body
+        kinds = [reading.is_sum(v) for v in block.iter_vars]
+        if len(names) > 1 or kinds != [False] * 4 + [True] * 2 or not isinstance(store, tirx.BufferStore):
+            return None
+        variables = [v.var for v in block.iter_vars]
+        loads, comparisons = expressions.read_value(store.value)
+        loads = [load for load in loads if not load.source.same_as(store.buffer)]
+        if (
+            not isinstance(store.value, tirx.Max)
+            or comparisons
+            or [load.source.same_as(data) for load in loads] != [True]
+        ):
+            return None
+        one, row, column, channel, down, _ = variables
+        indices = list(loads[0].indices)
+        if not all(a.same_as(b) for a, b in zip(store.indices, variables[:4], strict=True)):
+            return None
+        if not indices[0].same_as(one) or not indices[3].same_as(channel) or expressions.mentions(indices[1], column):
+            return None
+        stride, extents = expressions.slope(indices[1], row), [int(v.dom.extent) for v in block.iter_vars]
+        if stride < 1 or expressions.slope(indices[1], down) != 1:
+            return None
+        pool = MaxPool(names[0], extents[2], (extents[4], extents[5]))
+        return SlidingWindow(extents[1], extents[4], stride, reading.size_of(store.buffer), pool)
+
+    def predict_own(self, facts: Strips, plan: Plan, core: Core) -> float | None:
+        pool, contraction = facts.window.step, facts.contraction
+        results = facts.window.rows * pool.columns * contraction.channel // plan["lanes"]
+        loads = math.prod(pool.window) / core.loads_per_cycle(plan["lanes"] * contraction.element_bytes * 8)
+        return float(results * (loads + 2 + _TILE_CYCLES / plan["vectors"]))
+
+    def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
+        contraction = self._tiles.begin(schedule, facts.contraction, plan)
+        last = write_apart(schedule, contraction)
+        pool = schedule.get_sblock(facts.window.step.block)
+        one, row, column, channel, down, across = schedule.get_loops(pool)
+        strip, row = schedule.split(row, [None, plan["strip"]])
+        block, vector, lane = schedule.split(channel, [None, plan["vectors"], plan["lanes"]])
+        outside = plan["order"] == CHANNELS_OUTSIDE
+        order = [one, strip, block, row, column] if outside else [one, strip, row, column, block]
+        schedule.reorder(*order, down, across, vector, lane)
+        share = schedule.fuse(*order[: 3 if outside else 2])
+        for loop in (vector, across):
+            schedule.unroll(loop)
+        schedule.vectorize(lane)
+        self.compute_rows(schedule, contraction, plan, last, share)
+        schedule.decompose_reduction(pool, down)
+        schedule.unroll(down)
+
+
+# Most pixels of a row that are a tile of the depthwise convolution.
+_MOST_PIXELS = 14
+
+
+class Separable(StripFamily):
+    """Functions of a convolution and a depthwise one, whose tiles are of one row."""
+
+    name = "separable"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depthwise = Depthwise()
+
+    def find_first(self, schedule: Any, names: list[str], main: int) -> int:
+        """The block before the one that sums up where that pads: it compares where it reads."""
+        value = getattr(schedule.get(schedule.get_sblock(names[main - 1])).body, "value", None)
+        pads = str(getattr(getattr(value, "op", None), "name", "")).endswith(".if_then_else")
+        return main - 1 if pads else main
+
+    def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
+        found = read_contraction(schedule, names)
+        if found is None or found.group != 1 or found.channels or len(found.batch) != 1 or len(found.pixels) != 3:
+            return None
+        block = schedule.get(schedule.get_sblock(found.pad or found.main))
+        if not any(region.source.same_as(data) for region in block.reads):
+            return None
+        return SlidingWindow(found.pixels[1].extent, found.reach[1], found.stride[1], found.result_bytes, found)
+
+    def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """`own_vectors` and `own_pixels` of a tile of the depthwise convolution."""
+        columns = facts.window.step.pixels[-1].extent
+        return {
+            "own_vectors": VECTORS,
+            "own_pixels": tuple(divisors(columns, _MOST_PIXELS)),
+        }
+
+    @staticmethod
+    def _own_plan(plan: Plan) -> dict[str, int]:
+        own = {"vectors": plan["own_vectors"], "pixels": plan["own_pixels"], "lanes": plan["lanes"]}
+        return {**own, "rows": 1, "pad": PAD_NONE, "unroll": UNROLL_COLUMNS}
+
+    def predict_own(self, facts: Strips, plan: Plan, core: Core) -> float | None:
+        if plan["vectors"] % plan["own_vectors"]:
+            return None
+        prediction = self._depthwise.predict(facts.window.step, self._own_plan(plan), core)
+        return None if prediction is None else prediction.terms["compute"]
+
+    def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
+        contraction = self._tiles.begin(schedule, facts.contraction, plan)
+        step, own = facts.window.step, self._own_plan(plan)
+        last = write_apart(schedule, contraction)
+        result = self._depthwise.begin(schedule, step, own)
+        (one, line, block), column, tile = self._depthwise.tile(schedule, step, schedule.get_loops(result), own)
+        strip, line = schedule.split(line, [None, plan["strip"]])
+        block, part = schedule.split(block, [None, plan["vectors"] // plan["own_vectors"]])
+        outside = plan["order"] == CHANNELS_OUTSIDE
+        order = [one, strip, block, line, part, column] if outside else [one, strip, line, block, part, column]
+        schedule.reorder(*order, *tile)
+        share = schedule.fuse(*order[: 3 if outside else 2])
+        first = self._depthwise.fill(schedule, step, own, column, tile)
+        self.compute_rows(schedule, contraction, plan, last, share)
+        schedule.decompose_reduction(schedule.get_sblock(step.main), first)

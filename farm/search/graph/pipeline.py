@@ -9,38 +9,129 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import onnx
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
 from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
-from farm.search import cores, gpus
+from farm.search import cores, gpus, target, workloads
 from farm.search.graph import (
-    algorithms,
     canonical,
     channel_padding,
     constants,
-    copy_fusion,
     decomposition,
     deconvolutions,
-    dot_instructions,
     dots,
-    half_arithmetic,
     half_precision,
+    importer,
     in_place_concat,
-    pixel_padding,
     quantised,
     recurrent,
     strip_fusion,
     transposes,
-    uncompiled,
-    vector_math,
     winograd,
 )
 from farm.search.tvm_errors import find_reason
+from farm.search.workloads import Workload
+
+# What the executable calls by itself, whoever wrote the code. Anything else needs a function of its own.
+_CALLS = frozenset(
+    {
+        "relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed", "relax.call_pure_packed",
+        "relax.call_builtin_with_ctx", "relax.invoke_closure", "relax.tensor_to_shape", "relax.shape_of",
+    }
+)  # fmt: skip
+# TVM's Python package registers these, which boards run without.
+_PYTHON_ONLY = "relax.run."
+
+
+def find_operators(module: Any, target: Any) -> list[str]:
+    """Names of operators that still have no code once the compiler has done what it can, such as `nn.conv2d`."""
+    # The passes with which `relax.build` begins: sorting and scanning become code there, not in our pipelines.
+    passes = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), relax.transform.LegalizeOps()]
+    with target:
+        lowered = tvm.transform.Sequential(passes)(module)
+    found: dict[str, None] = {}
+    for call in _list_calls(lowered):
+        if isinstance(call.op, relax.ExternFunc):
+            name = str(call.op.global_symbol)
+        elif call.op.name not in _CALLS:
+            name = f"{_PYTHON_ONLY}{_short(call)}"
+        elif call.args and isinstance(call.args[0], relax.ExternFunc):
+            name = str(call.args[0].global_symbol)
+        else:
+            continue
+        if name.startswith(_PYTHON_ONLY):
+            found.setdefault(name.removeprefix(_PYTHON_ONLY))
+    if any(_returns_shape(function) for function in _list_functions(lowered)):
+        found.setdefault("shape (as an output of the model)")
+    return list(found)
+
+
+def find_culprits(module: Any, target: Any) -> list[str]:
+    """Operators of an imported module that TVM fails to make code of, tried one by one after the whole failed."""
+    found: dict[str, None] = {}
+    for call in _list_calls(module):
+        if isinstance(call.op, relax.ExternFunc) or call.op.name in _CALLS:
+            continue
+        try:
+            with target:
+                relax.transform.LegalizeOps()(_alone(call))
+        except (tvm.error.InternalError, AssertionError, ValueError, RuntimeError, TypeError):
+            found.setdefault(_short(call))
+    return list(found)
+
+
+def _alone(call: Any) -> Any:
+    """A module that does nothing but this call."""
+    parameters: list[Any] = []
+
+    def fresh(argument: Any) -> Any:
+        if isinstance(argument, relax.Var):
+            parameters.append(relax.Var(f"x{len(parameters)}", argument.ty))
+            return parameters[-1]
+        if isinstance(argument, relax.Tuple):
+            return relax.Tuple([fresh(field) for field in argument.fields])
+        return argument
+
+    builder = relax.BlockBuilder()
+    copied = relax.Call(call.op, [fresh(argument) for argument in call.args], call.attrs, call.ty_args)
+    with builder.function("main", parameters):
+        builder.emit_func_output(builder.emit(copied))
+    return builder.get()
+
+
+def _list_functions(module: Any) -> list[Any]:
+    return [function for _, function in module.functions_items() if isinstance(function, relax.Function)]
+
+
+def _list_calls(module: Any) -> list[Any]:
+    """Calls of TVM's operators and of foreign functions, in their order."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op | relax.ExternFunc):
+            found.append(node)
+
+    for function in _list_functions(module):
+        relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _returns_shape(function: Any) -> bool:
+    result = function.ret_ty
+    parts = result.fields if isinstance(result, relax.TupleType) else [result]
+    return any(isinstance(part, relax.ShapeType) for part in parts)
+
+
+def _short(call: Any) -> str:
+    return str(call.op.name).removeprefix("relax.")
+
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +210,7 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
     for name, each in PIPELINES.items():
         if each == dataclasses.replace(own, name=name, weights=weights):
             if weights == half_precision.FP16 and kind.target is not None:
-                half_arithmetic.require(kind.target.to_tvm())
+                half_precision.require(kind.target.to_tvm())
             return kind.model_copy(update={"pipeline": name})
     raise UsageError(
         f"the graph pipeline {own.name} cannot store weights as {weights}",
@@ -134,7 +225,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
     instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
     """
     if pipeline.weights == half_precision.FP16:
-        half_arithmetic.require(target.export())
+        half_precision.require(target.export())
     tried = [pipeline] if pipeline.layout is None else [pipeline, PIPELINES["graph/1-nchw"]]
     operators: list[str] = []
     reason = ""
@@ -143,9 +234,9 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
         try:
             prepared = _run(module, target, each)
         except (tvm.error.InternalError, AssertionError, ValueError, RuntimeError, TypeError) as error:
-            operators, reason = uncompiled.find_culprits(module, target), find_reason(error)
+            operators, reason = find_culprits(module, target), find_reason(error)
             continue
-        operators, reason = uncompiled.find_operators(prepared, target), ""
+        operators, reason = find_operators(prepared, target), ""
         if not operators:
             if each is not pipeline:
                 _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
@@ -159,7 +250,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     # Before constants are folded, which would make float32 of weights in 8 bits.
-    passes = [quantised.lower(dot_instructions.data_type(target))] if pipeline.canonical else []
+    passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
     passes += [
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
@@ -178,22 +269,22 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     if pipeline.canonical:
         passes.append(transposes.sink())
         if pipeline.weights == half_precision.FP16:
-            passes.append(half_arithmetic.compute())
+            passes.append(half_precision.compute())
         passes.append(channel_padding.widen(target))
     if pipeline.winograd != "never":
         core = cores.core_of(target.export())
-        passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
+        passes.append(winograd.use_winograd(winograd.choose_winograd(core, exact=pipeline.winograd == "exact")))
     if pipeline.canonical:
-        passes += [dots.use_instruction(target, algorithms.choose_panel(target)), in_place_concat.mark()]
+        passes += [dots.use_instruction(target, winograd.choose_panel(target)), in_place_concat.mark()]
     if pipeline.polynomials:
-        passes.append(vector_math.legalise())
+        passes.append(decomposition.legalise())
     passes.append(relax.get_pipeline("zero"))
     if pipeline.canonical:
-        passes += [in_place_concat.split(), copy_fusion.gather()]
+        passes += [in_place_concat.split(), strip_fusion.gather()]
     if pipeline.prepack:
         passes.append(transform.AttachAttrLayoutFreeBuffers())
     if pipeline.canonical:
-        passes += [strip_fusion.join(target), canonical.canonicalise_all(), pixel_padding.pad_all(target)]
+        passes += [strip_fusion.join(target), canonical.canonicalise_all(), channel_padding.pad_all(target)]
     if pipeline.weights in (half_precision.BF16, half_precision.BF16_ALL):
         passes.append(half_precision.halve(target, pipeline.weights))
     with target:
@@ -232,3 +323,26 @@ def _split_preprocessing() -> Any:
         return done
 
     return tvm.transform.module_pass(split, opt_level=0, name="SplitScheduledPreprocessing")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """TVM's `module` and `target`, the `pipeline` really used, and the `workloads`, the heaviest first."""
+
+    module: Any
+    target: Any
+    pipeline: GraphPipeline
+    workloads: list[Workload]
+
+
+def prepare_model(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    target_config: Mapping[str, Any],
+    pipeline_name: str,
+) -> Prepared:
+    """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
+    compile_target = target.make_target(target_config)
+    module = importer.import_onnx(model, shapes)
+    module, used = prepare(module, compile_target, require_pipeline(pipeline_name))
+    return Prepared(module, compile_target, used, workloads.extract(module, compile_target, target_config, used.name))

@@ -17,16 +17,78 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.ir import Range
+from tvm.ir.expr import Call, TensorLoad
 
 from farm.search.cores import Core, find_core
 from farm.search.families import expressions, facts, rule
-from farm.search.families.pooled import Pooled
-from farm.search.families.separable import Separable
-from farm.search.families.strips import StripFamily, Strips
+from farm.search.families.strips import Pooled, Separable, StripFamily, Strips
 from farm.search.graph import bindings, canonical, in_place_concat
 from farm.search.graph.repeated_steps import repeat
+
+
+def gather() -> Any:
+    """A module pass that joins such copies with the convolution that reads them."""
+    return bindings.rewriting_pass(_gather, "GatherCopies")
+
+
+def _gather(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    return bindings.join_pairs(builder, function, _gather_pair)
+
+
+def _gather_pair(copying: Any, called: Any) -> Any | None:
+    if in_place_concat.is_join(copying) or not _only_copies(copying) or not _gains(called):
+        return None
+    return _merge(copying, called)
+
+
+def _only_copies(function: Any) -> bool:
+    """Whether a function moves elements and computes nothing; one that leaves them in order costs nothing anyway."""
+    if relax.analysis.has_reshape_pattern(function):
+        return False
+    schedule = bindings.schedule(function)
+    blocks = [schedule.get(schedule.get_sblock(name)) for name in facts.list_blocks(schedule)]
+    return bool(blocks) and all(_moves(getattr(block.body, "value", None)) for block in blocks)
+
+
+def _moves(value: Any) -> bool:
+    if isinstance(value, Call) and getattr(value.op, "name", "").endswith(".if_then_else"):
+        return all(isinstance(side, TensorLoad | tirx.FloatImm | tirx.IntImm) for side in value.args[1:])
+    return isinstance(value, TensorLoad)
+
+
+def _gains(function: Any) -> bool:
+    """Whether a function is a convolution that is better off with a copy inside.
+
+    One of 1x1 is not: its pixels are all alike as long as it reads them where they lie.
+    """
+    found = facts.read_contraction(bindings.schedule(canonical.canonicalise(function)))
+    if found is None or len(found.pixels) < 2:
+        return False
+    return found.pad is not None or any(r != 1 for r in found.reach) or any(s != 1 for s in found.stride)
+
+
+def _merge(copying: Any, function: Any) -> Any | None:
+    """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
+    schedule = bindings.schedule(bindings.chain(copying, function))
+    names = facts.list_blocks(schedule)
+    if len(set(names)) < len(names):
+        return None
+    copies = len(facts.list_blocks(bindings.schedule(copying)))
+    found = facts.read_contraction(bindings.schedule(function))
+    try:
+        for name in names[: copies if found is not None and found.pad is not None else copies - 1]:
+            schedule.compute_inline(schedule.get_sblock(name))
+    except tvm.s_tir.ScheduleError:
+        return None
+    result = schedule.mod["main"]
+    if facts.read_contraction(schedule) is None:
+        return None
+    for key, value in (function.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("op_pattern", bindings.OPAQUE)
+
 
 # Most rows of a result on top, for a number that is divided evenly.
 _MOST_MORE = 3

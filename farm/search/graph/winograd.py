@@ -1,6 +1,6 @@
 """Winograd's algorithm F(m, 3) for 3x3 convolutions of stride 1: its matrices, its function, its place in a graph.
 
-Which convolutions are computed so is `farm.search.graph.algorithms`' business, how the function is scheduled that of
+Which convolutions are computed so is `farm.search.graph.winograd`' business, how the function is scheduled that of
 `farm.search.families.winograd`. Root mean square error over that of the result, against float64, normal random data
 and weights, each sum in float32 in order:
 
@@ -14,15 +14,22 @@ and weights, each sum in float32 in order:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from farm.search import cores
+from farm.search.cores import Core
+from farm.search.families import facts, rule
+from farm.search.graph import canonical, channel_padding, dots
 
 # Of data: [n, h, w, c]. Of a padding: top, left, bottom, right.
 Shape = tuple[int, int, int, int]
@@ -244,3 +251,67 @@ def _static_shape(data: Any) -> Shape | None:
         return None
     n, h, w, c = (int(d) for d in shape)
     return n, h, w, c
+
+
+# F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
+EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
+# A larger tile is less exact, and predictions are right within a tenth: it has to promise more.
+_GAIN = 0.9
+# Share of the last cache that holds a convolution's weights until the next inference.
+_KEPT = 0.125
+
+
+def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
+    """What `winograd.use_winograd` asks, for a target's core; `exact` leaves out what rounds worse than direct."""
+
+    @functools.cache
+    def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
+        direct = channel_padding.pad(make_direct(shape, channels, padding, dtype), core)
+        best, least = 0, predict_in_model(direct, core)
+        for m in EXACT_TILES if exact else HALF_TILES if dtype == "float16" else ALL_TILES:
+            seconds = predict_in_model(make_function(shape, channels, padding, m, dtype), core)
+            if seconds < _GAIN * least:
+                best, least = m, seconds
+        return best
+
+    return choose
+
+
+def choose_panel(target: Any) -> dots.ChoosePanel:
+    """What `dots.use_instruction` asks for a target (TVM's): as many channels as a tile is predicted to have."""
+
+    def choose(function: Any) -> int:
+        core = cores.core_of(target.export())
+        outlook = rule.read_outlook(tvm.IRModule({"main": canonical.canonicalise(function)}), core)
+        plans = outlook.plans() if outlook is not None else []
+        return plans[0][1]["lanes"] * plans[0][1]["vectors"] if plans else 0
+
+    return choose
+
+
+def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
+    """Seconds by the best plan where all weights but a few come from memory, as they do when a whole model runs.
+
+    Half of that time is taken to pass while the core computes. Infinite where no family has a plan. Waits for single
+    lines are left out, which not all families count.
+    """
+    core = dataclasses.replace(core, line_wait=0.0)
+    outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
+    plans = outlook.plans() if outlook is not None else []
+    if not plans:
+        return math.inf
+    fetched = max(0.0, facts.size_of(function.params[weight_at]) - kept_bytes(core))
+    return plans[0][0].seconds + fetched / core.memory_bytes_per_s / 2
+
+
+def kept_bytes(core: Core) -> float:
+    """So much of one function's weights is still in a cache at the next inference."""
+    return max(core.l2_bytes, core.l3_bytes) * _KEPT
+
+
+def make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
+    """The convolution as a TIR function of data and of weights [3, 3, in, out], directly."""
+    data = te.placeholder(shape, dtype, name="data")
+    weight = te.placeholder((KERNEL, KERNEL, shape[3], channels), dtype, name="weight")
+    result = topi.nn.conv2d_nhwc(data, weight, 1, list(padding), 1)
+    return canonical.canonicalise(te.create_prim_func([data, weight, result], index_dtype_override="int64"))

@@ -14,13 +14,12 @@ import numpy as np
 
 from farm.errors import UsageError
 from farm.search.candidates import Candidate
-from farm.search.tuners import droplet, grid, strategies
+from farm.search.tuners import strategies
 from farm.search.tuners.correction import Correction
-from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Trees
+from farm.search.tuners.cost_model import LOSSES, Features, Floats, SampleGroup, Traits, Trees
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
-from farm.search.tuners.traits import Traits
 from farm.search.tuners.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
 from farm.search.workloads import Workload
 
@@ -94,7 +93,7 @@ class CampaignSearch:
         self._tasks[key] = opened
         if self._tuner == "grid":
             try:
-                grid.check_size(opened.history)
+                strategies.check_size(opened.history)
             except UsageError as error:
                 opened.exhausted = True
                 opened.remarks.append(str(error))
@@ -175,11 +174,11 @@ class CampaignSearch:
     def _search(self, key: str, task: _Task, count: int) -> list[Evaluated]:
         history = task.history
         if self._tuner == "grid":
-            return grid.list_next(history, count)
+            return strategies.list_next(history, count)
         if self._tuner == "random":
             return strategies.draw_new(history, count)
         if self._tuner == "droplet":
-            return droplet.descend(history, count, _WARMUP)
+            return strategies.descend(history, count, _WARMUP)
         if self._tuner == "ga":
             if len(history.results) < _WARMUP:
                 return strategies.draw_promising(history, count, self._correct(key, task))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from farm.errors import UsageError
 from farm.search.tuners.cost_model import Features, Floats, measure_vectors
 from farm.search.tuners.decisions import Genome, count_decisions, cross, distance, list_decisions, mutate, neighbours
 from farm.search.tuners.history import TaskHistory
@@ -254,3 +255,59 @@ def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | Non
     sketches = history.space.drawn
     alive = [each for each in sketches if tried.get(each, 0) < _SELDOM or best.get(each, math.inf) <= limit_s]
     return min(alive, key=lambda each: tried.get(each, 0)) if alive else None
+
+
+# So many of the best are descended from, one after the other; each ends in a valley of its own.
+_ORIGINS = 8
+
+
+def descend(history: TaskHistory, count: int, first: int) -> list[Evaluated]:
+    """New neighbours of the best measured schedule; of the next best where it has none left; in the end random ones.
+
+    Until `first` candidates are known they are promising ones, to have a place to begin.
+    """
+    if history.step < first or not history.fastest(1):
+        return draw_promising(history, count)
+    found = take_new(history, count, _steps(history), patience=float("inf"))
+    if len(found) < count:
+        names = {each.hash for each in found}
+        found += [each for each in draw_new(history, count) if each.hash not in names][: count - len(found)]
+    return found
+
+
+def _steps(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
+    best = [result.genome for result in history.fastest(_ORIGINS)]
+    for origin, before in itertools.zip_longest(best, best[1:2]):
+        if origin is None:
+            return
+        rows = neighbours(origin, history.space.knobs[origin.sketch])
+        # What was changed to get here is likely to lead further.
+        start = _changed(origin, before) if before is not None else 0
+        for row in [*rows[start:], *rows[:start]]:
+            yield from ((genome, 0) for genome in row)
+
+
+def _changed(genome: Genome, before: Genome) -> int:
+    if genome.sketch != before.sketch:
+        return 0
+    pairs = enumerate(zip(genome.decisions, before.decisions, strict=True))
+    return next((index for index, (now, then) in pairs if now != then), 0)
+
+
+# Listing means evaluating, at 10-30 ms each; beyond this a grid is no plan.
+LIMIT = 4096
+
+
+def check_size(history: TaskHistory) -> None:
+    """Raise UsageError where the space is too large to be listed."""
+    size = space_size(history)
+    if size > LIMIT:
+        raise UsageError(
+            f"{history.space.workload.name} has up to {size:,} schedules; tuner grid lists at most {LIMIT:,}",
+            "Choose another tuner, or other operators with `ops`.",
+        )
+
+
+def list_next(history: TaskHistory, count: int) -> list[Evaluated]:
+    """The next schedules in order; none once all were proposed."""
+    return list_new(history, count)

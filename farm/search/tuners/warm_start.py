@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from farm.search.tuners.correction import Lesson
-from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Trees
+from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Traits, Trees
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.tuners.traits import Traits
 from farm.search.workloads import Workload
 
 # Below this a ranking is hardly better than chance. With it, the best tenth by prediction holds about three times as

@@ -13,7 +13,7 @@ import time
 import urllib.parse
 
 from farm.errors import PermanentError, TransientError
-from farm.processes import user_commands
+from farm.processes import children
 from farm.services.notices.document import WayDocument
 
 TIMEOUT_S = 10.0
@@ -43,7 +43,7 @@ def send(way: WayDocument, notice: Notice, timeout_s: float = TIMEOUT_S) -> None
     """Send it. Raises TransientError where it is worth trying again, PermanentError; neither tells what is secret."""
     body = json.dumps(notice.to_document()).encode()
     if way.command:
-        user_commands.run(way.command, timeout_s, stdin=body, environment={"FARM_NOTICE_CLASS": notice.kind})
+        children.run(way.command, timeout_s, stdin=body, environment={"FARM_NOTICE_CLASS": notice.kind})
     else:
         _post(way, body, timeout_s)
 

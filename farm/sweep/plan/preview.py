@@ -14,7 +14,7 @@ from farm.crew.choice import TargetPlan, plan_place, plan_target
 from farm.crew.visits import IDLE_SHARE
 from farm.inventory.board_types import BoardType
 from farm.points.grid import Coupling
-from farm.points.known import find_clocks
+from farm.points.requests import find_clocks
 from farm.points.values import Goal, Grid
 from farm.search import gpus
 from farm.sweep.plan.adaptive import ANCHOR_EVERY

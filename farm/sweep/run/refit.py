@@ -20,21 +20,19 @@ from farm.crew import visits
 from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
 from farm.errors import UsageError
-from farm.measure.arguments import make_inputs, read_arguments
+from farm.measure.arrays import make_inputs, read_arguments
 from farm.points.values import Estimate, GridPoint, PointMeasurement
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.selection import tie
 from farm.selection.decision import Conclusion, Decision
-from farm.selection.looks import LEAST_ROUNDS
-from farm.selection.rounds import Contest
+from farm.selection.rounds import LEAST_ROUNDS, Contest
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
 from farm.sweep.plan import schedules
 from farm.sweep.plan.conductor import Series
 from farm.sweep.run.programs import TUNED, SweepProgram, SweepRecipe, require_equal_outputs
-from farm.sweep.run.retrials import RULE, Retrials
-from farm.sweep.run.rivals import Rival, TriedWorkload, build_checks, build_rivals
+from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
 
 # Visits of the model with the old and with the new schedules, in turns.

@@ -31,10 +31,9 @@ from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.plan import adaptive, order, schedules
-from farm.sweep.plan.conductor import Conductor, Series
+from farm.sweep.plan.conductor import Conductor, RoundConductor, Series
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.plan.preview import count_visits
-from farm.sweep.plan.rounds import RoundConductor
 from farm.sweep.run import programs
 from farm.sweep.run.programs import SweepProgram, SweepRecipe
 from farm.sweep.run.refit import Bench, refit
