@@ -69,7 +69,7 @@ class Workload:
 
     `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is how
     often one inference of the model calls it. `flop` is per call, as TVM estimates it (0 where it cannot).
-    `module_json` is the unscheduled function with canonical names (`farm.search.workloads`), TVM's own JSON. `function` is
+    `module_json` is the unscheduled function with canonical names, TVM's own JSON. `function` is
     what TVM calls it in this model.
     """
 
