@@ -98,7 +98,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
     "bundle": _Entry("bundle", "app", "Bundles: everything that a board is given, in one file."),
     "campaign": _Entry("campaign", "app", "Campaigns: models x board types x operating points."),
-    "notices": _Entry("notices", "app", "Notices: who hears of what, by a command or a webhook."),
+    "notices": _Entry("notices", "app", "Notices: who hears of what, by a command, a webhook or a URL of Apprise."),
 }
 
 

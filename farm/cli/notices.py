@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.services.notices import document as notices
 from farm.services.notices.sending import Notice, send
 
-app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a command or a webhook.")
+app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a command, a webhook or a URL of Apprise.")
 
 
 @app.command("list")

@@ -1,1 +1,1 @@
-"""Notices: what operators want to hear of, sent by a command or to a webhook."""
+"""Notices: events that operators want to hear of, sent by a command, to a webhook or by Apprise."""

@@ -12,6 +12,7 @@ import pydantic
 from device_agent.protocol import is_name
 from farm.errors import UsageError
 from farm.inventory import documents
+from farm.services.notices import urls
 
 FILE_NAME = "notices.yaml"
 MOST_WAYS = 16
@@ -29,11 +30,12 @@ CLASSES: tuple[Class, ...] = Class.__args__  # type: ignore[attr-defined]
 
 
 class WayDocument(documents.StrictModel):
-    """One way to somebody: a command, which gets the notice on its standard input, or the URL of a webhook."""
+    """A command, which gets the notice on its standard input; the URL of a webhook; or a URL of Apprise."""
 
     classes: list[Class] = pydantic.Field(default_factory=lambda: list(CLASSES), min_length=1)
     command: Annotated[list[str], pydantic.Field(min_length=1)] | None = None
     webhook: str | None = None
+    url: str | None = None
     headers: dict[str, str] = pydantic.Field(default_factory=dict)
 
     @property
@@ -41,6 +43,8 @@ class WayDocument(documents.StrictModel):
         """What people may see of it: the program, or scheme and host. A path or a header may hold a token."""
         if self.command:
             return f"command {self.command[0]}"
+        if self.url:
+            return f"url {self.url.partition('://')[0]}://…"
         parts = urllib.parse.urlsplit(self.webhook or "")
         return f"webhook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
 
@@ -62,16 +66,20 @@ def read_notices(home: Path) -> NoticesDocument | None:
         raise UsageError(f"{path}: there are more than {MOST_WAYS} ways")
     for name, way in document.ways.items():
         _check(path, name, way)
-    if any(way.webhook for way in document.ways.values()) and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{path} holds webhooks and can be read by others", f"chmod 600 {path}")
+    if any(way.webhook or way.url for way in document.ways.values()) and path.stat().st_mode & (
+        stat.S_IRWXG | stat.S_IRWXO
+    ):
+        raise UsageError(f"{path} holds URLs and can be read by others", f"chmod 600 {path}")
     return document
 
 
 def _check(path: Path, name: str, way: WayDocument) -> None:
     if not is_name(name):
         raise UsageError(f"{path}: {name!r} cannot be a way's name")
-    if (way.command is None) == (way.webhook is None):
-        raise UsageError(f"{path}: ways.{name} needs either `command` or `webhook`")
+    if [way.command, way.webhook, way.url].count(None) != 2:
+        raise UsageError(f"{path}: ways.{name} needs one of `command`, `webhook` and `url`")
+    if way.url is not None and not urls.is_url(way.url):
+        raise UsageError(f"{path}: ways.{name}.url is no URL of Apprise", "https://appriseit.com/services/ lists them.")
     if way.webhook is None:
         return
     try:
