@@ -37,13 +37,13 @@ _DEADLINE = re.compile(r"_?\w*(TIMEOUT|DEADLINE|GRACE|TTL|PATIENCE|WAIT|LIMIT)_S
 
 def list_commands() -> str:
     """Return one row for each command."""
-    rows = ((f"`farm {name}`", _first_sentence(_read_help(command))) for name, command in _walk_commands())
+    rows = ((f"`farm {name}`", _first_sentence(_read_help(command))) for name, command in walk_commands())
     return _table(("command", "what it does"), rows)
 
 
 def list_options() -> str:
     """Return every command with its arguments, options and example."""
-    return "\n\n".join("\n".join(_describe(name, command)) for name, command in _walk_commands())
+    return "\n\n".join("\n".join(_describe(name, command)) for name, command in walk_commands())
 
 
 def list_settings() -> str:
@@ -131,7 +131,8 @@ def find_pages() -> Iterator[pathlib.Path]:
             yield path
 
 
-def _walk_commands() -> Iterator[tuple[str, Any]]:
+def walk_commands() -> Iterator[tuple[str, Any]]:
+    """Walk the commands that do something, each with its words."""
     whole: Any = typer.main.get_command(main.make_app())
     examples.complete(whole)
     return _walk_below(whole, "")

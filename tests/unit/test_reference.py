@@ -97,3 +97,32 @@ def test_links_of_documents_lead_somewhere() -> None:
     for page in _find_pages():
         for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def _find_examples(text: str) -> list[str]:
+    """Find the farm's commands in a page's blocks and between its backquotes."""
+    blocks = re.findall(r"(?s)```(?:sh|text)?\n(.*?)```", text) + re.findall(r"(?m)^    +(.*)$", text)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", text)
+    return [found[1] for line in lines if (found := re.match(r"(?:\S*/)?farm ([a-z].*)", line.strip()))]
+
+
+def test_commands_of_documents_exist(reference: types.ModuleType) -> None:
+    """Every command that a page shows is one of the farm's, and so is each of its options."""
+    commands = dict(reference.walk_commands())
+    wrong, count = [], 0
+    for page in _find_pages():
+        for example in _find_examples(page.read_text(encoding="utf-8")):
+            words = re.sub(r"#.*|[&|;>].*|\[|\]", "", example.partition(" -- ")[0]).split()
+            name = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in commands), "")
+            known = {
+                option
+                for each in getattr(commands.get(name), "params", [])
+                for option in each.opts + each.secondary_opts
+            }
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            count += 1
+            if not name or options - known - {"--json", "--help", "--version"}:
+                wrong.append((page.name, example, options - known))
+    assert not wrong
+    assert count > 200
