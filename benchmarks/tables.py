@@ -162,9 +162,8 @@ def make_utilisation(results: list[dict[str, Any]]) -> str:
 def make_metaschedule(results: list[dict[str, Any]]) -> str:
     """Compare campaigns with stock MetaSchedule on the same boards."""
     head = ("boards", "ours, s", "stock, s", "ratio", "goal (at most)", "without stock's imports", "with verification")
-    paths = ("boards", "wall_s ours", "wall_s stock", "ratio", "goal", "ratio_without_imports")
-    paths += ("ratio_with_winners_checked",)
-    return to_table(head, _rows(results, "runs", paths))
+    ratios = ("ratio", "goal", "ratio_without_imports", "ratio_with_winners_checked")
+    return to_table(head, _rows(results, "runs", ("boards", "wall_s ours", "wall_s stock", *ratios)))
 
 
 def make_stock(results: list[dict[str, Any]]) -> str:
