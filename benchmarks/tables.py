@@ -50,6 +50,7 @@ _SWEEPS = (
     ("share of the front's hypervolume, worst board", "hypervolume_ratio min", ""),
     ("boards with at least 98 % of it", "boards_at_98_percent", ""),
     ("boards whose pick is within 3 % of the least energy", "pick_within_3_percent_share", "≥0.95"),
+    ("more energy than the least, worst pick", "pick_regret max", ""),
     ("boards whose pick keeps the deadline", "deadline_kept_share", "≥0.99"),
     ("95 % intervals that hold: measured latency", "interval_coverage measured_latency", "0.93-0.97"),
     ("95 % intervals that hold: measured energy", "interval_coverage measured_energy", "0.93-0.97"),
