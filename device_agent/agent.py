@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SERVICE_SOCKET = "/run/tvm-farm/clock-helper.sock"
 # Importing Python takes seconds under emulation.
 _START_TIMEOUT_S = 60.0
+# For a child to end after SIGTERM, and again after SIGKILL.
 _STOP_TIMEOUT_S = 5.0
 
 

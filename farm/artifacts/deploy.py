@@ -23,6 +23,7 @@ from farm.provision.layout import HOME_PREFIX, ROOT_PREFIX
 
 # Below the login's home, or below FARM_HOME for boards on this machine.
 FOLDER = "tvm-farm-models"
+# For a short command on the board, such as a listing or a link.
 _COMMAND_TIMEOUT_S = 15.0
 
 

@@ -67,6 +67,7 @@ def pass_on(out: bytes, err: bytes) -> None:
 
 
 _AT_ONCE = 32
+# For the end of a log to arrive from a board.
 _LOG_TIMEOUT_S = 30.0
 # Of one command on one board, and held in memory: a log of a week, not a disk image.
 _MAX_OUTPUT_BYTES = 64 << 20

@@ -33,6 +33,7 @@ from farm.values import Health, Ssh
 
 # The agent comes up within seconds once it is started; the farm's way to the board may be pausing.
 _REACH_TIMEOUT_S = 60.0
+# For the proof of provisioning: a probe of a board that has just started its agent.
 _PROBE_TIMEOUT_S = 90.0
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 

@@ -94,6 +94,7 @@ def _require_port(port: int) -> None:
 
 
 _JOIN_S = 5.0
+# For a command on the board that finds, or ends, the SSH session of an earlier host.
 _FIND_TIMEOUT_S = 10.0
 
 # Who on the board carries this connection: the nearest process above that is one of sshd's (`sshd-session` since 9.8),

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from farm.connectivity.frames import FrameFilter, RefusedError
 
+# The agent accepts at once; then the client's connection is closed.
 CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 

@@ -18,10 +18,12 @@ from farm.errors import DeadlineError, UnavailableError
 from farm.processes import children, home_log
 from farm.settings import Settings
 
+# Services load their modules and start the tracker in 2 s; a busy machine takes far longer.
 START_TIMEOUT_S = 60.0
 # Ways are closed in parallel and take 5 s each at most; then what is left is ended.
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.05
+# Beyond what a request itself may take: the answer of services on a busy machine.
 _GRACE_S = 15.0
 
 

@@ -110,6 +110,7 @@ def _exit_code(channel: paramiko.Channel) -> int | None:
     return code if code >= 0 else None
 
 
+# For sshd to open a channel or a forward.
 CHANNEL_TIMEOUT_S = 5.0
 # A dead peer is noticed after this and `SILENCE_S`: 8 s.
 KEEPALIVE_S = 2.0

@@ -24,6 +24,7 @@ _GRACE_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
 # A board that writes out what it has taken so far answers nothing for long; a dead one is noticed by keepalives.
 _REPLY_TIMEOUT_S = 60.0
+# For a short command on the board; hashing a file adds time by its size.
 _HASH_TIMEOUT_S = 10.0
 _HASH_BYTES_PER_S = 20e6
 _CHUNK = 1 << 20

@@ -15,6 +15,7 @@ from typing import Any
 
 from farm.errors import DeadlineError, TransientError
 
+# For a TCP connection to sshd; a board that is off does not answer.
 TCP_TIMEOUT_S = 5.0
 
 

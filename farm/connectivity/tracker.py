@@ -33,6 +33,7 @@ host, port = sys.argv[1], int(sys.argv[2])
 PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
 """
 
+# The tracker starts in 2 s on an idle machine.
 START_TIMEOUT_S = 30.0
 # A tracker on loopback or behind a tunnel answers in milliseconds; one that is stopped never does.
 HANDSHAKE_TIMEOUT_S = 5.0

@@ -20,6 +20,7 @@ from farm.errors import FarmError, TransientError
 from farm.processes.listening import accept_clients, start_thread
 
 _CHUNK = 1 << 18
+# The target is a port of this machine's loopback.
 _CONNECT_TIMEOUT_S = 5.0
 _BACKLOG = 16
 # Connections that one forward carries at a time, each two threads and a descriptor here: an agent serves one session

@@ -17,6 +17,7 @@ from farm.search.build import golden
 KERNEL_FOLDER = "cache/golden"
 # A few runs show that it computes; a time that is compared with others' takes more of both.
 RUNS, WARMUP = 5, 2
+# The golden kernel takes milliseconds; a board that needs this long hangs.
 RUN_TIMEOUT_S = 30.0
 # A board's first worker reads TVM from its disk: beside a busy host, an emulated board took more than 10 s.
 LOAD_TIMEOUT_S = 60.0

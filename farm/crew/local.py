@@ -50,6 +50,7 @@ def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
     return added
 
 
+# An agent starts in 2 s on an idle machine.
 AGENT_START_TIMEOUT_S = 30.0
 FIRST_AGENT_PORT = 9090
 

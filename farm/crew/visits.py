@@ -42,6 +42,7 @@ IDLE_SHARE = 0.4
 _LEAST_UPDATES, _EDGE_UPDATES = 3, 2
 # A guess of the latency is an upper bound but for what other clocks do; a worker that takes five times as long hangs.
 _PATIENCE = 5.0
+# For a visit's worker: at least this, whatever the expected latency is.
 _LEAST_TIMEOUT_S = 30.0
 # A board this much hotter than it was idle leaks more; one that does not cool down in time is measured all the same.
 WARM_K = 15.0

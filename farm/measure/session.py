@@ -101,9 +101,13 @@ def _read(answer: object) -> frozenset[str]:
     return frozenset(digests)
 
 
+# For the tracker to hand out the board.
 REQUEST_TIMEOUT_S = 60.0
+# For the agent to fork a session.
 CONNECT_TIMEOUT_S = 15.0
+# For a description; the first use of a GPU's driver takes up to 10 s of it.
 DESCRIBE_TIMEOUT_S = 15.0
+# For the session to claim its lease from the agent.
 CLAIM_TIMEOUT_S = 15.0
 # The board verifies or gives up within a few seconds; a power mode's own tool may take four.
 PIN_TIMEOUT_S = 20.0

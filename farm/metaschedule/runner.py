@@ -35,6 +35,7 @@ from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.store.standing import require_kept
 
+# How long a script may have no board; `wait=` overrides it.
 DEFAULT_WAIT_S = 60.0
 # ELF's e_machine, from elf.h.
 _ARCHITECTURES = {62: "x86_64", 183: "aarch64"}

@@ -61,6 +61,7 @@ def run(
     return text
 
 
+# For a child to end after SIGTERM; then its group is killed.
 STOP_TIMEOUT_S = 5.0
 LOG_BYTES = 4 << 20
 _TAIL_BYTES = 1 << 16

@@ -21,6 +21,7 @@ from farm.provision.wheels import choose_pins, fetch_wheels, pip_environment, ru
 # What boards get that lack a Python of their own: the version that this project is tested with.
 MANAGED_PYTHON = "3.11"
 LEAST_PYTHON, LAST_PYTHON = (3, 10), (3, 14)
+# For uv to fetch a Python of 30 MB.
 FETCH_TIMEOUT_S = 600.0
 # In a bundle's list of downloads, for the folder that it was unpacked to.
 FOLDER_MARK = "@FOLDER@"

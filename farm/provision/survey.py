@@ -16,6 +16,7 @@ from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
 from farm.provision.layout import Layout
 from farm.provision.shell import BoardShell
 
+# For the script that looks at a board; a worn SD card is slow.
 SURVEY_TIMEOUT_S = 60.0
 # The marker of a folder that is ours; what is in it is said by `scripts.py`.
 MARKER = "tvm-farm-board"

@@ -81,6 +81,7 @@ def _environment(python: str, arch: str) -> dict[str, str]:
 ARCHS = ("aarch64", "x86_64")
 # The oldest a board may have: what TVM's wheels ask for, and what JetPack 4 has.
 LEAST_GLIBC_MINOR = 27
+# For pip to fetch a board's wheels.
 FETCH_TIMEOUT_S = 900.0
 # The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime asks for a
 # libcudart of release 13, which no board here has. Headers and sources serve whoever builds against TVM.

@@ -33,6 +33,7 @@ BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
 # A few of the Nano's fifteen clocks, spread over its upper half: untuned code takes seconds there, and below it more.
 _CPU_FREQS = "710.4,921.6,1224,1479"
 _WINDOW_S = 2.0
+# For the virtual board to start and pass its first probe.
 _WAIT_S = 120.0
 # Every visit runs the program here once, the first ones a few times. Above this the step would take longer than all
 # others.

@@ -44,6 +44,7 @@ WAY_TIMEOUT_S = 40.0
 REGISTER_TIMEOUT_S = 8.0
 # A probe of the services' own may be under way.
 LEASE_TIMEOUT_S = 45.0
+# For the tracker to hand out a leased board.
 REQUEST_TIMEOUT_S = 20.0
 _LOOK_S = 0.2
 # A retired board is kept for its history; any other may be looked at.

@@ -21,7 +21,9 @@ from farm.errors import DeadlineError, PermanentError, TransientError, UsageErro
 from farm.services.checks import Doubt, Work
 from farm.values import Ssh
 
+# For the hop `tcp`.
 _TCP_TIMEOUT_S = 10.0
+# For a short command on the board.
 _EXEC_TIMEOUT_S = 15.0
 # Certificates and logs would mind; nothing of the farm's does.
 _CLOCK_TOLERANCE_S = 60.0

@@ -47,6 +47,7 @@ _TIDY_PERIOD_S = 600.0
 _REGISTRATION_GRACE_S = 6.0
 # Each virtual board that starts computes for over a second, and waits for its simulator and its helper meanwhile.
 _STARTING_PER_CORE = 4
+# The tracker's summary comes within milliseconds; one that does not answer is restarted.
 _SUMMARY_TIMEOUT_S = 2.0
 # A machine that has no room for the tracker is asked again after these.
 _BACKOFF = Backoff(first_s=0.5, last_s=15.0)

@@ -28,6 +28,7 @@ _SHARE = 0.05
 _LATELY_S = 600.0
 # A store with more campaigns under way shows the newest: each has some thirty series.
 MOST_CAMPAIGNS = 100
+# Longer than a store's own deadline of 30 s, in which the thread may be.
 _STOP_TIMEOUT_S = 35.0
 
 

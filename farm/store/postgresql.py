@@ -37,6 +37,7 @@ for _table in schema.metadata.tables.values():
 CLOCK = "postgresql"
 # Any number does that nothing else in the database locks: this spells "tvm-farm".
 _LOCK = int.from_bytes(b"tvm-farm", "big")
+# libpq's own limit for one connection.
 _CONNECT_TIMEOUT_S = 10
 # A server or pooler that restarts takes connections again within seconds; longer outages are the caller's to wait out.
 _RECONNECT_S = 3.0

@@ -26,6 +26,7 @@ from farm.values import State
 
 # How often the store is looked at: for free boards, and for whether ours are still fit.
 _LOOK_S = 0.5
+# For all leases to be released at the engine's end; then they expire by themselves.
 _CLOSE_TIMEOUT_S = 4.0
 # What taking a board may raise; anything else is a bug of ours, and ends the engine.
 _NOT_TAKEN = (TransientError, UnavailableError, BoardUnsafeError, UsageError)

@@ -133,6 +133,7 @@ _PREFIX = "farm-ray-"
 _INNER = "r"
 # The kernel takes 107 characters: ours add up to 28 (process numbers have seven digits), Ray's socket names 64.
 _LONGEST_FOLDER = 15
+# For killed actors' processes and folders to go.
 _STRAGGLERS_TIMEOUT_S = 3.0
 _LOOK_S = 0.05
 

@@ -30,6 +30,7 @@ from farm.settings import Settings
 
 # How often to look, and how long the engine has to end in order, with its campaigns noted as interrupted.
 _LOOK_S = 1.0
+# For an engine whose Ray died to end in order; then its process ends.
 _GRACE_S = 15.0
 # As for other parts of the farm that are missing.
 _EXIT_CODE = 3

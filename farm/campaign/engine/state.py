@@ -26,6 +26,7 @@ from farm.store.engines import ENGINE_TTL_S
 
 # Two may fail before others believe that it is gone.
 _BEATS_PER_TTL = 3
+# Longer than a store's own deadline of 30 s, in which the heartbeat's thread may be.
 _STOP_TIMEOUT_S = 35.0
 
 _log = logging.getLogger(__name__)

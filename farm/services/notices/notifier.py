@@ -28,6 +28,7 @@ _PERIOD_S, _DISK_PERIOD_S = 1.0, 60.0
 _MOST = 100
 # Tried again after these, doubling, until a notice is too old to be news.
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _GIVE_UP_S = 1.0, 60.0, 3600.0
+# An attempt under way may end first.
 _STOP_TIMEOUT_S = TIMEOUT_S + 5.0
 _NEARLY_FULL = "store_nearly_full"
 _OVER = ("campaign_finished", "campaign_failed", "campaign_cancelled")

@@ -13,6 +13,7 @@ from farm.processes import children
 from farm.services.notices import urls
 from farm.services.notices.document import WayDocument
 
+# For one attempt to send a notice.
 TIMEOUT_S = 10.0
 # What a server may answer to be asked again.
 _AGAIN = (408, 425, 429)
