@@ -15,6 +15,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 # Only `make lock` uses it; in a virtual environment of its own.
 UV_VERSION := 0.13.8
+# Only `make sbom` uses it, in the same way.
+CYCLONEDX_VERSION := 7.5.0
 # So many test files run beside each other. Most tests wait, but what they wait for are processes of their own.
 JOBS ?= 2
 # A file's tests stay together, and files come in the order of tests/conftest.py. What fails runs once more.
@@ -145,7 +147,13 @@ build/docs/packages: requirements/docs.txt | setup
 		--no-deps --require-hashes --requirement requirements/docs.txt --target $@
 
 docs: build/docs/packages
-	@PYTHONPATH=$< $(BIN)/python deploy/release/pages.py --out build/docs/html
+	@rm -rf build/docs/html build/docs/trees
+	@PYTHONPATH=$< $(BIN)/python -m sphinx -W --keep-going -q -E -b html -c docs -d build/docs/trees . build/docs/html
+	@echo '<!doctype html><meta charset="utf-8"><title>tvm-farm</title><meta http-equiv="refresh" content="0; url=docs/index.html">' \
+		> build/docs/html/index.html
+	@! grep -rnE "<(script|img|iframe|link)[^>]*(src|href)=\"(https?:)?//|(url\(|@import )['\"]?(https?:)?//" \
+		--include=*.html --include=*.css build/docs/html || { echo "error: pages would fetch from elsewhere" >&2; exit 1; }
+	@echo build/docs/html/docs/index.html
 
 pictures: setup
 	@$(BIN)/python deploy/release/tutorial.py --pictures docs/images
@@ -167,7 +175,11 @@ dist-check: dist
 	@$(BIN)/python deploy/release/check.py dist/*.whl
 
 sbom: setup
-	@$(BIN)/python deploy/release/sbom.py --out dist/sbom.cdx.json
+	@$(BIN)/python deploy/release/licences.py
+	@test -x build/sbom/bin/cyclonedx-py || { $(PYTHON) -m venv build/sbom && build/sbom/bin/python -m pip install -qq \
+		--disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION); }
+	@mkdir -p dist && PYTHONWARNINGS=ignore build/sbom/bin/cyclonedx-py requirements requirements/all.txt \
+		--pyproject pyproject.toml --spec-version 1.6 --output-reproducible --output-file dist/sbom.cdx.json
 
 release: setup
 	@$(BIN)/python deploy/release/release.py $(VERSION) $(ARGS)

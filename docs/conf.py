@@ -1,6 +1,6 @@
 """How `make docs` makes pages of the documents. The source is the whole repository: a link works there as it does here.
 
-Nothing is fetched, neither while pages are made nor by them; deploy/release/pages.py looks at what was made.
+Nothing is fetched, neither while pages are made nor by them; `make docs` checks what was made.
 """
 
 from __future__ import annotations

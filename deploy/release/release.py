@@ -58,7 +58,7 @@ def release(root: pathlib.Path, version: str, dry_run: bool) -> None:
     _run(root, sys.executable, "-m", "hatchling", "build", "--directory", str(dist))
     [wheel] = dist.glob("*.whl")
     _run(root, sys.executable, str(own / "check.py"), str(wheel))
-    _run(root, sys.executable, str(own / "sbom.py"), "--out", str(dist / "sbom.cdx.json"))
+    _run(root, "make", "--no-print-directory", "sbom")
     if changed := _git(root, "status", "--porcelain"):
         raise SystemExit(f"not current, commit it first: {changed}")
     notes = read_notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), version)

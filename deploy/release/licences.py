@@ -1,18 +1,14 @@
-"""Tell what the pinned packages are: a CycloneDX 1.6 document of all of them, and their licences as docs/licences.md.
+"""Write docs/licences.md: the licences of the packages that requirements/ pins.
 
-What is pinned stands in requirements/; licences are taken from packages' own metadata, and from licences.yaml beside
-this file where that does not say. Advisories are not looked up: nothing here reaches a network.
+They come from the packages' own metadata, and from licences.yaml beside this file where that is silent or wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.metadata
-import json
 import pathlib
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,29 +39,23 @@ _SPDX = {
 
 @dataclasses.dataclass
 class Package:
-    """One pinned package; its versions differ between versions of Python. `files` of requirements/ pin it."""
+    """One pinned package."""
 
     name: str
-    versions: dict[str, set[str]] = dataclasses.field(default_factory=dict)
-    files: list[str] = dataclasses.field(default_factory=list)
-    licence: str = ""
+    licence: str
 
 
 def read_packages() -> list[Package]:
     """Everything that requirements/ pins, with its licence. Raises SystemExit naming those whose licence is unknown."""
-    found: dict[str, Package] = {}
+    names = set()
     for file in LOCKED:
         text = (ROOT / "requirements" / file).read_text(encoding="utf-8")
-        for pin in re.finditer(r"(?m)^([a-z0-9.-]+)==([^ \n]+)[^\n]*\n((?:    --hash=[^\n]*\n?)*)", text):
-            package = found.setdefault(pin[1], Package(pin[1]))
-            package.versions.setdefault(pin[2], set()).update(re.findall(r"sha256:([0-9a-f]{64})", pin[3]))
-            package.files += [file] if file not in package.files else []
+        names |= set(re.findall(r"(?m)^([a-z0-9.-]+)==", text))
     said = yaml.safe_load((pathlib.Path(__file__).with_name("licences.yaml")).read_text(encoding="utf-8"))
-    for package in found.values():
-        package.licence = find_licence(package.name, said)
-    if unknown := [package.name for package in found.values() if not package.licence]:
+    packages = [Package(name, find_licence(name, said)) for name in sorted(names)]
+    if unknown := [package.name for package in packages if not package.licence]:
         raise SystemExit(f"no licence is known of {', '.join(unknown)}; say it in deploy/release/licences.yaml")
-    return sorted(found.values(), key=lambda package: package.name)
+    return packages
 
 
 def find_licence(name: str, said: Mapping[str, Mapping[str, str]]) -> str:
@@ -91,43 +81,6 @@ def _read_metadata(name: str) -> str:
     return ""
 
 
-def make_document(packages: list[Package]) -> dict[str, Any]:
-    """The CycloneDX document. It has no time, and its number comes from what it lists: equal pins, equal bytes."""
-    components = [
-        {
-            "type": "library",
-            "bom-ref": f"pkg:pypi/{package.name}@{version}",
-            "name": package.name,
-            "version": version,
-            "purl": f"pkg:pypi/{package.name}@{version}",
-            "licenses": [{"expression": package.licence}],
-            "properties": [{"name": "tvm-farm:requirements", "value": file} for file in package.files]
-            # The wheels of all machines: a component's own `hashes` are those of one file.
-            + [{"name": "tvm-farm:wheel-sha256", "value": digest} for digest in sorted(digests)],
-        }
-        for package in packages
-        for version, digests in sorted(package.versions.items())
-    ]
-    version = importlib.metadata.version("tvm-farm")
-    number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps([version, components]))
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{number}",
-        "version": 1,
-        "metadata": {
-            "component": {
-                "type": "application",
-                "bom-ref": f"pkg:pypi/tvm-farm@{version}",
-                "name": "tvm-farm",
-                "version": version,
-                "licenses": [{"license": {"id": "Apache-2.0"}}],
-            }
-        },
-        "components": components,
-    }
-
-
 def make_page(packages: list[Package]) -> str:
     """Return docs/licences.md: each licence with its packages."""
     lines = [
@@ -136,7 +89,7 @@ def make_page(packages: list[Package]) -> str:
         "tvm-farm is under [Apache-2.0](../LICENSE). Its wheel contains none of these packages. Unicorn, under the",
         "GPL, runs in a process of its own ([ADR 0032](adr/0032-simulated-boards-run-their-own-code.md)). `make",
         "sbom` writes this page from `requirements/` and the packages' metadata, and `dist/sbom.cdx.json` with",
-        "versions and hashes. `deploy/release/licences.yaml` completes and corrects the metadata.",
+        "versions and hashes of `all.txt`. `deploy/release/licences.yaml` completes and corrects the metadata.",
         "",
         *(f"- `requirements/{file}`: {purpose}" for file, purpose in LOCKED.items()),
         "",
@@ -149,17 +102,5 @@ def make_page(packages: list[Package]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, help="where the CycloneDX document is written")
-    out = parser.parse_args().out
-    packages = read_packages()
-    PAGE.write_text(make_page(packages), encoding="utf-8")
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(make_document(packages), indent=1) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(make_page(read_packages()), encoding="utf-8")
