@@ -49,7 +49,13 @@ def _add_save(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="FOLDER", help=f"keep the document in this folder, {place}")
 
 
-def save(benchmark: str, arguments: Sequence[str], figures: Mapping[str, Any]) -> None:
+def read_commit() -> str:
+    """The checkout's commit."""
+    command = ("git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def save(benchmark: str, arguments: Sequence[str], figures: Mapping[str, Any], commit: str) -> None:
     """Write `figures` to the folder that `arguments` give with --save, with machine, date, commit and command."""
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add_save(known)
@@ -58,12 +64,11 @@ def save(benchmark: str, arguments: Sequence[str], figures: Mapping[str, Any]) -
         return
     if "--quick" in others:
         raise SystemExit("error: figures of a run with --quick mean nothing; leave out --save")
-    read_commit = ("git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD")
     document = {
         "benchmark": benchmark,
         "machine": describe(),
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "commit": subprocess.run(read_commit, capture_output=True, text=True, check=True).stdout.strip(),
+        "commit": commit,
         "command": shlex.join(["python", f"benchmarks/{pathlib.Path(arguments[0]).name}", *others]),
         "figures": dict(figures),
     }
@@ -86,13 +91,13 @@ def only_json() -> Iterator[Emit]:
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
-    load_before = os.getloadavg()[0]
+    load_before, commit = os.getloadavg()[0], read_commit()
 
     def emit(benchmark: str, settings: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
         machine = describe() | {"load_1min_before": round(load_before, 2)}
         document = {"benchmark": benchmark, "machine": machine, "settings": dict(settings), **figures}
         os.write(kept, (json.dumps(document, indent=2) + "\n").encode())
-        save(benchmark, sys.argv, figures)
+        save(benchmark, sys.argv, figures, commit)
 
     try:
         yield emit
