@@ -98,6 +98,17 @@ def test_files_that_documents_name_exist() -> None:
     assert not missing
 
 
+def test_functions_that_architecture_names_are_in_their_modules() -> None:
+    """A name before a module in brackets is defined there, as in "`Roster.want` (`farm/campaign/engine/roster.py`)"."""
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    named = re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`\)", text)
+    assert len(named) > 8
+    for name, module in named:
+        source = (ROOT / module).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert part == "Store" or re.search(rf"(?m)^ *(def|class) {part}\b", source), (name, module)
+
+
 def test_links_of_documents_lead_somewhere() -> None:
     """A relative link of a page is a file of the repository; `make docs` checks the places within pages, too."""
     for page in _find_pages():
