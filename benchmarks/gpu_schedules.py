@@ -21,7 +21,7 @@ from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, traces, tvm_env
-from farm.search.build import gpu_code
+from farm.search.build import lowering
 from farm.search.families import rule
 from farm.search.graph.pipeline import prepare_model
 
@@ -121,13 +121,13 @@ class Tally:
     def _make(self, module: Any, outlook: rule.Outlook | None, plan: Any) -> list[Any]:
         tvm = tvm_env.load_compiler()
         if outlook is None:
-            scheduled = gpu_code.bind_rest(module, self._target)
+            scheduled = lowering.bind_rest(module, self._target)
         else:
             schedule = tvm.s_tir.Schedule(module, error_render_level="none")
             outlook.apply(schedule, plan)
             traces.finish(schedule, traces.make_context(module, self._target))
             scheduled = schedule.mod
-        with gpu_code.making(self._config) as made:
+        with lowering.making(self._config) as made:
             tvm.tirx.build(scheduled, target=self._target)
         return [usage for each in made for usage in each.usages]
 

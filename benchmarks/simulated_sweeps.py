@@ -31,7 +31,7 @@ from farm.inventory.board_types import require_board_type
 from farm.inventory.documents import require_inventory_folder
 from farm.models.inputs import make_inputs
 from farm.points.values import Goal
-from farm.quickstart.sweep import sweep_virtual_board
+from farm.quickstart.run import sweep_virtual_board
 from farm.search.target import host_target
 from farm.settings import Settings
 from farm.store import Store

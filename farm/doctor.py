@@ -14,7 +14,7 @@ import numpy as np
 
 from farm import emulation, linker
 from farm.campaign.engine.ray_calls import ray_running
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.local import LocalFarm
@@ -129,6 +129,6 @@ def _emulate(settings: Settings) -> str:
 def _kernel(crew: Crew, board: DrivenBoard) -> str:
     """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
     library = golden.build(golden.plan_target(None, platform.machine()))
-    outcome, outputs = crew.call(board.run(golden_runs.plan_run(), library, golden.make_inputs()))
-    golden_runs.check(outcome, outputs)
+    outcome, outputs = crew.call(board.run(calibration.plan_run(), library, golden.make_inputs()))
+    calibration.check(outcome, outputs)
     return f"the golden kernel, a matrix product, in {np.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

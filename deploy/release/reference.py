@@ -21,7 +21,7 @@ import typer.main
 from device_agent.protocol import outcome
 from farm import settings
 from farm.cli import examples, main
-from farm.metrics import table
+from farm.metrics import farm_metrics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +57,7 @@ def list_settings() -> str:
 
 def list_metrics() -> str:
     """Return one row for each metric of the coordinator."""
-    metrics = (each for each in vars(table).values() if isinstance(each, table.Metric))
+    metrics = (each for each in vars(farm_metrics).values() if isinstance(each, farm_metrics.Metric))
     rows = ((f"`{each.full_name}`", ", ".join(f"`{label}`" for label in each.labels), each.help) for each in metrics)
     return _table(("metric", "labels", "meaning"), rows)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from device_agent.clocks import wire
+from device_agent.clocks import access
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.transaction import NO_TRANSACTION
 from device_agent.errors import HelperUnavailableError, RefusedError, UnsafeError
@@ -147,16 +147,16 @@ class HelperClient:
         broken: OSError | None = None
         try:
             with self._send_lock:
-                sock.send(wire.pack({"id": self._last_id} | request))
+                sock.send(access.pack({"id": self._last_id} | request))
         except OSError as error:
             broken = error  # why it hung up may still be there to read
         answer: dict[str, Any] = {}
         try:
             while answer.get("id") != self._last_id:
-                packet = wire.receive(sock, wire.MAX_ANSWER_BYTES)
+                packet = access.receive(sock, access.MAX_ANSWER_BYTES)
                 if not packet:
                     raise HelperUnavailableError("the clock helper hung up; it restores what was held")
-                answer = wire.unpack(packet)
+                answer = access.unpack(packet)
                 if "ended" in answer:
                     raise HelperUnavailableError(f"the clock helper has ended this transaction: {answer['ended']}")
                 if "error" in answer:
@@ -166,7 +166,7 @@ class HelperClient:
         except (OSError, ValueError) as error:
             raise HelperUnavailableError(_explain(self.socket_path, broken or error)) from error
         if "error" in answer:
-            raise wire.make_error(answer)
+            raise access.make_error(answer)
         return answer["value"]
 
     def _disconnect(self, ended: str) -> None:
@@ -201,8 +201,8 @@ def _always() -> bool:
 
 def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event, is_wanted: Callable[[], bool]) -> None:
     """Tell the helper that this process runs, until the transaction ends. A queue that is full is full of beats."""
-    packet = wire.pack({"op": "beat"})
-    while not stop.wait(wire.HEARTBEAT_S):
+    packet = access.pack({"op": "beat"})
+    while not stop.wait(access.HEARTBEAT_S):
         with send_lock:
             if stop.is_set():
                 return

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from device_agent.clocks import wire
+from device_agent.clocks import access
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.transaction import Transaction
 from device_agent.errors import AgentError, BusyError, HelperUnavailableError, RefusedError, UnsafeError
@@ -149,8 +149,8 @@ class Server:
             if self._listener.fileno() in ready:
                 self._accept()
             # Judged only after everything that has arrived is read: we may have been stopped ourselves.
-            if self._holder is not None and time.monotonic() - self._heard_s > wire.HOLDER_TIMEOUT_S:
-                self._end_transaction(f"no heartbeat for {wire.HOLDER_TIMEOUT_S:g} s")
+            if self._holder is not None and time.monotonic() - self._heard_s > access.HOLDER_TIMEOUT_S:
+                self._end_transaction(f"no heartbeat for {access.HOLDER_TIMEOUT_S:g} s")
         self._end_transaction(f"the clock helper ends: {why}")
         return why
 
@@ -162,7 +162,7 @@ class Server:
         sock.setblocking(False)
         if len(self._clients) >= _MAX_CLIENTS:
             with contextlib.suppress(OSError), sock:
-                sock.send(wire.pack({"ended": "too many clients"}))
+                sock.send(access.pack({"ended": "too many clients"}))
             return
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         self._clients[sock.fileno()] = _Client(sock, uid, pid)
@@ -172,10 +172,10 @@ class Server:
         """Read what has come; a client that breaks the rules, or has gone, is let go."""
         try:
             for _ in range(_REQUESTS_AT_ONCE):
-                packet = wire.receive(client.sock, wire.MAX_REQUEST_BYTES)
+                packet = access.receive(client.sock, access.MAX_REQUEST_BYTES)
                 if not packet:
                     break
-                self._handle(client, wire.unpack(packet))
+                self._handle(client, access.unpack(packet))
             else:
                 return
             problem = "" if packet is not None else "request too long"
@@ -186,7 +186,7 @@ class Server:
         if problem:
             _log.warning("client of uid %d, pid %d: %s", client.uid, client.pid, problem)
             with contextlib.suppress(OSError):
-                client.sock.send(wire.pack({"error": "refused", "message": problem}))
+                client.sock.send(access.pack({"error": "refused", "message": problem}))
         self._drop(client)
 
     def _drop(self, client: _Client) -> None:
@@ -205,10 +205,10 @@ class Server:
         try:
             answer = {"value": self._answer(client, message)}
         except (AgentError, OSError) as error:
-            answer = wire.describe_error(error)
-        packet = wire.pack({"id": message["id"]} | answer)
-        if len(packet) > wire.MAX_ANSWER_BYTES:
-            packet = wire.pack({"id": message["id"], "error": "clock", "message": "too long to be a clock file"})
+            answer = access.describe_error(error)
+        packet = access.pack({"id": message["id"]} | answer)
+        if len(packet) > access.MAX_ANSWER_BYTES:
+            packet = access.pack({"id": message["id"], "error": "clock", "message": "too long to be a clock file"})
         client.sock.send(packet)
         if client is self._holder:  # what took long was our own work
             self._heard_s = time.monotonic()
@@ -277,7 +277,7 @@ class Server:
         except UnsafeError as error:
             _log.error("UNSAFE: %s: %s", holder, error)
         with contextlib.suppress(OSError):
-            client.sock.send(wire.pack({"ended": f"{why}; the clocks have been restored"}))
+            client.sock.send(access.pack({"ended": f"{why}; the clocks have been restored"}))
         self._drop(client)
 
 

@@ -10,17 +10,6 @@ from __future__ import annotations
 
 from device_agent.protocol.clocks import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.protocol.hardware import Description
-from device_agent.protocol.lease import (
-    FENCE_PREFIX,
-    RPC_MAGIC,
-    RPC_MISMATCH,
-    RPC_SUCCESS,
-    ClaimReport,
-    ClaimStatus,
-    LeaseClaim,
-    fence_key,
-    parse_fence_key,
-)
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, load_json, pack_frame, unpack_frame
 from device_agent.protocol.outcome import FaultSide, Layer, Outcome, RunDetails, Status
 from device_agent.protocol.power import (
@@ -50,14 +39,23 @@ from device_agent.protocol.processors import (
 from device_agent.protocol.specs import (
     CPU,
     EMULATING_S,
+    FENCE_PREFIX,
     GPU,
     PREPARE_S,
+    RPC_MAGIC,
+    RPC_MISMATCH,
+    RPC_SUCCESS,
+    ClaimReport,
+    ClaimStatus,
     Engine,
+    LeaseClaim,
     Limits,
     MeasureSpec,
     RunSpec,
     StartConditions,
     TensorSpec,
+    fence_key,
+    parse_fence_key,
 )
 from device_agent.protocol.texts import (
     NAME_RULE,

@@ -24,7 +24,7 @@ from farm.artifacts.choice import RecordChoice, Records
 from farm.errors import InternalError, PermanentError
 from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
-from farm.search.build import gpu_code, lowering
+from farm.search.build import lowering
 from farm.search.graph import half_precision, pipeline, recurrent
 from farm.search.graph.pipeline import Prepared, prepare_model
 from farm.search.target import make_code_target
@@ -124,9 +124,9 @@ def compile_prepared(
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
-    with gpu_code.making(target_config) as made:
+    with lowering.making(target_config) as made:
         if gpus.is_gpu(target_config):
-            finished = gpu_code.bind_rest(finished, compile_target)
+            finished = lowering.bind_rest(finished, compile_target)
         compiled = build_library(finished, make_code_target(target_config), link_triple, used.name, tuple(served))
     usages = tuple(usage for each in made for usage in each.usages)
     return dataclasses.replace(

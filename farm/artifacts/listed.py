@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from device_agent.protocol import GPU
+from farm.artifacts import manifest
+from farm.errors import UsageError
+from farm.folders import make_private
 from farm.values import DEFAULT_POINT, is_for_gpu, read_pipeline
+
+_FOLDER = "artifacts"
+
+
+def note_artifact(home: Path, artifact: manifest.Artifact) -> None:
+    """Remember where an artifact lies. A home that takes no note costs only the note."""
+    path = str(artifact.folder.absolute())
+    with contextlib.suppress(OSError):
+        make_private(home / _FOLDER)
+        (home / _FOLDER / hashlib.sha256(path.encode()).hexdigest()[:32]).write_text(path, encoding="utf-8")
+
+
+def list_made_here(home: Path) -> list[manifest.Artifact]:
+    """The artifacts that are still where they were made, the newest first. Notes of others are removed."""
+    found = []
+    notes = home / _FOLDER
+    for note in sorted(notes.iterdir()) if notes.is_dir() else ():
+        try:
+            found.append(manifest.open_artifact(Path(note.read_text(encoding="utf-8"))))
+        except (OSError, UnicodeDecodeError):
+            continue
+        except UsageError:
+            with contextlib.suppress(OSError):
+                note.unlink()
+    return sorted(found, key=lambda each: -each.manifest.created_at)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,7 @@ from farm.artifacts import compile
 from farm.artifacts import manifest as manifests
 from farm.artifacts.brought import Brought
 from farm.artifacts.choice import Records, Relative, describe_imported
-from farm.artifacts.listed import list_model_options, list_options
-from farm.artifacts.made_here import note_artifact
+from farm.artifacts.listed import list_model_options, list_options, note_artifact
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task, require_labels

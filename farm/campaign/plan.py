@@ -17,7 +17,7 @@ from farm.campaign.plan_models import ModelVariant
 from farm.campaign.plan_survey import WorkloadSurvey
 from farm.campaign.spec import BudgetSpec
 from farm.search.cores import find_clock_factor
-from farm.store.coverage import TrialCosts
+from farm.store.campaign_metrics import TrialCosts
 
 # Assumed until trials of the type say better. What a board is held for besides its samples: upload, loading, warm-up,
 # and waiting for it to be quiet. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s

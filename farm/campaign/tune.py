@@ -20,9 +20,9 @@ from device_agent.protocol.interpreters import python_command
 from farm import folders
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
+from farm.campaign.engine.control import run_through_outages
 from farm.campaign.engine.engine import engine_up
 from farm.campaign.engine.host import lock_engine
-from farm.campaign.engine.outage import run_through_outages
 from farm.campaign.engine.process import explain_end
 from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import beating, publish, withdraw

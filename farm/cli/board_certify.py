@@ -12,7 +12,7 @@ from farm.cli import options, output
 from farm.cli.options import read_duration_s
 from farm.cli.output import print_check
 from farm.errors import BoardUnsafeError, UsageError
-from farm.report.certificate import JSON, PAGE, write_certificate
+from farm.report.bench_page import JSON, PAGE, write_certificate
 from farm.services import board_certify
 
 # The way failed; the board did; its clocks could not be restored.

@@ -1,21 +1,110 @@
-"""`farm init`: the first files of a farm. What stands in them is in `farm/inventory/starting.py`."""
+"""`farm init`: the first files of a farm. What stands in them is in `farm/cli/init.py`."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
+from farm import settings
 from farm.cli import options, output
 from farm.crew import local as crew_virtual
 from farm.errors import UsageError
-from farm.inventory import board_types, starting
+from farm.inventory import board_types
 from farm.inventory.fleet_document import MAX_EXPANDED
 from farm.values import Ssh
+
+# Small enough to end within minutes, for a look at what a campaign is.
+_FIRST_MODEL, _FIRST_TRIALS = "tiny-cnn", 24
+_MODELINE = "# yaml-language-server: $schema={}.schema.json\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The boards that somebody begins with: those at SSH addresses, and a number of virtual ones, of one type."""
+
+    board_type: str
+    ssh: Sequence[Ssh] = ()
+    virtual: int = 0
+
+
+def write_fleet(start: Start) -> str:
+    """A fleet file. With `ssh` empty and `virtual` 0 it has no boards."""
+    lines = [
+        "# The boards of your farm. After a change: `farm fleet apply fleet.yaml`. Everything that may stand here is",
+        "# in docs/howto/describe-a-fleet.md; editors complete keys by the schema that the first line names.",
+        "groups:",
+    ]
+    if start.ssh:
+        lines += [
+            "  boards:",
+            "    vars:",
+            f"      type: {_scalar(start.board_type)} # `farm board types` lists them",
+            "      transport: ssh",
+            "      # labels: { site: lab } # what campaigns may choose boards by",
+            "      # key_file: ~/.ssh/tvm-farm # a private key's path, where OpenSSH's configuration names none",
+            "    hosts:",
+        ]
+        for number, way in enumerate(start.ssh, 1):
+            lines += [f"      {start.board_type}-{number}:", f"        address: {_scalar(way.host)}"]
+            lines += [f"        user: {_scalar(way.user)}"] if way.user else []
+            lines += [f"        port: {way.port}"] if way.port != Ssh.port else []
+    if start.virtual:
+        lines += [
+            "  virtual: # made by the farm on this machine; everything they say is marked simulated",
+            f"    vars: {{ type: {_scalar(start.board_type)}, transport: virtual }}",
+            "    hosts:",
+            f"      sim-{start.board_type}: {{ count: {start.virtual} }}",
+        ]
+    return _MODELINE.format("fleet") + "\n".join(lines) + "\n"
+
+
+def write_campaign(start: Start) -> str:
+    """A small campaign for these boards."""
+    return _MODELINE.format("campaign") + (
+        "# What is tuned, for which boards, and how long. docs/howto/plan-a-campaign.md has everything that may stand\n"
+        "# here; `farm campaign plan campaign.yaml` says what it comes to.\n"
+        "name: first\n"
+        f"models: [{_FIRST_MODEL}] # names from `farm model zoo`, or paths of ONNX files\n"
+        f"boards: {{ types: [{_scalar(start.board_type)}] }}\n"
+        f"budget: {{ trials: {_FIRST_TRIALS} }} # hundreds for each workload, for code to ship\n"
+    )
+
+
+def _scalar(text: str) -> str:
+    """In quotes where YAML would take it for something else: `no`, an IPv6 address."""
+    return text if yaml.safe_load(f"[{text}]") == [text] else json.dumps(text)
+
+
+def write_settings() -> str:
+    """All settings with their meanings and defaults, as comments in a file of environment variables."""
+    lines = [
+        "# Settings of the farm. A shell takes them by `set -a; . ./settings.env; set +a`, the coordinator's service",
+        "# from /etc/tvm-farm/NAME.env. Take the # away before what you set; what is shown are the defaults.",
+    ]
+    for field in dataclasses.fields(settings.Settings):
+        lines += ["", f"# {field.metadata['meaning']}", f"#{field.metadata['env']}={field.default}"]
+    return "\n".join(lines) + "\n"
+
+
+def list_next(start: Start) -> list[tuple[str, str]]:
+    """What to type next, in the folder of the files: commands, and what each does."""
+    steps = [("farm fleet apply fleet.yaml", "registers the boards")]
+    names = [f"{start.board_type}-{number}" for number in range(1, len(start.ssh) + 1)]
+    if names:
+        steps += [
+            (f"farm board trust {' '.join(names)}", "shows the host keys' fingerprints and asks"),
+            (f"farm board provision {' '.join(names)}", "puts the agent on them"),
+        ]
+    return [*steps, ("farm campaign run campaign.yaml --compile packages", "tunes a small model and packs its code")]
+
 
 # A file's kind -> the module and the model of its outermost keys.
 KINDS = {
@@ -87,7 +176,7 @@ def init(
             "docs/howto/describe-a-fleet.md says how to write a fleet file yourself.",
         )
     files = _write(out, start)
-    steps = starting.list_next(start)
+    steps = list_next(start)
     yield {"files": [str(path) for path in files], "next": [{"command": c, "effect": e} for c, e in steps]}
     for path in files:
         output.say(f"wrote {path}")
@@ -96,7 +185,7 @@ def init(
         output.say(f"    {command}    # {effect}")
 
 
-def _check(board_type: str, ways: list[Ssh], virtual: int) -> starting.Start:
+def _check(board_type: str, ways: list[Ssh], virtual: int) -> Start:
     kind = board_types.require_board_type(board_type)
     if kind.host_is_board:
         raise UsageError(
@@ -104,10 +193,10 @@ def _check(board_type: str, ways: list[Ssh], virtual: int) -> starting.Start:
         )
     if virtual:
         crew_virtual.require_model(kind)
-    return starting.Start(kind.name, ways, virtual)
+    return Start(kind.name, ways, virtual)
 
 
-def _ask(board_type: str | None) -> starting.Start:
+def _ask(board_type: str | None) -> Start:
     """The same from a person: a wrong answer is told and asked for again. Raises typer.Abort at the input's end."""
     names = [each.name for each in board_types.load_board_types().values() if not each.host_is_board]
     if board_type is None:
@@ -131,12 +220,12 @@ def _prompt(question: str, default: str) -> str:
     return str(typer.prompt(question, default=default, show_default=bool(default), err=True)).strip()
 
 
-def _write(folder: Path, start: starting.Start) -> list[Path]:
+def _write(folder: Path, start: Start) -> list[Path]:
     """Write all files, or none where one is there already. Raises UsageError."""
     texts = {
-        "fleet.yaml": starting.write_fleet(start),
-        "campaign.yaml": starting.write_campaign(start),
-        "settings.env": starting.write_settings(),
+        "fleet.yaml": write_fleet(start),
+        "campaign.yaml": write_campaign(start),
+        "settings.env": write_settings(),
     }
     texts |= {f"{kind}.schema.json": make_schema(kind) for kind in KINDS}
     if there := [name for name in texts if (folder / name).exists()]:

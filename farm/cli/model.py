@@ -15,7 +15,7 @@ from farm.cli import model_artifacts, model_board, options, output, tables
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.models import quantise, zoo
-from farm.models.summary import summarise
+from farm.models.inputs import summarise
 from farm.search import default_schedule
 from farm.search.graph import importer
 from farm.search.graph import pipeline as graph_pipeline

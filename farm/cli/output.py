@@ -73,7 +73,7 @@ PAGES: Mapping[str, str] = {
     "farm.models": "bring-a-model",
     "farm.points": "clocks-and-power",
     "farm.provision": "provision-boards",
-    "farm.report.record_choice": "keep-records",
+    "farm.report.record_document": "keep-records",
     "farm.search.graph": "bring-a-model",
     "farm.services": "run-the-farm",
     "farm.services.board_certify": "certify-a-board",

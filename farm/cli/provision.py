@@ -18,14 +18,14 @@ from farm.cli import first_contact, options, output, tables
 from farm.connectivity.addresses import to_ssh_address
 from farm.connectivity.host_keys import FILE_NAME, KnownHosts
 from farm.connectivity.services import Services, using_services
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.errors import FarmError, UsageError
 from farm.processes.machine import name_user
 from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import StoreHold, prove, provision_boards
 from farm.provision.bundle_build import BundleCache
 from farm.provision.layout import AgentOptions
-from farm.provision.reports import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
+from farm.provision.plan import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
 from farm.search.build import golden
 from farm.settings import Settings
 from farm.store.standing import parse_transport
@@ -98,7 +98,7 @@ class _Proof:
         self._stack = stack
         self._lock = threading.Lock()
         self._services: Services | None = None
-        self._kernels = golden.GoldenKernels(settings.home_path / golden_runs.KERNEL_FOLDER)
+        self._kernels = golden.GoldenKernels(settings.home_path / calibration.KERNEL_FOLDER)
 
     def __call__(self, target: ProvisioningTarget) -> str:
         with self._lock:

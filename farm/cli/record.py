@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,20 +14,76 @@ import typer
 
 from farm import backup, emulation
 from farm.cli import options, output, tables
-from farm.cli import record_filters as filters
 from farm.errors import UsageError
 from farm.inventory.board_types import require_board_type
 from farm.metaschedule import exchange
 from farm.processes.machine import name_user
 from farm.report import campaign_rows
-from farm.report.record_choice import Filters, point_to_others, require_workload
-from farm.report.record_document import describe_evidence, make_document, name_codes, to_document
+from farm.report.record_document import (
+    Filters,
+    describe_evidence,
+    make_document,
+    name_codes,
+    point_to_others,
+    require_workload,
+    to_document,
+)
 from farm.settings import StoreLocation, parse_store
 from farm.store import Store
 from farm.store.database import has_store
 from farm.store.merging import Taken
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
+
+Workload = Annotated[
+    str, typer.Option("--workload", metavar="TEXT", help="Hash, its first digits, or a part of the name.")
+]
+Operator = Annotated[str, typer.Option("--operator", metavar="KIND", help="Operator: conv2d, dense, softmax, …")]
+BoardType = Annotated[str, typer.Option("--board-type", metavar="TYPE", help="Board type.")]
+Target = Annotated[str, typer.Option("--target", metavar="TEXT", help="Part of the target: cortex-a57, …")]
+Point = Annotated[str, typer.Option("--operating-point", metavar="POINT", help="Operating point.")]
+Since = Annotated[str, typer.Option("--since", metavar="WHEN", help="Verified at or after a date, or within 7d.")]
+Until = Annotated[str, typer.Option("--until", metavar="WHEN", help="Verified before a date, or before 7d ago.")]
+Campaign = Annotated[
+    str, typer.Option("--campaign", metavar="NAME", help="Campaign that tried the candidate: name or number.")
+]
+Simulated = Annotated[bool, typer.Option("--simulated", help="Records of virtual boards instead of real ones.")]
+Imported = Annotated[bool, typer.Option("--imported", help="Records from another farm or file.")]
+
+_ALL: dict[str, Any] = {
+    "workload": Workload,
+    "operator": Operator,
+    "board_type": BoardType,
+    "target": Target,
+    "operating_point": Point,
+    "since": Since,
+    "until": Until,
+    "campaign": Campaign,
+    "imported": Imported,
+    "simulated": Simulated,
+}
+
+
+def filtered(function: Callable[..., output.Document]) -> Callable[..., output.Document]:
+    """Give a command all of these options, in the place of its parameter `wanted`."""
+
+    @functools.wraps(function)
+    def carried_out(*values: Any, **options: Any) -> output.Document:
+        chosen = {name: options.pop(name) for name in _ALL}
+        yield from function(*values, wanted=Filters(**chosen), **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    defaults = Filters()
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=option)
+        for name, option in _ALL.items()
+    ]
+    own = [each for each in signature.parameters.values() if each.name != "wanted"]
+    # What a command takes without a name comes first, its own options last.
+    at = sum(each.default is inspect.Parameter.empty for each in own)
+    own = [*own[:at], *parameters, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own[at:])]
+    carried_out.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return carried_out
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +94,7 @@ def register(app: typer.Typer) -> None:
 
 
 @output.command
-@filters.filtered
+@filtered
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     wanted: Filters,
@@ -58,8 +116,8 @@ def import_(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder that `farm record export` or MetaSchedule wrote.")
     ],
-    board_type: filters.BoardType = "",
-    operating_point: filters.Point = DEFAULT_POINT,
+    board_type: BoardType = "",
+    operating_point: Point = DEFAULT_POINT,
     pipeline: Annotated[
         str,
         typer.Option(
@@ -96,8 +154,8 @@ def import_(
 @output.command
 def merge(
     other: Annotated[str, typer.Argument(metavar="STORE", help="Another farm's farm.db, or its postgresql://… URL.")],
-    board_type: filters.BoardType = "",
-    simulated: filters.Simulated = False,
+    board_type: BoardType = "",
+    simulated: Simulated = False,
 ) -> output.Document:
     """Take in all records of another farm. Records that were verified here stay; theirs are tried."""
     place = parse_store(other)
@@ -157,7 +215,7 @@ _Which = Annotated[
 
 @app.command("list")
 @output.command
-@filters.filtered
+@filtered
 def list_records(wanted: Filters) -> output.Document:
     """List the records in the store."""
     with options.open_store() as store:
@@ -198,10 +256,10 @@ def show_record(workload: _Which) -> output.Document:
 @output.command
 def best_trials(
     workload: _Which,
-    board_type: filters.BoardType = "",
-    operating_point: filters.Point = "",
+    board_type: BoardType = "",
+    operating_point: Point = "",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of candidates.")] = 5,
-    simulated: filters.Simulated = False,
+    simulated: Simulated = False,
 ) -> output.Document:
     """Show a workload's fastest candidates. Verified or not, at each place where it was measured."""
     if not 1 <= top <= 1000:
@@ -254,7 +312,7 @@ def best_trials(
 
 @app.command("prune")
 @output.command
-@filters.filtered
+@filtered
 def prune(
     wanted: Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,

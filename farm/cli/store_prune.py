@@ -13,7 +13,7 @@ from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import UsageError
 from farm.processes.machine import name_user
-from farm.report.record_choice import to_time
+from farm.report.record_document import to_time
 from farm.store.pruning import PruningPlan
 from farm.units import format_bytes
 

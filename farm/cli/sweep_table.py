@@ -8,7 +8,7 @@ from typing import Any
 
 from farm import units
 from farm.cli import output, tables
-from farm.report import sweep_variants
+from farm.report import sweep_answer
 from farm.sweep import rows as sweep_rows
 
 # More columns than that (a TX2 has twelve rails) no terminal holds.
@@ -49,8 +49,8 @@ def print_sweep(document: Mapping[str, Any]) -> None:
 
 def _print_variants(document: Mapping[str, Any]) -> None:
     """The farm's code against untuned, a row per operating point."""
-    for variants in sweep_variants.pair_variants(document):
-        table = sweep_variants.tabulate(variants)
+    for variants in sweep_answer.pair_variants(document):
+        table = sweep_answer.tabulate(variants)
         output.say("")
         output.say(f"{variants.name} against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
         rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]

@@ -22,8 +22,8 @@ from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_handshake import CONNECT_TIMEOUT_S, SshAddress
 from farm.connectivity.tunnels import Forward, ReverseForward
 from farm.errors import DeadlineError, FarmError, TransientError
+from farm.processes.children import Backoff, Restarts
 from farm.processes.listening import is_lack
-from farm.processes.restarts import Backoff, Restarts
 
 # From tvm/rpc/base.py of 0.27.
 _MAGIC = struct.pack("<i", 0x2F271)

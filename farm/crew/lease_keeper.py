@@ -19,11 +19,18 @@ from farm.values import Lease
 
 # Renewed every third of its time: two renewals may fail before it lapses.
 _RENEWALS_PER_TTL = 3
+
+
 # A store that is busy or full is asked again this soon, but not in vain more often than the lease has time for.
 _RETRY_S = 1.0
+
+
 _RETRIES_PER_TTL = 10
+
+
 # A renewal waits for another command's transaction (`BUSY_TIMEOUT_S` of the store) at most.
 _CLOSE_TIMEOUT_S = 35.0
+
 
 _log = logging.getLogger(__name__)
 

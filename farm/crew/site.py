@@ -15,6 +15,8 @@ from farm.values import Lease
 
 # Fields of a description that must not change with the board: code and figures would not fit another one.
 COMMON = ("board_type", "architecture", "simulated")
+
+
 # Asked only once something went wrong on a board, or before one is taken.
 _TRACKER_TIMEOUT_S = 2.0
 

@@ -1,6 +1,6 @@
 """What becomes of the CUDA source that TVM writes: checked for the exact GPU, then PTX, or code for a processor.
 
-Nothing here compiles a model; that takes TVM (`farm/search/build/gpu_code.py`).
+Nothing here compiles a model; that takes TVM (`farm/search/build/lowering.py`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import socket
+import struct
+import time
 
+from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim
-from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
 from farm.errors import (
     BoardBusyError,
@@ -16,6 +19,70 @@ from farm.errors import (
     TransientError,
     UnavailableError,
 )
+from farm.values import Lease
+
+# An agent that serves somebody answers all the same; ending a session takes it 2 s at most, a tunnel some more.
+FENCE_TIMEOUT_S = 5.0
+_MAX_ANSWER_BYTES = 1 << 16
+_MAX_TEXT = 200
+
+
+def to_claim(lease: Lease) -> LeaseClaim:
+    """What is said of a lease to the agent."""
+    return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT], lease.nonce)
+
+
+def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:
+    """Where the agent with this key listens, as the tracker knows it; None where none has registered.
+
+    Raises what `Tracker.fetch_summary` raises.
+    """
+    found = None
+    for info in tracker.fetch_summary(timeout_s).get("server_info", ()):
+        host, port = info.get("addr") or (None, None)
+        if info.get("key") == f"server:{key}" and host and port:
+            found = (str(host), int(port))  # the last to come: an older one may not be known to be dead
+    return found
+
+
+def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = FENCE_TIMEOUT_S) -> ClaimReport:
+    """Have the agent at `address` take this lease for the latest of its store and end sessions of earlier ones.
+
+    Returns its answer, also where that is a refusal. Raises TransientError where it cannot be reached or does not
+    answer in time, UnavailableError where what answers knows no fences.
+    """
+    where = f"the agent at {address[0]}:{address[1]}"
+    deadline = time.monotonic() + timeout_s
+    key = protocol.fence_key(claim).encode()
+    try:
+        with socket.create_connection(address, timeout=timeout_s) as sock:
+            sock.sendall(struct.pack("<ii", protocol.RPC_MAGIC, len(key)) + key)
+            (code,) = struct.unpack("<i", _read(sock, 4, deadline))
+            if code != protocol.RPC_SUCCESS:
+                raise UnavailableError(
+                    f"{where} knows no fences: it is older than this farm, or a stock TVM server",
+                    "Update device-agent on the board.",
+                )
+            (size,) = struct.unpack("<i", _read(sock, 4, deadline))
+            if not 0 <= size <= _MAX_ANSWER_BYTES:
+                raise ValueError(f"an answer of {size} bytes")
+            return ClaimReport.from_json(_read(sock, size, deadline).decode())
+    except (OSError, EOFError) as error:
+        raise TransientError(f"{where} did not take the fence of lease {claim.token}: {error}") from error
+    except ValueError as error:  # ProtocolError and UnicodeDecodeError are such
+        raise UnavailableError(f"{where} answers nonsense to a fence: {error}") from error
+
+
+def _read(sock: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        chunk = sock.recv(size - len(data))
+        if not chunk:
+            raise EOFError("it closed the connection")
+        data += chunk
+    return data
+
 
 # Asked only for the words of an error.
 _HOLDER_TIMEOUT_S = 2.0
@@ -44,7 +111,7 @@ def ask_for_board(
     Raises LeaseOverError, DeadlineError, TransientError, UnavailableError, BoardBusyError where a client holds it; of
     a board that is `doubted` LeaseOverError, DeadlineError where its agent says nothing, BoardBusyError for all else.
     """
-    _send_fence(tracker, key, claim, fences.FENCE_TIMEOUT_S, doubted)
+    _send_fence(tracker, key, claim, FENCE_TIMEOUT_S, doubted)
     try:
         return tracker.request(key, timeout_s)
     except FarmError as error:
@@ -79,10 +146,10 @@ def _send_fence(
         if isinstance(tracker, AgentAddress):
             address = (tracker.host, tracker.port)
         else:
-            address = fences.find_agent(tracker, key, timeout_s)
+            address = find_agent(tracker, key, timeout_s)
         if address is None:
             return None
-        report = fences.send_fence(address, claim, timeout_s)
+        report = send_fence(address, claim, timeout_s)
     except (TransientError, UnavailableError) as error:
         if doubted and address is not None and isinstance(error, TransientError):
             if isinstance(error.__cause__, TimeoutError):

@@ -33,7 +33,6 @@ from device_agent.protocol import (
     RunSpec,
 )
 from farm.closing import Closing
-from farm.connectivity import fences
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
 from farm.errors import (
@@ -45,7 +44,7 @@ from farm.errors import (
     PermanentError,
     UnavailableError,
 )
-from farm.measure import answers
+from farm.measure import answers, asking
 from farm.measure.arrays import Arrays, Handed, HarmfulArraysError, pack_arrays, read, unpack_arrays
 from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.values import Lease
@@ -145,7 +144,7 @@ class BoardSession(Closing):
         """
         self.key = key
         self._simulated: bool | None = None
-        self._claim = None if lease is None else fences.to_claim(lease)
+        self._claim = None if lease is None else asking.to_claim(lease)
         # Before a key is had, which must be used within seconds: on a busy machine loading TVM takes longer.
         _import_rpc()
         host, port, match_key = ask_for_board(tracker, key, self._claim, request_timeout_s, doubted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -17,10 +18,117 @@ from prometheus_client.registry import Collector
 from device_agent.protocol import FaultSide, Status
 from farm.closing import Closing
 from farm.errors import UnavailableError
-from farm.metrics import table
-from farm.metrics.table import Metric
 from farm.values import CampaignState, Health, State
 from farm.version import __version__
+
+PREFIX = "tvm_farm_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One line of the table. `name` is without the prefix; `buckets` are a histogram's upper bounds."""
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What may be done with it; a counter starts at 0 with the process, unless its text says otherwise."""
+        return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def full_name(self) -> str:
+        """As Prometheus sees it."""
+        return PREFIX + self.name
+
+
+# From a board that answers at once to the deadline of one that hangs.
+_PROBE_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+INFO = Metric("info", ("version",), "Always 1; the farm's version.")
+BOARDS = Metric("boards", ("state", "health"), "Boards in the store, by state and health; every pair is always there.")
+BOARD_INFO = Metric("board_info", ("board", "board_type", "transport", "simulated"), "Always 1; who a board is.")
+BOARD_STATE = Metric("board_state", ("board", "state"), "1 for the state that a board is in, 0 for the others.")
+BOARD_HEALTH = Metric("board_health", ("board", "health"), "1 for the health that a board has, 0 for the others.")
+BOARD_SEEN = Metric(
+    "board_last_seen_timestamp_seconds",
+    ("board",),
+    "When a board last described itself, since the epoch; absent if never.",
+)
+LINK_UP = Metric("board_link_up", ("board",), "Whether the way to a board stands: SSH, or its process.")
+LINK_CONNECTS = Metric(
+    "board_link_connects_total", ("board",), "How often the way to a board came up; 1 is no loss yet."
+)
+PROBES = Metric("probes_total", ("board", "result"), "Probes made, by result: passed, failed, skipped.")
+PROBE_SECONDS = Metric("probe_duration_seconds", (), "How long probes took that passed or failed.", _PROBE_BUCKETS_S)
+GOLDEN_SECONDS = Metric(
+    "golden_kernel_seconds", ("board",), "Median time of the golden kernel in a board's latest probe."
+)
+GOLDEN_FACTOR = Metric(
+    "golden_kernel_factor",
+    ("board",),
+    "A board's golden-kernel time divided by its type's: 1.05 is 5 % slower. Absent until enough is known.",
+)
+LEASES = Metric("leases_open", (), "Leases that are open.")
+LEASE_AGE = Metric("lease_age_seconds", ("board",), "How long a board has been held; absent if it is not.")
+TRACKER_UP = Metric("tracker_up", (), "Whether TVM's tracker runs.")
+TRACKER_RESTARTS = Metric("tracker_restarts_total", (), "How often the tracker was started again.")
+WORKER_RESTARTS = Metric(
+    "probe_worker_restarts_total", (), "How often the process that makes probes was started again."
+)
+TRIALS = Metric("trials_total", ("status",), "Trials in the store, of all time, by status.")
+
+CAMPAIGNS = Metric("campaigns", ("state",), "Campaigns in the store, by state; every state is always there.")
+CAMPAIGN_STATE = Metric(
+    "campaign_state",
+    ("campaign", "state"),
+    "1 for the state of a campaign that is not over, or was until lately; 0 for the others.",
+)
+CAMPAIGN_TRIALS = Metric(
+    "campaign_trials_total",
+    ("campaign", "side"),
+    "Trials of a campaign's search: ok, or by whose fault they failed. From the store, whoever carried it out.",
+)
+CAMPAIGN_BUILD = Metric(
+    "campaign_build_seconds_total", ("campaign",), "How long compilers were busy for a campaign's trials."
+)
+CAMPAIGN_BOARDS_HELD = Metric(
+    "campaign_board_seconds_total", ("campaign",), "How long boards were busy with a campaign's trials."
+)
+CAMPAIGN_SEARCH = Metric(
+    "campaign_search_seconds_total", ("campaign",), "How long a campaign's search has been looking for candidates."
+)
+CAMPAIGN_ELAPSED = Metric("campaign_elapsed_seconds", ("campaign",), "Time since a campaign began, pauses left out.")
+CAMPAIGN_ETA = Metric(
+    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while nobody can say."
+)
+CAMPAIGN_BOARDS = Metric(
+    "campaign_boards",
+    ("campaign", "board_type", "doing"),
+    "Boards that a campaign has, by what they do: measuring, verifying, or idle.",
+)
+CAMPAIGN_LATENCY = Metric(
+    "campaign_best_latency_seconds",
+    ("campaign", "model", "board_type", "operating_point"),
+    "Sum of the best times of a model's workloads; absent while one has neither a time nor a prediction.",
+)
+CAMPAIGN_PREDICTED = Metric(
+    "campaign_predicted_workloads",
+    ("campaign", "model", "board_type", "operating_point"),
+    "Workloads of a model that count by their prediction in that sum.",
+)
+BOARDS_WANTED = Metric(
+    "boards_wanted",
+    ("board_type",),
+    "Campaigns that are to run and have no board of a type that they want: how long the queue for it is.",
+)
+HOME_FREE = Metric("home_free_bytes", (), "Free space on the disk that holds FARM_HOME.")
+HOME_SIZE = Metric("home_size_bytes", (), "Size of the disk that holds FARM_HOME.")
+
+METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+
 
 HOST = "127.0.0.1"
 # As for the tracker: a second farm on this machine finds room.
@@ -93,8 +201,8 @@ def to_values(
 ) -> Values:
     """All series of campaigns. What an engine has not said is absent, and so are sums that nobody has made."""
     values: Values = {
-        table.CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
-        table.BOARDS_WANTED: {},
+        CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
+        BOARDS_WANTED: {},
     }
     values |= {metric: {} for metric in _OF_ONE}
     for row in standings:
@@ -103,48 +211,48 @@ def to_values(
 
 
 _OF_ONE = (
-    table.CAMPAIGN_STATE,
-    table.CAMPAIGN_TRIALS,
-    table.CAMPAIGN_BUILD,
-    table.CAMPAIGN_BOARDS_HELD,
-    table.CAMPAIGN_SEARCH,
-    table.CAMPAIGN_ELAPSED,
-    table.CAMPAIGN_ETA,
-    table.CAMPAIGN_BOARDS,
-    table.CAMPAIGN_LATENCY,
-    table.CAMPAIGN_PREDICTED,
+    CAMPAIGN_STATE,
+    CAMPAIGN_TRIALS,
+    CAMPAIGN_BUILD,
+    CAMPAIGN_BOARDS_HELD,
+    CAMPAIGN_SEARCH,
+    CAMPAIGN_ELAPSED,
+    CAMPAIGN_ETA,
+    CAMPAIGN_BOARDS,
+    CAMPAIGN_LATENCY,
+    CAMPAIGN_PREDICTED,
 )
 
 
 def _add(values: Values, row: Mapping[str, Any], sums: Mapping[str, Any] | None) -> None:
     name, state = row["name"], CampaignState(row["state"])
-    values[table.CAMPAIGN_STATE] |= {(name, str(each)): each is state for each in CampaignState}
+    values[CAMPAIGN_STATE] |= {(name, str(each)): each is state for each in CampaignState}
     if sums is not None:
-        values[table.CAMPAIGN_TRIALS] |= {(name, side): sums["by_side"].get(side, 0) for side in SIDES}
-        values[table.CAMPAIGN_BUILD][name,] = sums["build_s"]
-        values[table.CAMPAIGN_BOARDS_HELD][name,] = sums["board_s"]
+        values[CAMPAIGN_TRIALS] |= {(name, side): sums["by_side"].get(side, 0) for side in SIDES}
+        values[CAMPAIGN_BUILD][name,] = sums["build_s"]
+        values[CAMPAIGN_BOARDS_HELD][name,] = sums["board_s"]
     for metric, key in (
-        (table.CAMPAIGN_SEARCH, "search_s"),
-        (table.CAMPAIGN_ELAPSED, "wall_clock_s"),
-        (table.CAMPAIGN_ETA, "eta_s"),
+        (CAMPAIGN_SEARCH, "search_s"),
+        (CAMPAIGN_ELAPSED, "wall_clock_s"),
+        (CAMPAIGN_ETA, "eta_s"),
     ):
         if row[key] is not None:
             values[metric][name,] = float(row[key])
     has = _add_boards(values, row)
     if not state.over and row["wanted"] == _TO_RUN and state not in _NO_QUEUE:
         for board_type in row["board_types"]:
-            queue = values[table.BOARDS_WANTED]
+            queue = values[BOARDS_WANTED]
             queue[board_type,] = queue.get((board_type,), 0) + (board_type not in has)
     for model in row["models"] or ():
         labels = (name, model["name"], model["board_type"], model["point"])
-        values[table.CAMPAIGN_PREDICTED][labels] = model["predicted"]
+        values[CAMPAIGN_PREDICTED][labels] = model["predicted"]
         if model["latency_s"] is not None:
-            values[table.CAMPAIGN_LATENCY][labels] = model["latency_s"]
+            values[CAMPAIGN_LATENCY][labels] = model["latency_s"]
 
 
 def _add_boards(values: Values, row: Mapping[str, Any]) -> set[str]:
     """Count a campaign's boards; returns the types of which it has one. One that is over has none."""
-    boards = values[table.CAMPAIGN_BOARDS]
+    boards = values[CAMPAIGN_BOARDS]
     has = set()
     for board_type in row["board_types"]:
         boards |= {(row["name"], board_type, doing): 0 for doing in DOINGS}
@@ -170,12 +278,12 @@ class FarmMetrics(Collector):
         """Register with `registry`. `clock` gives seconds since the epoch."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._values: Values = {metric: {} for metric in table.METRICS if metric.kind != "histogram"}
+        self._values: Values = {metric: {} for metric in METRICS if metric.kind != "histogram"}
         self._held_since: dict[str, float] = {}
         disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of every histogram, which is not in the table
-        seconds = table.PROBE_SECONDS
+        seconds = PROBE_SECONDS
         self._probe_seconds = Histogram(seconds.full_name, seconds.help, buckets=seconds.buckets, registry=registry)
-        self._values[table.INFO][(__version__,)] = 1
+        self._values[INFO][(__version__,)] = 1
         self.observe_boards(())
         self.observe_tracker(False, 0)
         self.observe_probe_worker(0)
@@ -186,67 +294,67 @@ class FarmMetrics(Collector):
     def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All boards, as `Store.fetch_boards` returns them."""
         values: Values = {
-            table.BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
-            table.BOARD_INFO: {},
-            table.BOARD_STATE: {},
-            table.BOARD_HEALTH: {},
-            table.BOARD_SEEN: {},
+            BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
+            BOARD_INFO: {},
+            BOARD_STATE: {},
+            BOARD_HEALTH: {},
+            BOARD_SEEN: {},
         }
         for row in rows:
             name = row["name"]
-            values[table.BOARDS][row["state"], row["health"]] += 1
+            values[BOARDS][row["state"], row["health"]] += 1
             who = (name, row["board_type"], row["transport"]["kind"], "true" if row["simulated"] else "false")
-            values[table.BOARD_INFO][who] = 1
-            values[table.BOARD_STATE] |= {(name, str(state)): state == row["state"] for state in State}
-            values[table.BOARD_HEALTH] |= {(name, str(health)): health == row["health"] for health in Health}
+            values[BOARD_INFO][who] = 1
+            values[BOARD_STATE] |= {(name, str(state)): state == row["state"] for state in State}
+            values[BOARD_HEALTH] |= {(name, str(health)): health == row["health"] for health in Health}
             if row["seen_at"] is not None:
-                values[table.BOARD_SEEN][name,] = row["seen_at"]
+                values[BOARD_SEEN][name,] = row["seen_at"]
         held = {row["name"]: row["lease"]["acquired_at"] for row in rows if row["lease"]}
         known = {row["name"] for row in rows}
         with self._lock:
             self._values |= values
-            self._values[table.LEASES][()] = len(held)
+            self._values[LEASES][()] = len(held)
             self._held_since = held
             self._forget_all_but(known)
             for name in known:
                 # From the first scrape on: a counter that appears with its first failure hides that from `increase`.
                 for each in _RESULTS:
-                    self._values[table.PROBES].setdefault((name, each), 0)
+                    self._values[PROBES].setdefault((name, each), 0)
 
     def observe_link(self, name: str, up: bool, connects: int) -> None:
         """How the way to a board stands, and how often it has come up."""
         with self._lock:
-            self._values[table.LINK_UP][name,] = up
-            self._values[table.LINK_CONNECTS][name,] = connects
+            self._values[LINK_UP][name,] = up
+            self._values[LINK_CONNECTS][name,] = connects
 
     def observe_probe(self, name: str, report: Mapping[str, Any]) -> None:
         """What a probe found: `passed`, and where they are there `skipped`, `seconds`, `median_s`, `factor`."""
         result = "skipped" if report.get("skipped") else "passed" if report.get("passed") else "failed"
         with self._lock:
-            probes = self._values[table.PROBES]
+            probes = self._values[PROBES]
             probes[name, result] = probes.get((name, result), 0) + 1
             if result != "skipped":
                 self._probe_seconds.observe(float(report.get("seconds") or 0.0))
             if (median_s := report.get("median_s")) is not None:
-                self._values[table.GOLDEN_SECONDS][name,] = float(median_s)
+                self._values[GOLDEN_SECONDS][name,] = float(median_s)
             if (factor := report.get("factor")) is not None:
-                self._values[table.GOLDEN_FACTOR][name,] = float(factor)
+                self._values[GOLDEN_FACTOR][name,] = float(factor)
 
     def observe_tracker(self, up: bool, restarts: int) -> None:
         """Whether the tracker runs, and how often it was started again."""
         with self._lock:
-            self._values[table.TRACKER_UP][()] = up
-            self._values[table.TRACKER_RESTARTS][()] = restarts
+            self._values[TRACKER_UP][()] = up
+            self._values[TRACKER_RESTARTS][()] = restarts
 
     def observe_probe_worker(self, restarts: int) -> None:
         """How often a process that probes was replaced."""
         with self._lock:
-            self._values[table.WORKER_RESTARTS][()] = restarts
+            self._values[WORKER_RESTARTS][()] = restarts
 
     def observe_trials(self, counts: Mapping[str, int]) -> None:
         """Trials of all time by status, as `Store.count_statuses` returns them."""
         with self._lock:
-            self._values[table.TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
+            self._values[TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
 
     def observe_campaigns(
         self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
@@ -257,23 +365,23 @@ class FarmMetrics(Collector):
         values = to_values(counts, standings, sums)
         with self._lock:
             # Types that nothing waits for any more have a queue of 0, not none.
-            for labels in self._values[table.BOARDS_WANTED]:
-                values[table.BOARDS_WANTED].setdefault(labels, 0)
+            for labels in self._values[BOARDS_WANTED]:
+                values[BOARDS_WANTED].setdefault(labels, 0)
             self._values |= values
 
     def observe_disk(self, free_bytes: int, size_bytes: int) -> None:
         """How full the disk of FARM_HOME is."""
         with self._lock:
-            self._values[table.HOME_FREE][()] = free_bytes
-            self._values[table.HOME_SIZE][()] = size_bytes
+            self._values[HOME_FREE][()] = free_bytes
+            self._values[HOME_SIZE][()] = size_bytes
 
     def collect(self) -> Iterator[Family]:
         """Every metric of the table but the histogram, in its order; called on a scrape."""
         now = self._clock()
         with self._lock:
             values = {metric: dict(found) for metric, found in self._values.items()}
-            values[table.LEASE_AGE] = {(name,): max(0.0, now - at) for name, at in self._held_since.items()}
-        for metric in table.METRICS:
+            values[LEASE_AGE] = {(name,): max(0.0, now - at) for name, at in self._held_since.items()}
+        for metric in METRICS:
             if metric not in values:  # the histogram collects itself
                 continue
             family: Family
@@ -291,11 +399,11 @@ class FarmMetrics(Collector):
 
     def _forget_all_but(self, known: Collection[str]) -> None:
         for metric in (
-            table.LINK_UP,
-            table.LINK_CONNECTS,
-            table.PROBES,
-            table.GOLDEN_SECONDS,
-            table.GOLDEN_FACTOR,
+            LINK_UP,
+            LINK_CONNECTS,
+            PROBES,
+            GOLDEN_SECONDS,
+            GOLDEN_FACTOR,
         ):
             found = self._values[metric]
             for labels in [labels for labels in found if labels[0] not in known]:

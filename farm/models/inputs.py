@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -291,3 +293,105 @@ def _start(spec: InputSpec, seed: int) -> np.random.Generator:
 
 def _listed(shape: tuple[int, ...]) -> str:
     return ",".join(map(str, shape))
+
+
+# Inputs of operators that are settings or statistics and no trained weights, by operator; all but the first, or some.
+_SETTINGS: Mapping[str, tuple[int, ...]] = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "QuantizeLinear": (1, 2),
+    "Pad": (1, 2),
+    "Resize": (1, 2, 3),
+}
+_FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+)
+# Tensors of more elements have no say in what shapes others have.
+_MOST_SHAPE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSummary:
+    """`outputs` as inputs are described, with "?" for what the model does not say; `operators` counts nodes by type.
+
+    `parameters` counts trained weights: tensors of floats, or of integers that are scaled to such, without running
+    statistics. `weight_bytes` is what all tensors held in the model take.
+    """
+
+    opset: int
+    outputs: tuple[InputSpec, ...]
+    operators: Mapping[str, int]
+    parameters: int
+    weight_bytes: int
+
+
+def summarise(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> ModelSummary:
+    """Describe a model whose inputs have these shapes. The model is not changed."""
+    graph = model.graph
+    return ModelSummary(
+        opset=next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1),
+        outputs=_find_outputs(model, inputs),
+        operators=dict(collections.Counter(node.op_type for node in graph.node).most_common()),
+        parameters=_count_parameters(graph),
+        weight_bytes=sum(_count_bytes(tensor) for tensor in graph.initializer),
+    )
+
+
+def _count_parameters(graph: onnx.GraphProto) -> int:
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    trained = set()
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            tensor = held.get(name)
+            if tensor is None or not tensor.dims or position in _SETTINGS.get(node.op_type, ()):
+                continue
+            if tensor.data_type in _FLOATS or node.op_type == "DequantizeLinear":
+                trained.add(name)
+    return int(sum(math.prod(held[name].dims) for name in trained))
+
+
+def _count_bytes(tensor: onnx.TensorProto) -> int:
+    try:
+        size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except KeyError:
+        return 0
+    return int(math.prod(tensor.dims) * size)
+
+
+def _find_outputs(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
+    """By ONNX's own inference where that gets so far, else as the model declares them."""
+    bare = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
+    bare.opset_import.extend(model.opset_import)
+    graph, shapes = bare.graph, {spec.name: spec.static_shape for spec in inputs}
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    # Weights that are inputs need no data, of which there may be gigabytes.
+    large = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) > _MOST_SHAPE]
+    graph.initializer.extend(t for t in model.graph.initializer if math.prod(t.dims) <= _MOST_SHAPE)
+    graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large)
+    for value in model.graph.input:
+        if value.name in shapes:
+            kind = value.type.tensor_type.elem_type
+            graph.input.append(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+    for value in model.graph.output:
+        graph.output.append(onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None))
+    try:
+        found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph.output
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        found = model.graph.output
+    declared = {value.name: value for value in model.graph.output}
+    return tuple(
+        _describe(value if value.type.tensor_type.HasField("shape") else declared[value.name]) for value in found
+    )
+
+
+def _describe(value: onnx.ValueInfoProto) -> InputSpec:
+    tensor = value.type.tensor_type
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError:
+        dtype = "?"
+    if not tensor.HasField("shape"):
+        return InputSpec(value.name, ("?",), dtype)
+    return InputSpec(value.name, tuple(d.dim_value or d.dim_param or "?" for d in tensor.shape.dim), dtype)

@@ -17,7 +17,7 @@ import onnxruntime
 
 from farm.errors import PermanentError, UsageError
 from farm.models.source import ModelSource
-from farm.search.graph import constants
+from farm.search.graph import bindings
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -66,7 +66,7 @@ def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
             f"{source.name} has ONNX opset {opset}; scales per channel need {_LEAST_OPSET}",
             "Export it with a newer opset; onnx.version_converter can convert many models.",
         )
-    constants.fold_batch_norm(model.graph)
+    bindings.fold_batch_norm(model.graph)
     used = {name for node in model.graph.node for name in node.input}
     kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
     del model.graph.initializer[:]

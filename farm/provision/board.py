@@ -28,8 +28,17 @@ from farm.provision.layout import (
     plan_layout,
     render_files,
 )
-from farm.provision.plan import ProvisioningPlan, check_board, choose_pythons, plan_removals, plan_steps
-from farm.provision.reports import BoardReport, ProvisioningOutcome, StepReport, StepStatus
+from farm.provision.plan import (
+    BoardReport,
+    ProvisioningOutcome,
+    ProvisioningPlan,
+    StepReport,
+    StepStatus,
+    check_board,
+    choose_pythons,
+    plan_removals,
+    plan_steps,
+)
 from farm.provision.shell import BoardShell
 from farm.provision.survey import BoardSurvey, Login, describe_system, fetch_login, fetch_survey
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from farm.connectivity.tracker import Tracker
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import TransientError
 from farm.inventory.board_types import require_board_type
 from farm.measure.session import BoardSession
 from farm.processes.machine import name_coordinator
 from farm.provision.board import Provisioner, ProvisioningJob, ProvisioningTarget
-from farm.provision.reports import BoardReport
+from farm.provision.plan import BoardReport
 from farm.provision.wheels import end_tools
 from farm.search.build import golden
 from farm.store import Store
@@ -74,8 +74,8 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningT
     """
     with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
         about = session.description
-        kernel = golden_runs.require_kernel(kernels, require_board_type(target.options.board_type), about.architecture)
-        outcome = golden_runs.require_right(session, kernel)
+        kernel = calibration.require_kernel(kernels, require_board_type(target.options.board_type), about.architecture)
+        outcome = calibration.require_right(session, kernel)
     median_s = statistics.median(outcome.latency_s)
     return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
 

@@ -5,13 +5,82 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
+from device_agent.protocol import StrEnum
 from farm.errors import PermanentError
 from farm.inventory.board_types import BoardType
 from farm.provision.bundle import Bundle
 from farm.provision.layout import BoardFile, Layout, compute_digest
 from farm.provision.survey import BoardSurvey, find_doubt
 from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
+
+
+class StepStatus(StrEnum):
+    """How a step ended."""
+
+    OK = "ok"  # it only looks, and found what it needs
+    DONE = "done"  # it changed the board
+    ALREADY = "already"  # there was nothing left to change
+    WOULD = "would"  # it would change the board, in a dry run
+    FAILED = "failed"
+
+
+class ProvisioningOutcome(StrEnum):
+    """How a board came out of it."""
+
+    PROVISIONED = "provisioned"  # changed and proven
+    UNCHANGED = "unchanged"  # everything was there already
+    PLANNED = "planned"  # a dry run
+    REMOVED = "removed"
+    ROLLED_BACK = "rolled back"  # the new version failed; what was there before runs again
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+# What an operator may build on: the board does what was asked for.
+GOOD = frozenset(
+    {
+        ProvisioningOutcome.PROVISIONED,
+        ProvisioningOutcome.UNCHANGED,
+        ProvisioningOutcome.PLANNED,
+        ProvisioningOutcome.REMOVED,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """One step. `seconds` is how long it took."""
+
+    name: str
+    status: StepStatus
+    detail: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardReport:
+    """One board. `version` is what runs there as far as is known; `notes` is what an operator should know of it.
+
+    `state` says in a sentence how the board is left.
+    """
+
+    board: str
+    outcome: ProvisioningOutcome
+    version: str
+    state: str
+    steps: tuple[StepReport, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        document = dataclasses.asdict(self)
+        return document | {
+            "outcome": str(self.outcome),
+            "steps": [s | {"status": str(s["status"])} for s in document["steps"]],
+        }
+
 
 # In the order in which they are done. `connect` and `check` look, `bundle` happens here, `probe` uses the board.
 STEPS = (

@@ -10,8 +10,12 @@ from farm.provision.layout import Layout
 
 # A run that was cut off may still be at work on the board for as long as its step was given.
 LOCK_TIMEOUT_S = 60.0
+
+
 # What `flock -E` is told to answer where another one holds the lock; EX_TEMPFAIL of sysexits.h.
 _LOCKED = 75
+
+
 # A login over SSH that runs a command gets a short PATH on some systems. As root nothing else is looked at, as sudo
 # does it: what root has in its home, a Python for one, the agent's user may not even see.
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import platform
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from farm import emulation
 from farm.artifacts import compile
 from farm.artifacts.choice import Records
 from farm.artifacts.contenders import PREDICTED, RIVALS
@@ -23,19 +26,125 @@ from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned, TuneListener, tuning
 from farm.errors import FarmError, PermanentError
-from farm.inventory.board_types import BoardType
+from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
+from farm.points.values import Goal
 from farm.processes.compile_subprocess import Apart
-from farm.quickstart import sweep as quickstart_sweep
-from farm.report import campaign_rows, plots, quickstart_page
+from farm.report import campaign_rows, canvas, quickstart_page
 from farm.report.quickstart_page import LABELS
+from farm.report.sweep_page import write_sweep_report
 from farm.search import workloads as search_workloads
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.run.programs import COMPILED, UNTUNED
-from farm.values import DEFAULT_POINT, Record
+from farm.sweep.export.document import make_document
+from farm.sweep.plan.order import SweepOrder, SweepPlace
+from farm.sweep.run import runner
+from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
+from farm.values import DEFAULT_POINT, Record, Virtual
 from farm.version import __version__
+
+BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
+# A few of the Nano's fifteen clocks, spread over its upper half: untuned code takes seconds there, and below it more.
+_CPU_FREQS = "710.4,921.6,1224,1479"
+_WINDOW_S = 2.0
+# For the virtual board to start and pass its first probe.
+_WAIT_S = 120.0
+# Every visit runs the program here once, the first ones a few times. Above this the step would take longer than all
+# others.
+SLOWEST_S = 0.6
+
+
+def find_own_type() -> BoardType | None:
+    """The board's type where it runs its own code; None where it runs this machine's."""
+    kind = require_board_type(BOARD_TYPE)
+    return kind if emulation.runs_own_code(kind) else None
+
+
+def sweep_virtual_board(
+    source: ModelSource,
+    inputs: Arrays,
+    compiled: Mapping[str, compile.Compiled],
+    settings: Settings,
+    store: Store,
+    listener: TuneListener,
+    folder: Path,
+) -> dict[str, Any]:
+    """Sweep, and write the page into `folder`; returns what the quickstart's document says of it. Raises FarmError.
+
+    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is the store's for so
+    long only.
+    """
+    began = time.monotonic()
+    made = [SweepProgram(name, 1, each.library, inputs, _describe(each)) for name, each in compiled.items()]
+    order = SweepOrder(
+        source.origin.removeprefix(runner.ZOO),
+        variants=tuple(compiled),
+        cpu_freqs=(_CPU_FREQS,),
+        window_s=_WINDOW_S,
+        exhaustive=True,
+    )
+    where = SweepPlace(BOARD_TYPE, BOARD, None, _WAIT_S)
+    with _registered(store):
+        number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
+    document = make_document(store, number)
+    paths = write_sweep_report(document, folder)
+    return {
+        "sweep": number,
+        "board": document["board"],
+        "state": document["state"],
+        "seconds": time.monotonic() - began,
+        "series": [
+            {
+                "variant": each["variant"],
+                "about": _describe(compiled[each["variant"]]),
+                "front": each["front"],
+                "pick": each["pick"],
+                "rows": _shorten(each["rows"]),
+            }
+            for each in document["series"]
+        ],
+        "report": paths,
+    }
+
+
+def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
+    """What a user types to have the whole sweep."""
+    options = ["--variants", f"{UNTUNED},{COMPILED}", "--cpu-freqs", _CPU_FREQS, "--exhaustive", "--out", "sweep"]
+    options += [word for shape in shapes for word in ("--shape", shape)]
+    model = source.origin.removeprefix(runner.ZOO)
+    return [
+        f"farm board add {BOARD} --virtual {BOARD_TYPE}",
+        shlex.join(["farm", "sweep", "run", model, "--board", BOARD, *options]),
+    ]
+
+
+@contextlib.contextmanager
+def _registered(store: Store) -> Any:
+    """A virtual board of that name; one that was there already stays."""
+    if any(row["name"] == BOARD for row in store.fetch_boards()):
+        yield
+        return
+    store.register_board(BOARD, BOARD_TYPE, Virtual(0), {"made-by": "quickstart"}, by="quickstart")
+    try:
+        yield
+    finally:
+        # Somebody may have taken it meanwhile, since it can be seen; then it is theirs to remove.
+        with contextlib.suppress(FarmError):
+            store.remove_board(BOARD, by="quickstart")
+
+
+def _describe(compiled: compile.Compiled) -> str:
+    made = f"{compiled.applied} of {compiled.workloads} functions from records"
+    if not compiled.applied:
+        made = "every function scheduled by prediction, no trial" if compiled.by_rule else "TVM's default schedules"
+    return f"graph pipeline {compiled.pipeline}, {made}"
+
+
+def _shorten(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = ("key", "measured", "latency_s", "power_w", "energy_j", "on_front")
+    return [{name: row[name] for name in names} for row in rows]
+
 
 # A compiled model this much slower than the sum of its parts was not made of what was measured.
 _SUSPICIOUS = 1.5
@@ -84,7 +193,7 @@ def run(
             "as it was fastest": functools.partial(_compile, source, shapes, target, workloads, book, board_type)
         }
         if request.sweep:
-            jobs[f"for a virtual {quickstart_sweep.BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
+            jobs[f"for a virtual {BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
             jobs["as untuned TVM does, for the same"] = functools.partial(
                 _compile_untuned, source, shapes, target, board_type
             )
@@ -122,7 +231,7 @@ def _compile(
 
 def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> compile.Compiled | None:
     """The model for the board that is swept; None where that runs this machine's code. Loads TVM's compiler."""
-    own = quickstart_sweep.find_own_type()
+    own = find_own_type()
     if own is None:
         return None
     return compile.compile_model(
@@ -134,7 +243,7 @@ def _compile_untuned(
     source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
 ) -> compile.Compiled:
     """The model for the board that is swept, as TVM comes. Loads TVM's compiler."""
-    own = quickstart_sweep.find_own_type()
+    own = find_own_type()
     if own is not None:
         board_type, target = own, to_config(find_target(own, True))
     return compile.compile_model(source.load(), shapes, target, compile.UNTUNED_PIPELINE, [], board_type.link_triple)
@@ -154,7 +263,7 @@ def _sweep(
     if not compiled:
         return None, None
     shapes = to_variant(request.source, request.inputs).shapes
-    commands = quickstart_sweep.list_commands(request.source, shapes)
+    commands = list_commands(request.source, shapes)
     slow = find_slow(final)
     quick = {name: each for name, each in compiled.items() if name not in slow}
     what = "Untuned code was" if quick else "The model was"
@@ -162,10 +271,10 @@ def _sweep(
     if not quick:
         return None, left_out
     named = " and ".join(quick)
-    listener.note(f"sweeping {named} code over the CPU clocks of a virtual {quickstart_sweep.BOARD_TYPE} (simulated)")
+    listener.note(f"sweeping {named} code over the CPU clocks of a virtual {BOARD_TYPE} (simulated)")
     arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
-        swept = quickstart_sweep.sweep_virtual_board(
+        swept = sweep_virtual_board(
             request.source,
             arrays,
             quick,
@@ -185,7 +294,7 @@ def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
     for name, timed in ((UNTUNED, final["variants"].get("untuned")), (COMPILED, final["variants"][final["taken"]])):
         if timed is None:
             slow[name] = f"{name} code does not run"
-        elif timed["median"] > quickstart_sweep.SLOWEST_S:
+        elif timed["median"] > SLOWEST_S:
             slow[name] = f"{name} code takes {timed['median']:.1f} s a run on this machine"
     return slow
 
@@ -314,23 +423,23 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     board = document["board"]
     title = f"{document['model']} on {board['type']}/{board['name']}"
     roles = {
-        "untuned": plots.BASELINE,
-        "predicted": plots.OURS,
-        "recorded": plots.OURS,
-        "tuned": plots.OURS,
-        "onnxruntime": plots.RIVAL,
+        "untuned": canvas.BASELINE,
+        "predicted": canvas.OURS,
+        "recorded": canvas.OURS,
+        "tuned": canvas.OURS,
+        "onnxruntime": canvas.RIVAL,
     }
     rows, references = [], []
     for name, label in LABELS.items():
         if (figures := document["latency_ms"][name]) is not None:
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
-            rows.append(plots.LatencyRow(label, median, roles[name], low, high))
+            rows.append(canvas.LatencyRow(label, median, roles[name], low, high))
             if name in ("tuned", "onnxruntime"):
-                references.append(plots.Reference(label, median, roles[name]))
+                references.append(canvas.Reference(label, median, roles[name]))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
-    latency = plots.plot_latency(
+    latency = canvas.plot_latency(
         out / "latency.png",
         rows,
         title,
@@ -339,8 +448,8 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     )
     pictures = [latency]
     if len(tuned.history) >= 2:
-        points = [plots.ProgressPoint(trials, latency) for trials, latency in tuned.history]
-        progress = plots.plot_progress(
+        points = [canvas.ProgressPoint(trials, latency) for trials, latency in tuned.history]
+        progress = canvas.plot_progress(
             out / "progress.png",
             points,
             title,

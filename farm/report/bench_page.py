@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import json
+import pathlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from device_agent.protocol import format_mhz
+from farm import foreign
 from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
 from farm.points.values import format_conditions
-from farm.report import plots
+from farm.report import canvas, pages
 
-_ROLES = {OURS: plots.OURS, RULE: plots.OURS, ONNXRUNTIME: plots.RIVAL, UNTUNED: plots.BASELINE}
+PAGE, JSON = "report.md", "report.json"
+_LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}
+
+
+def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
+    """Write both files into `folder`, which is made if need be; return their paths. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {PAGE: write_page(document), JSON: json.dumps(document, indent=2, allow_nan=False) + "\n"}
+    for name, text in texts.items():
+        part = folder / f"{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / name)
+    return {"page": str(folder / PAGE), "json": str(folder / JSON)}
+
+
+def write_page(document: Mapping[str, Any]) -> str:
+    """The page's text."""
+    values = {"board": "", "levels": _LEVELS} | foreign.escaped(dict(document))
+    rails = _list_rails(values["facts"].get("power") or {})
+    return pages.render_markdown(
+        "certificate.md", values | {"rails": rails}, {"mhz": lambda hz: format_mhz(hz, "none")}
+    )
+
+
+def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What each rail drew, and all of them: idle, where that is known, and busy."""
+    windows = {
+        name: {rail["rail"]: rail for rail in window["rails"]} | ({"total": window["total"]} if window["total"] else {})
+        for name, window in power.items()
+        if window
+    }
+    return [(name, windows.get("idle", {}).get(name), rail) for name, rail in windows.get("busy", {}).items()]
+
+
+_ROLES = {OURS: canvas.OURS, RULE: canvas.OURS, ONNXRUNTIME: canvas.RIVAL, UNTUNED: canvas.BASELINE}
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
@@ -20,7 +58,7 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
     for index, model in enumerate(document["models"]):
         rows = [
-            plots.LatencyRow(
+            canvas.LatencyRow(
                 each["label"],
                 each["latency_s"]["median"],
                 _ROLES[name],
@@ -34,6 +72,6 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
         path = folder / f"latency-{model['model']}{f'-{same + 1}' if same else ''}.png"
         subtitle = format_conditions(document["threads"], document["clocks"], document["operating_point"])
         title = f"{model['model']} on {board['type']}/{board['name']}"
-        plots.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
+        canvas.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
         paths.append(str(path))
     return paths

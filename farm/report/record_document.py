@@ -2,14 +2,126 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm import emulation
-from farm.inventory.board_types import load_board_types
+from farm.errors import UsageError
+from farm.inventory.board_types import load_board_types, require_board_type
+from farm.search import workloads
 from farm.store import Store
-from farm.units import format_latency
+from farm.store.records import RecordCriteria
+from farm.units import format_latency, parse_duration_s
 from farm.values import Record
+
+_DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
+
+
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """What was asked for; empty texts ask for nothing."""
+
+    workload: str = ""
+    operator: str = ""
+    board_type: str = ""
+    target: str = ""
+    operating_point: str = ""
+    since: str = ""
+    until: str = ""
+    campaign: str = ""
+    simulated: bool = False
+    imported: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything but real or simulated was asked for."""
+        return dataclasses.replace(self, simulated=False) != Filters()
+
+    def fetch(self, store: Store, *, simulated: bool | None = None) -> list[Record]:
+        """The records that are meant. Raises UsageError for a board type, campaign or time that cannot be."""
+        return store.fetch_records(**self._choose(store, simulated))
+
+    def fetch_page(self, store: Store, limit: int, offset: int) -> tuple[list[Record], int]:
+        """Some of them, and how many there are."""
+        return store.fetch_record_page(limit, offset, **self._choose(store))
+
+    def _choose(self, store: Store, simulated: bool | None = None) -> RecordCriteria:
+        return {
+            "workloads": self._list_workloads(store) if self.workload or self.operator else None,
+            "board_type": require_board_type(self.board_type).name if self.board_type else None,
+            "operating_point": self.operating_point or None,
+            "simulated": self.simulated if simulated is None else simulated,
+            "campaign": find_campaign(store, self.campaign) if self.campaign else None,
+            "target": self.target or None,
+            "since": to_time("--since", self.since) if self.since else None,
+            "until": to_time("--until", self.until) if self.until else None,
+            "imported": True if self.imported else None,
+        }
+
+    def _list_workloads(self, store: Store) -> list[str]:
+        # By name, of which there is one for many records; what a name says of its operator is no business of SQL's.
+
+        return [
+            key
+            for key, name in store.fetch_workload_names()
+            if (not self.workload or is_meant(key, name, self.workload))
+            and (not self.operator or workloads.operator_kind(name) == self.operator)
+        ]
+
+    def explain_none(self, store: Store) -> str:
+        """What to do where none are meant but would be of virtual boards in place of real ones, or the reverse."""
+        others = store.count_records(**self._choose(store, not self.simulated))
+        return point_to_others(f"{others} records", self.simulated) if others else ""
+
+
+def point_to_others(found: str, simulated: bool) -> str:
+    """A hint at what the other setting of --simulated finds."""
+    which = "real boards: leave out --simulated" if simulated else "virtual boards: add --simulated"
+    return f"there are {found} of {which}"
+
+
+def is_meant(key: str, name: str, text: str) -> bool:
+    """Whether a workload's hash begins with a text, or its name has it."""
+    return key.startswith(text) or text in name
+
+
+def require_workload(store: Store, text: str) -> tuple[str, str]:
+    """Hash and name of the one workload that a text means. Raises UsageError where it is none, or several."""
+    known = store.fetch_workload_names()
+    found = [each for each in known if text in each] or [each for each in known if is_meant(*each, text)]
+    if not found:
+        raise UsageError(f"no workload is called {text!r}", "`farm record list` shows hashes and names.")
+    if len(found) > 1:
+        some = "; ".join(f"{key} {name}" for key, name in found[:5])
+        more = ", …" if len(found) > 5 else ""
+        raise UsageError(f"{len(found)} workloads are meant by {text!r}: {some}{more}", "Give more of the hash.")
+    return found[0]
+
+
+def find_campaign(store: Store, text: str) -> int:
+    """The number of a campaign. Raises UsageError where there is none."""
+    if not text.isdecimal():
+        return store.fetch_fleet_campaign(text).id
+    if not any(row["id"] == int(text) for row in store.fetch_campaigns()):
+        raise UsageError(f"there is no campaign number {text}")
+    return int(text)
+
+
+def to_time(option: str, text: str) -> float:
+    """A date, or how long ago, in seconds since the epoch. Raises UsageError that names the option."""
+    for form in _DATES:
+        try:
+            return datetime.datetime.strptime(text, form).astimezone().timestamp()
+        except ValueError:
+            continue
+    try:
+        return time.time() - parse_duration_s(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is neither a date nor a duration", "Examples: 2026-11-22, 7d.") from None
+
 
 # What a record's evidence says of its decision, in words.
 DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.report import pages, sweep_answer, sweep_plots, sweep_tables, sweep_variants
+from farm.report import pages, sweep_answer, sweep_plots, sweep_tables
 from farm.report.canvas import Picture
 from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
@@ -66,7 +66,7 @@ def write_page(document: Document, pictures: list[Picture]) -> str:
         "sweep.html",
         broken=_STATES.get(document["state"], ""),
         several=len(series) > 1,
-        variants=sweep_variants.list_variants(document),
+        variants=sweep_answer.list_variants(document),
         unmeasured=_unmeasured(document),
         runners_up=[table for each in series if (table := _runners_up(document, each))],
         how_to_read=_how_to_read(document),

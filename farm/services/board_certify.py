@@ -1,6 +1,6 @@
 """`farm board certify`: the doctor's hops, then what its hardware says under watch, in one report fit to be sent away.
 
-The checks are in `doctor_agent.py` and `certify_hardware.py`, the page in `farm.report.certificate`.
+The checks are in `doctor_agent.py` and `certify_hardware.py`, the page in `farm.report.bench_page`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from device_agent.protocol import (
     RailPower,
     format_hz,
 )
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.errors import BoardUnsafeError, PermanentError
 from farm.inventory.board_types import BoardType
 from farm.measure.session import BoardSession
@@ -277,7 +277,7 @@ class HardwareChecks:
             raise PermanentError(f"not let go: {report.message}", "On the board: device-agent clocks restore")
 
     def _run(self, energy: EnergySpec | None = None) -> Outcome:
-        return golden_runs.require_right(self.session, self.require_kernel(), energy)
+        return calibration.require_right(self.session, self.require_kernel(), energy)
 
 
 def list_domains(clocks: Clocks) -> list[DomainClocks]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
 from farm.connectivity.services import Services
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.crew.health import Observation, decide_by, find_kind
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.errors import (
@@ -118,8 +118,8 @@ class AgentHops:
 
     def require_kernel(self) -> golden.GoldenKernel:
         """The golden kernel for this board. Raises DeadlineError, UnavailableError."""
-        kernels = golden.GoldenKernels(self._settings.home_path / golden_runs.KERNEL_FOLDER)
-        return golden_runs.require_kernel(
+        kernels = golden.GoldenKernels(self._settings.home_path / calibration.KERNEL_FOLDER)
+        return calibration.require_kernel(
             kernels, require_board_type(self._board["board_type"]), self._about.architecture
         )
 
@@ -260,5 +260,5 @@ class AgentHops:
 
     def _kernel(self) -> str:
         kernel = self.require_kernel()
-        outcome = golden_runs.require_right(self.session, kernel)
+        outcome = calibration.require_right(self.session, kernel)
         return f"{kernel.name} in {statistics.median(outcome.latency_s) * 1e3:.2f} ms, with the right result"

@@ -25,8 +25,8 @@ from farm.errors import FarmError
 from farm.gpu import native
 from farm.inventory.board_types import require_board_type
 from farm.processes import children
+from farm.processes.children import Backoff, Restarts
 from farm.processes.machine import name_coordinator
-from farm.processes.restarts import Backoff, Restarts
 from farm.services.powering import Powering
 from farm.services.probing import Probing
 from farm.services.strangers import Strangers

@@ -18,7 +18,7 @@ from typing import Any
 
 from device_agent.protocol import Description, Outcome
 from farm.connectivity.tracker import Tracker
-from farm.crew import board_calls, golden_runs
+from farm.crew import board_calls, calibration
 from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan_limit_s
 from farm.crew.board_process import Ended, Leave, Open, Request
 from farm.crew.calibration import MIN_SAMPLES
@@ -331,7 +331,7 @@ class _Visit:
             known, kernels = self._prober.board_types.get(self._type), self._prober.kernels
             with _our_side():
                 found[about] = await on_thread(
-                    "farm-golden", lambda: golden_runs.require_kernel(kernels, known, description.architecture)
+                    "farm-golden", lambda: calibration.require_kernel(kernels, known, description.architecture)
                 )
         return found[about]
 
@@ -345,7 +345,7 @@ class _Visit:
         return {name: [sample.median_s for sample in runs] for name, runs in samples.items()}
 
     async def _run_once(self, kernel: golden.GoldenKernel) -> tuple[Outcome, Finding | None]:
-        order = board_calls.run(golden_runs.plan_run(RUNS, WARMUP), kernel.library, golden.make_inputs())
+        order = board_calls.run(calibration.plan_run(RUNS, WARMUP), kernel.library, golden.make_inputs())
         ended = await self._ask(order)
         with _our_side():
             outputs = board_calls.read_outputs(ended)

@@ -21,13 +21,23 @@ from farm.values import Health, State
 
 # As many boards' processes as there may be for probes, 85 MB each.
 MOST_AT_ONCE = 4
+
+
 # After a probe that did not pass, doubling: soon enough for a hiccup, seldom enough for a board that stays broken.
 FIRST_PAUSE_S = 5.0
+
+
 LAST_PAUSE_S = 300.0
+
+
 # One that was not made (a TVM client has the board) cost nothing and blames nobody.
 LAST_SKIP_PAUSE_S = 30.0
+
+
 # The rows may be as old as this: a board that has just passed still looks suspect in them.
 SETTLE_S = 2.0
+
+
 # Passes in a quick row would prove only one moment.
 QUARANTINE_PAUSE_S = 30.0
 
@@ -113,13 +123,21 @@ def plan_pause_s(past: ProbePast) -> float:
 # cache was deleted, maybe beside other programs. A board is to be found out when its own clocks are not what they were,
 # and those differ by more.
 SIMULATED_TOLERANCE = 0.30
+
+
 # So much above what the type says is another setting of the chip or a driver that answers late, not chance; and below
 # 0.1 s a second holds ten values, whatever the type says.
 SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
+
+
 # Above this, in cores, another program may have held the core or the memory that the golden kernel wanted.
 OTHER_LOAD = 0.5
+
+
 # How many boards of its type a board is compared with: more make the type's median no better, and cost time.
 MOST_PEERS = 16
+
+
 # Of each of them, the newest runs.
 PEER_RUNS = 10
 

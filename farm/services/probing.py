@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.connectivity.tracker import Tracker
+from farm.crew.calibration import KERNEL_FOLDER
 from farm.crew.crew import Crew, WorkStoppedError
-from farm.crew.golden_runs import KERNEL_FOLDER
 from farm.errors import FarmError
 from farm.inventory.board_types import load_board_types
 from farm.search.build import golden

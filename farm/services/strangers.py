@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import ClaimReport, LeaseClaim
-from farm.connectivity import fences
 from farm.errors import FarmError, LeaseOverError
+from farm.measure import asking
 from farm.store import Store
 from farm.values import Health, Lease
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def _ask_agent(address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
-    return fences.send_fence(address, claim, _ASK_TIMEOUT_S)
+    return asking.send_fence(address, claim, _ASK_TIMEOUT_S)
 
 
 class Strangers:
@@ -77,7 +77,7 @@ class Strangers:
         self._leases[name] = (lease, now_s)
         try:
             # As from any holder: a session of an earlier lease of ours, which is over, ends by it.
-            holder = self._ask(address, fences.to_claim(lease)).holder
+            holder = self._ask(address, asking.to_claim(lease)).holder
         except FarmError as error:
             _log.info("who has %s cannot be said: %s", name, error)
             holder = ""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from device_agent.protocol.interpreters import python_command
 from farm.errors import FarmError
 from farm.processes import children
+from farm.processes.children import Backoff, Restarts
 from farm.processes.machine import find_engines_gone
-from farm.processes.restarts import Backoff, Restarts
 from farm.store import Store
 
 if TYPE_CHECKING:

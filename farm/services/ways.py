@@ -23,7 +23,7 @@ from farm.connectivity.host_keys import KnownHosts
 from farm.connectivity.tunnels import Forward
 from farm.errors import FarmError
 from farm.processes import children
-from farm.processes.restarts import Backoff, Restarts
+from farm.processes.children import Backoff, Restarts
 from farm.store import Store
 from farm.store.ways import OVERDUE_S, BoardWay
 from farm.values import Direct, Ssh, Transport, Virtual

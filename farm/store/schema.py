@@ -6,7 +6,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from farm.store.columns import Integer, Text
+# PostgreSQL's INTEGER ends at 2^31, and its order of texts is that of a language unless told otherwise.
+Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
 
 metadata = sa.MetaData()
 

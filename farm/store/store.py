@@ -10,10 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
-from farm.store.campaign_metrics import CampaignMetrics, CampaignTotals
-from farm.store.coverage import CoverageQueries
+from farm.store.boards import GoldenQueries
+from farm.store.campaign_metrics import CampaignMetrics, CampaignTotals, CoverageQueries
 from farm.store.engines import EngineQueries
-from farm.store.golden import GoldenQueries
 from farm.store.happenings import AuditQueries, HappeningQueries
 from farm.store.leases import LeaseQueries
 from farm.store.merging import MergingQueries

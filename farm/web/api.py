@@ -13,9 +13,8 @@ from farm.crew import queue_place
 from farm.crew.calibration import fetch_calibration
 from farm.crew.calibration import to_document as to_board_document
 from farm.report.campaign_document import make_document, shorten
-from farm.report.record_choice import require_workload
 from farm.report.record_document import make_document as make_workload_document
-from farm.report.record_document import name_codes
+from farm.report.record_document import name_codes, require_workload
 from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
 from farm.web import documents, orders

@@ -26,10 +26,9 @@ from farm.foreign import say_plainly
 from farm.settings import Settings
 from farm.version import __version__
 from farm.web import api, live, pages, work_pages
-from farm.web.access import COOKIE, HEADERS, SAFE, Access, find_role
+from farm.web.access import COOKIE, HEADERS, MEDIA_TYPE, SAFE, Access, ProblemDetails, Refused, find_role, from_error
 from farm.web.live import Hub
 from farm.web.pages import show
-from farm.web.problems import MEDIA_TYPE, ProblemDetails, Refused, from_error
 from farm.web.view import View
 
 router = APIRouter(include_in_schema=False)

@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import FleetCampaign, WorkKind
-from farm.web.problems import Refused
+from farm.web.access import Refused
 from farm.web.tokens import Person, Role
 
 CAMPAIGN_ORDERS = ("pause", "resume", "cancel")

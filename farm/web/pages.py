@@ -15,12 +15,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from device_agent.protocol import format_mhz
 from farm import errors, units
-from farm.artifacts import listed, made_here
+from farm.artifacts import listed
 from farm.campaign import artifacts
 from farm.crew import queue_place
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
-from farm.report.record_choice import require_workload
+from farm.report.record_document import require_workload
 from farm.web import courses, now, orders, svg
 from farm.web.access import COOKIE
 from farm.web.tokens import Role
@@ -319,7 +319,7 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
             each for each in listed.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
         ]
         pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
-    rows = [(each, packages.get(str(each.folder))) for each in made_here.list_made_here(view.settings.home_path)]
+    rows = [(each, packages.get(str(each.folder))) for each in listed.list_made_here(view.settings.home_path)]
     return show(
         request,
         "artifacts.html",

@@ -20,7 +20,7 @@ from fastapi import Depends, Query
 from farm import foreign, units
 from farm.points.values import Goal
 from farm.report import campaign_rows
-from farm.report.record_choice import Filters
+from farm.report.record_document import Filters
 from farm.settings import Settings, StoreLocation
 from farm.store import Store
 from farm.store.overview import OverviewMark

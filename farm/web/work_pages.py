@@ -17,7 +17,7 @@ from farm.inventory import board_types
 from farm.points.values import Goal, Objective
 from farm.report import campaign_rows, sweep_answer
 from farm.report.campaign_document import draw_curves, list_winners
-from farm.report.sweep_variants import pair_variants
+from farm.report.sweep_answer import pair_variants
 from farm.store import Store
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored

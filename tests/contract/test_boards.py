@@ -12,7 +12,7 @@ from device_agent.protocol import Outcome, Status
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, transition
 from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
-from farm.store import Store, golden, parse_transport
+from farm.store import Store, boards, parse_transport
 from farm.store.standing import find_cause
 from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Trial, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
@@ -261,7 +261,7 @@ def test_the_latest_golden_run_is_found(store: Store) -> None:
 
 def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that is probed for years keeps the last runs only, per kernel and point."""
-    monkeypatch.setattr(golden, "GOLDEN_KEPT", 3)
+    monkeypatch.setattr(boards, "GOLDEN_KEPT", 3)
     store.add_golden_sample(sample(9.0, operating_point="maxn"))
     for number in range(1, 6):
         store.add_golden_sample(sample(float(number)))

@@ -9,7 +9,7 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.store.coverage import TrialCosts
+from farm.store.campaign_metrics import TrialCosts
 from farm.values import Record, Trial
 
 

@@ -21,7 +21,7 @@ from farm.measure.session import BoardSession
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
 from farm.search import default_schedule, gpus, target, tvm_env
-from farm.search.build import builder, gpu_code
+from farm.search.build import builder, lowering
 from farm.search.graph.pipeline import prepare_model
 
 TYPE = "jetson-nano"
@@ -70,7 +70,7 @@ def test_a_family_is_faster_than_the_thread_binding_default(board: BoardSession)
         tuple(TensorSpec(shape, dtype) for shape, dtype in workload.arguments), repeat=5, min_repeat_s=0.05, device=GPU
     )
     seconds = []
-    for scheduled in (found.candidate.sch.mod, gpu_code.bind_rest(module, prepared.target)):
+    for scheduled in (found.candidate.sch.mod, lowering.bind_rest(module, prepared.target)):
         outcome = board.measure(spec, builder.build_candidate(tvm.ir.save_json(scheduled), config))
         assert outcome.status is Status.OK, outcome.message
         seconds.append(statistics.median(outcome.latency_s))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from device_agent.clocks import wire
+from device_agent.clocks import access
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, BusyError, ClockError, HelperUnavailableError, RefusedError, UnsafeError
@@ -295,13 +295,13 @@ def test_old_token(helper: Helper) -> None:
         sock.connect(str(helper.socket))
         tokens = []
         for _ in range(2):
-            sock.send(wire.pack({"id": 1, "op": "begin", "holder": "a test"}))
+            sock.send(access.pack({"id": 1, "op": "begin", "holder": "a test"}))
             tokens.append(json.loads(sock.recv(4096))["value"])
-            sock.send(wire.pack({"id": 2, "op": "restore", "token": tokens[-1]}))
+            sock.send(access.pack({"id": 2, "op": "restore", "token": tokens[-1]}))
             assert "value" in json.loads(sock.recv(4096))
-        sock.send(wire.pack({"id": 3, "op": "begin", "holder": "a test"}))
+        sock.send(access.pack({"id": 3, "op": "begin", "holder": "a test"}))
         assert json.loads(sock.recv(4096))["value"] not in tokens
-        sock.send(wire.pack({"id": 4, "op": "write", "path": GOVERNOR, "text": "performance", "token": tokens[0]}))
+        sock.send(access.pack({"id": 4, "op": "write", "path": GOVERNOR, "text": "performance", "token": tokens[0]}))
         assert json.loads(sock.recv(4096))["error"] == "ended"
     assert helper.now() == helper.before
 
@@ -384,7 +384,7 @@ def test_system_time_jumps(tmp_path: pathlib.Path) -> None:
     helper.start(env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     holder = helper.hold()
     held = helper.now()
-    until = time.monotonic() + wire.HOLDER_TIMEOUT_S + 0.5
+    until = time.monotonic() + access.HOLDER_TIMEOUT_S + 0.5
     wait_until(lambda: time.monotonic() > until, "the watchdog's time")
     assert helper.now() == held
     assert holder.ask(f"write {GOVERNOR} performance") == "ok"

@@ -22,11 +22,11 @@ import pytest
 
 from device_agent import protocol
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, OperatingPoint, PinStatus, Status
-from farm.connectivity import fences
 from farm.connectivity.tracker import Tracker
 from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.leased_site import FleetSite
 from farm.errors import BoardBusyError, BoardLostError, LeaseOverError, PermanentError, UnavailableError
+from farm.measure import asking
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
@@ -190,7 +190,7 @@ def test_a_killed_coordinators_board_is_free_after_its_leases_time(
 # Takes turns at a board: a file that only one may make proves that nobody else has it meanwhile.
 _RACER = """
 import os, pathlib, sys
-from farm.crew.lease_keeper import LeaseKeeper
+from farm.crew.leased_board import LeaseKeeper
 from farm.connectivity.tracker import Tracker
 from farm.measure.session import BoardSession
 from farm.store import Store
@@ -265,19 +265,19 @@ def test_a_stock_client_is_waited_for(client: Tracker, tracker: Any, agent: Agen
 
 def test_a_fence_ends_the_session_of_an_earlier_lease_alone(client: Tracker, agent: Agent) -> None:
     """Of the same store and lower: evicted. Of another store, or the same lease again: left alone."""
-    address = fences.find_agent(client, agent.key)
+    address = asking.find_agent(client, agent.key)
     assert address == ("127.0.0.1", agent.port)
     with BoardSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left")) as session:
         for claim in (LeaseClaim("another", 99, "x"), LeaseClaim("fenced", 5, "left")):
-            report = fences.send_fence(address, claim)
+            report = asking.send_fence(address, claim)
             assert report.status is ClaimStatus.OK
             assert report.holder == "left for tuning (lease 5)"
         session.unpin()
-        report = fences.send_fence(address, LeaseClaim("fenced", 6, "right"))
+        report = asking.send_fence(address, LeaseClaim("fenced", 6, "right"))
         assert (report.status, report.holder) == (ClaimStatus.EVICTED, "")
         with pytest.raises(BoardLostError):
             session.unpin()
-    report = fences.send_fence(address, LeaseClaim("fenced", 5, "left"))
+    report = asking.send_fence(address, LeaseClaim("fenced", 5, "left"))
     assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 6, "right")
     with pytest.raises(LeaseOverError, match="right has had the board since, under lease 6") as caught:
         BoardSession(client, agent.key, lease=make_lease(agent, 5, "fenced", "left"))
@@ -288,13 +288,13 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
     """A site whose lease's number was given before is refused, leaves the board, and has it with the next lease."""
     before, path = tmp_path / "before.db", tmp_path / "farm.db"
     kind, _, name = agent.key.partition("/")
-    address = wait_until(lambda: fences.find_agent(client, agent.key), "the agent")
+    address = wait_until(lambda: asking.find_agent(client, agent.key), "the agent")
     with Store(path) as store:
         store.save_board(Board(name, kind, simulated=False))
         copy_store(path, before)
         for _ in range(5):  # what is forgotten afterwards
             lease = store.acquire_lease(name, "left", "tuning")
-            fences.send_fence(address, fences.to_claim(lease))
+            asking.send_fence(address, asking.to_claim(lease))
             store.release_lease(lease)
     notes: list[str] = []
     with (
@@ -339,7 +339,7 @@ def test_an_agent_that_starts_again_remembers(
     for token, status in ((7, ClaimStatus.OK), (6, ClaimStatus.REFUSED)):
         agent = start_agent(*options)
         claim = LeaseClaim("kept", token, "someone")
-        assert fences.send_fence(("127.0.0.1", agent.port), claim).status is status
+        assert asking.send_fence(("127.0.0.1", agent.port), claim).status is status
         assert agent.stop() == 0
 
 
@@ -347,9 +347,9 @@ def test_what_knows_no_fences_is_named(tracker: Any, client: Tracker, tmp_path: 
     """TVM's own server refuses the greeting; a session with it fails as one of another protocol."""
     lease = Lease("fenced", "right", "tuning", "stock", 1, 60.0, 0.0, 0.0)
     with stock_board(tmp_path, "--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/fenced"):
-        address = wait_until(lambda: fences.find_agent(client, "stock/fenced"), "the stock server")
+        address = wait_until(lambda: asking.find_agent(client, "stock/fenced"), "the stock server")
         with pytest.raises(UnavailableError, match="knows no fences"):
-            fences.send_fence(address, fences.to_claim(lease))
+            asking.send_fence(address, asking.to_claim(lease))
         with pytest.raises(UnavailableError, match="stock/fenced does not speak our protocol"):
             BoardSession(client, "stock/fenced", lease=lease)
 
@@ -376,7 +376,7 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         assert stranger.recv(1) == b""  # closed at once
         gone.close()
         for _ in range(3):
-            report = fences.send_fence(("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
+            report = asking.send_fence(("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))
             assert report.holder.startswith("a client that is not the farm")
         third.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -29,7 +29,7 @@ from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.models.zoo import ZOO
 from farm.search import gpus, target, tvm_env
-from farm.search.build import gpu_code
+from farm.search.build import lowering
 from tests.integration.conftest import Agent, wait_until
 from tests.unit import artifacts
 
@@ -293,7 +293,7 @@ def test_a_wheel_runs_where_nothing_but_tvms_runtime_is(
     def make_code(source: str, *_: object) -> code.Made:
         return code.Made(code.compile_kernels(source, nano.link_triple), ())
 
-    monkeypatch.setattr(gpu_code, "make_code", make_code)
+    monkeypatch.setattr(lowering, "make_code", make_code)
     entry = ZOO["tiny-cnn"]
     config = gpus.to_config("jetson-nano", plan, nano.target.to_tvm(), simulated=False)
     model = onnx.load_model_from_string(entry.build())

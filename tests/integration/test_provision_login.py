@@ -13,7 +13,7 @@ from farm.provision import board as provision_board
 from farm.provision.board import ProvisioningJob
 from farm.provision.boards import provision_boards
 from farm.provision.bundle_build import BundleCache
-from farm.provision.reports import ProvisioningOutcome
+from farm.provision.plan import ProvisioningOutcome
 from tests.integration.provisioning import accounts, find_failed, list_tree, made_user, make_target, open_folder
 from tests.integration.sshd import running_sshd
 

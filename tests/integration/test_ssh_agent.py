@@ -24,7 +24,7 @@ from farm.connectivity.tunnels import Forward
 from farm.errors import BoardLostError
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
-from farm.processes.restarts import Backoff
+from farm.processes.children import Backoff
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import ROOT, wait_until

@@ -19,7 +19,7 @@ from farm.connectivity.host_keys import HostKeyError
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.tunnels import Forward, ReverseForward
 from farm.errors import DeadlineError, PermanentError, TransientError
-from farm.processes.restarts import Backoff
+from farm.processes.children import Backoff
 from tests import hostile_board
 from tests.integration.conftest import wait_until
 from tests.integration.sshd import Sshd, read_all, require_end, running_sshd

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from farm.campaign.engine.outage import run_through_outages
+from farm.campaign.engine.control import run_through_outages
 from farm.campaign.engine.process import explain_end
 from farm.errors import StoreFaultError, UnavailableError, UsageError
 from farm.processes.machine import process_identity

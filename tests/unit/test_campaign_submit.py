@@ -26,7 +26,7 @@ from farm.inventory.board_types import load_board_types
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.coverage import TrialCosts
+from farm.store.campaign_metrics import TrialCosts
 from farm.values import Virtual
 from tests.unit import campaign_orders
 

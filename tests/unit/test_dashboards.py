@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from farm.metrics import table
+from farm.metrics import farm_metrics
 
 DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
-LABELS = {metric.full_name: set(metric.labels) for metric in table.METRICS}
+LABELS = {metric.full_name: set(metric.labels) for metric in farm_metrics.METRICS}
 LABELS |= {
     f"{metric.full_name}_{end}": {*metric.labels, *more}
-    for metric in table.METRICS
+    for metric in farm_metrics.METRICS
     if metric.kind == "histogram"
     for end, more in (("bucket", ("le",)), ("sum", ()), ("count", ()))
 }
@@ -70,7 +70,7 @@ def test_every_expression_asks_for_what_is_exported() -> None:
 def test_every_metric_is_looked_at_somewhere() -> None:
     """A metric that no dashboard and no alert asks for is one that nobody needs."""
     asked = " ".join(expression for _, expression, _ in list_expressions())
-    unseen = {metric.name for metric in table.METRICS if metric.full_name not in asked}
+    unseen = {metric.name for metric in farm_metrics.METRICS if metric.full_name not in asked}
     assert unseen == {"info", "board_last_seen_timestamp_seconds", "probe_worker_restarts_total"}
 
 

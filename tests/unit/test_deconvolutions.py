@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.search.graph.deconvolutions import Side, split_phases
+from farm.search.graph.decomposition import Side, split_phases
 
 Array = npt.NDArray[np.float64]
 

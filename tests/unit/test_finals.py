@@ -16,7 +16,7 @@ from farm.campaign.after_trials import estimate_final_s
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.finals import Finals
-from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
+from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Running
 from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec

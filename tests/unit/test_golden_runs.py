@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from device_agent.protocol import RunSpec
-from farm.crew import golden_runs
+from farm.crew import calibration
 from farm.measure.session import BoardSession
 from farm.search.build.golden import GoldenKernel
 
@@ -23,6 +23,6 @@ class _Session:
 def test_loading_is_not_counted_as_running() -> None:
     """A board's first worker reads TVM from its disk: the kernel's own deadline begins with its first call."""
     session = _Session()
-    golden_runs.run_kernel(cast(BoardSession, session), GoldenKernel("golden", b""))
-    assert session.spec.limits.timeout_s == golden_runs.RUN_TIMEOUT_S
-    assert session.spec.limits.load_timeout_s == golden_runs.LOAD_TIMEOUT_S
+    calibration.run_kernel(cast(BoardSession, session), GoldenKernel("golden", b""))
+    assert session.spec.limits.timeout_s == calibration.RUN_TIMEOUT_S
+    assert session.spec.limits.load_timeout_s == calibration.LOAD_TIMEOUT_S

@@ -15,8 +15,8 @@ import yaml
 
 from farm import settings
 from farm.campaign.spec import read_campaign
+from farm.cli import init as starting
 from farm.cli.main import make_app
-from farm.inventory import starting
 from farm.inventory.fleets import read_fleet
 from farm.values import Ssh, Virtual
 

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from farm.errors import UnavailableError
-from farm.metrics import table
+from farm.metrics import farm_metrics
 from farm.metrics.farm_metrics import HOST, TRIES, Exporter, FarmMetrics
 from farm.values import Health, State
 
@@ -61,7 +61,7 @@ def read(registry: CollectorRegistry) -> Samples:
 
 def find(samples: Samples, name: str, **labels: str) -> float | None:
     """The value of one series, None where there is no such."""
-    return samples.get((table.PREFIX + name, frozenset(labels.items())))
+    return samples.get((farm_metrics.PREFIX + name, frozenset(labels.items())))
 
 
 def test_the_table_is_what_is_exported(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
@@ -70,7 +70,7 @@ def test_the_table_is_what_is_exported(registry: CollectorRegistry, metrics: Far
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(generate_latest(registry).decode())
     }
-    assert found == {metric.full_name: metric.kind for metric in table.METRICS}
+    assert found == {metric.full_name: metric.kind for metric in farm_metrics.METRICS}
 
 
 def test_every_pair_of_state_and_health_is_always_there(registry: CollectorRegistry, metrics: FarmMetrics) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import farm
-from farm import one_model
+from farm import api
+from farm.api import Optimized
 from farm.cli.model_board import _say_sent
 from farm.cli.tune import _say_boards
 from farm.errors import UsageError
-from farm.one_model import Optimized
 from farm.settings import Settings
 
 
@@ -38,7 +38,7 @@ def test_trials_are_a_whole_number(trials: Any, tmp_path: pathlib.Path) -> None:
 def test_progress_is_told_now_and_then() -> None:
     """`wait` says how far it is every ten seconds, and the end at once."""
     said: list[str] = []
-    listener = one_model._Listener(said.append)
+    listener = api._Listener(said.append)
     progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}
     listener.tell("m", "running", "", {"trials": 8}, progress)
     assert said == []
@@ -51,7 +51,7 @@ def test_progress_is_told_now_and_then() -> None:
 
 def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While winners are measured on boards of a fleet, `wait` says so."""
-    monkeypatch.setattr(one_model, "_TELL_S", 0.0)
+    monkeypatch.setattr(api, "_TELL_S", 0.0)
 
     class Waited:
         name = "m"
@@ -62,7 +62,7 @@ def test_the_phase_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
 
     said: list[str] = []
     campaign: Any = Waited()
-    one_model.Optimization("m", 8, Settings(home=str(tmp_path)), said.append, campaign).wait()
+    api.Optimization("m", 8, Settings(home=str(tmp_path)), said.append, campaign).wait()
     assert len(said) == 1
     assert said[0].startswith("m is verifying | trials 8/8 |")
 

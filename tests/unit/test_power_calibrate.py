@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from device_agent.power.calibrate import estimate_period, smallest_difference
+from device_agent.power.energy import half_width_95, scatter, t_95
 from device_agent.power.trace import RailTrace, Recorder
-from device_agent.power.updates import half_width_95, scatter, t_95
 
 
 class Rail:

@@ -6,18 +6,18 @@ import types
 
 import pytest
 
-from farm.processes import restarts
-from farm.processes.restarts import Backoff, Restarts
+from farm.processes import children
+from farm.processes.children import Backoff, Restarts
 
 
 def test_pauses_grow_until_it_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every end in a row doubles the pause, to its last value; what was up for long enough begins anew."""
     now = 100.0
-    monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(children, "time", types.SimpleNamespace(monotonic=lambda: now))
     tries = Restarts(Backoff(first_s=1.0, last_s=4.0))
     assert tries.due
     spans = []
-    for held_s in (0.0, 1.0, 0.0, 2 * restarts.STABLE_S):
+    for held_s in (0.0, 1.0, 0.0, 2 * children.STABLE_S):
         if held_s:
             tries.note_up()
             now += held_s

@@ -18,8 +18,7 @@ import pytest
 from device_agent.protocol import FaultSide, OperatingPoint, Outcome, Status
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
-from farm.campaign.verify.remeasurement import Verification
-from farm.campaign.verify.requests import (
+from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,
     Replay,
@@ -28,6 +27,7 @@ from farm.campaign.verify.requests import (
     RunWanted,
     WinnerKey,
 )
+from farm.campaign.verify.remeasurement import Verification
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
 from farm.search.build.build_pool import BuildResult

@@ -5,19 +5,72 @@ engine finds it; what needs no engine is noted here.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm import settings as farm_settings
 from farm.campaign.engine import progress
 from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
 from farm.campaign.scheduler.values import Budget
-from farm.errors import UnavailableError, UsageError
+from farm.errors import StoreFaultError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
+
+# A failover of PostgreSQL takes minutes. After that, the engine of another host may reach the store where this cannot.
+STORE_PATIENCE_S = 900.0
+# A run of this length shows that the store works: the next fault has the whole patience again.
+_HEALTHY_S = 60.0
+_PAUSE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def run_through_outages(
+    run: Callable[[], None],
+    store: Store,
+    me: Mapping[str, Any],
+    stopping: Callable[[], bool],
+    patience_s: float = STORE_PATIENCE_S,
+) -> None:
+    """Call `run`, and again after each fault of the store, once the store answers; `me` gets its campaigns back.
+
+    Raises what `run` raises, and StoreFaultError where the store fails for `patience_s` or `stopping` says so.
+    """
+    deadline = 0.0
+    while True:
+        began = time.monotonic()
+        try:
+            run()
+        except StoreFaultError as error:
+            now = time.monotonic()
+            if not deadline or now - began > _HEALTHY_S:
+                deadline = now + patience_s
+            _log.warning("the store failed; waiting up to %.0f s for it: %s", deadline - now, error.message)
+            _await_store(error, store, me, stopping, deadline)
+        else:
+            return
+
+
+def _await_store(
+    fault: StoreFaultError, store: Store, me: Mapping[str, Any], stopping: Callable[[], bool], deadline: float
+) -> None:
+    """Wait until the store has given `me` its campaigns back. Raises `fault` after `deadline`, or when stopping."""
+    while True:
+        if stopping() or time.monotonic() > deadline:
+            raise fault
+        time.sleep(_PAUSE_S)
+        try:
+            names = store.take_back_campaigns(me)
+        except (TransientError, UnavailableError) as error:
+            _log.info("the store still fails: %s", error.message)
+        else:
+            _log.info("the store works again; campaigns go on: %s", ", ".join(names) or "none")
+            return
+
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # Within this an engine has noted what it was told: it looks into the store several times a second, and boards may end

@@ -16,8 +16,14 @@ from typing import Any
 from farm import settings as farm_settings
 from farm.campaign.engine import engine
 from farm.campaign.engine.client import is_expected
-from farm.campaign.engine.control import RUN, close_abandoned, is_anothers, needs_engine, recount_campaign
-from farm.campaign.engine.outage import run_through_outages
+from farm.campaign.engine.control import (
+    RUN,
+    close_abandoned,
+    is_anothers,
+    needs_engine,
+    recount_campaign,
+    run_through_outages,
+)
 from farm.campaign.engine.state import (
     ANOTHER_RUNS,
     beating,

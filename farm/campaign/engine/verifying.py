@@ -19,8 +19,7 @@ from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.campaign.verify.remeasurement import Verification
-from farm.campaign.verify.requests import (
+from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,
     ModelWanted,
@@ -29,6 +28,7 @@ from farm.campaign.verify.requests import (
     Request,
     RunWanted,
 )
+from farm.campaign.verify.remeasurement import Verification
 from farm.errors import FarmError
 from farm.processes.compile_subprocess import TIMEOUT_S, Apart
 from farm.search import tvm_env

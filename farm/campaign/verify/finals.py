@@ -28,8 +28,7 @@ from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
 from farm.campaign.order import Order, TypeOrder, find_final_s
 from farm.campaign.verify import final_rules
-from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES
-from farm.campaign.verify.requests import ModelWanted, Outbox, RunWanted
+from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Promise, until
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.inventory.board_types import require_board_type

@@ -9,8 +9,7 @@ from typing import Any
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
-from farm.campaign.verify.programs import Program
-from farm.campaign.verify.requests import WinnerKey
+from farm.campaign.verify.programs import Program, WinnerKey
 from farm.store import Store
 from farm.values import WINNER_TRIAL, Record, Trial
 

@@ -21,8 +21,16 @@ from farm.campaign.order import Order
 from farm.campaign.verify import programs
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
-from farm.campaign.verify.programs import CheckWanted, Program, Programs
-from farm.campaign.verify.requests import MeasureWanted, Outbox, Request, RunWanted, WinnerKey
+from farm.campaign.verify.programs import (
+    CheckWanted,
+    MeasureWanted,
+    Outbox,
+    Program,
+    Programs,
+    Request,
+    RunWanted,
+    WinnerKey,
+)
 from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
 from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError

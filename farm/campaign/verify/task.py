@@ -12,8 +12,7 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, OperatingPoint, Status
 from farm.campaign.order import Order
-from farm.campaign.verify.programs import Failure, Program
-from farm.campaign.verify.requests import WinnerKey
+from farm.campaign.verify.programs import Failure, Program, WinnerKey
 from farm.crew.coroutines import until
 from farm.errors import InternalError
 from farm.search.families import rule

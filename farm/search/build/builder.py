@@ -20,7 +20,7 @@ from device_agent.protocol import Status
 from farm import linker
 from farm.errors import CodeRefusedError, FarmError
 from farm.search import tvm_env
-from farm.search.build import gpu_code, lowering
+from farm.search.build import lowering
 from farm.search.target import make_code_target
 from farm.search.tvm_errors import find_reason
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
@@ -41,7 +41,7 @@ def build_candidate(module_json: str, target_config: Mapping[str, Any], *, stand
     module = tvm.ir.load_json(module_json)
     if not standalone:
         module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    with gpu_code.making(target_config):
+    with lowering.making(target_config):
         built = tvm.tirx.build(module, make_code_target(target_config), lowering.use_pipeline())
     with _folder() as folder:
         path = folder / "candidate.so"

@@ -10,13 +10,11 @@ from typing import Any
 import tvm
 
 from farm.search.families.batched import Batched, Grouped
-from farm.search.families.dense import Dense
+from farm.search.families.dense import Dense, Dots
 from farm.search.families.depthwise import Depthwise
-from farm.search.families.dots import Dots
 from farm.search.families.elementwise import Elementwise
 from farm.search.families.family import Family, Plan, Prediction, Unit
-from farm.search.families.gpu_flat import GpuFlat, GpuSums
-from farm.search.families.gpu_norm import GpuNorms
+from farm.search.families.gpu_flat import GpuFlat, GpuNorms, GpuSums
 from farm.search.families.gpu_tiles import GpuTiles
 from farm.search.families.norm import Norms
 from farm.search.families.reduce import Reduce

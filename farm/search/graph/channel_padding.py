@@ -23,7 +23,7 @@ from farm.search.families.facts import Axis, Contraction
 from farm.search.families.loops import divisors
 from farm.search.families.rule import Outlook
 from farm.search.graph import bindings, canonical
-from farm.search.graph.repeated_steps import repeat
+from farm.search.graph.canonical import repeat
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 Integer convolutions and matrix products become functions whose weights lie four input channels together, as the
 instruction reads them. A core without it multiplies to 16 bits, where two products have room as long as no weight is
 -128, and adds these up in pairs (Arm's `smull`, `smlal`, `sadalp`; x86's `vpmaddubsw`, `vpmaddwd`). What they are in
-TVM is in `dot_instructions`; how these functions are scheduled is `farm.search.families.dots`' business.
+TVM is in `dot_instructions`; how these functions are scheduled is `farm.search.families.dense`' business.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 import onnx.reference
 
-from farm.search.graph.onnx_graph import (
+from farm.search.graph.folding import (
     NUMBERS,
     SIZED_BY_VALUES,
     STANDARD_DOMAINS,

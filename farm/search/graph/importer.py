@@ -17,7 +17,7 @@ import onnx
 import onnx.inliner
 
 from farm.errors import UsageError
-from farm.search.graph import constants, converters, folding, obstacles, onnx_graph
+from farm.search.graph import bindings, converters, folding, obstacles
 from farm.search.tvm_errors import find_reason
 
 
@@ -30,7 +30,7 @@ def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     given = model
     model, sized_by_values = _rewrite_for_tvm(model, shapes)
     obstacles.refuse(model.graph, sized_by_values)
-    opset = next((o.version for o in model.opset_import if o.domain in onnx_graph.STANDARD_DOMAINS), 1)
+    opset = next((o.version for o in model.opset_import if o.domain in folding.STANDARD_DOMAINS), 1)
     try:
         # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -93,7 +93,7 @@ def _rewrite_for_tvm(
 
     graph = copy.graph
     _drop_dropout(graph)
-    constants.fold_batch_norm(graph)
+    bindings.fold_batch_norm(graph)
     _fold_constant_of_shape(graph)
     return copy, sized_by_values
 
@@ -103,8 +103,8 @@ def _drop_dropout(graph: onnx.GraphProto) -> None:
     conversion cannot handle, and whose mask has the wrong type.
     """
     outputs = {value.name for value in graph.output}
-    captured = {name for node in graph.node for body in onnx_graph.bodies(node) for name in onnx_graph.names_read(body)}
-    read = onnx_graph.names_read(graph) | outputs
+    captured = {name for node in graph.node for body in folding.bodies(node) for name in folding.names_read(body)}
+    read = folding.names_read(graph) | outputs
     off = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.BOOL and not _value(i).any()}
     off |= {n.output[0] for n in graph.node if n.op_type == "Constant" and any(_is_false(a) for a in n.attribute)}
     renamed: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _value(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
 
 
 def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in onnx_graph.STANDARD_DOMAINS
+    return node.op_type == op_type and node.domain in folding.STANDARD_DOMAINS
 
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
@@ -164,7 +164,7 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = onnx_graph.names_read(graph) | outputs
+    used = folding.names_read(graph) | outputs
     kept = [i for i in graph.initializer if i.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
@@ -181,7 +181,7 @@ def _failed(error: Exception, misfit: str) -> UsageError:
     elif reason == AssertionError.__name__:
         reason = "its converter does not expect what it is given"
     node = _node_being_converted(error)
-    where = " this model" if node is None else f" the operator {node.op_type} (node {onnx_graph.node_name(node)!r})"
+    where = " this model" if node is None else f" the operator {node.op_type} (node {folding.node_name(node)!r})"
     if misfit:
         return UsageError(
             f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",

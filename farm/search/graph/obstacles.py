@@ -9,7 +9,7 @@ import onnx
 
 from farm.errors import UsageError
 from farm.search.graph import converters, recurrent
-from farm.search.graph.onnx_graph import STANDARD_DOMAINS, list_nodes, names_read, node_label, node_name
+from farm.search.graph.folding import STANDARD_DOMAINS, list_nodes, names_read, node_label, node_name
 
 # Those whose converter says it is ONNX Runtime's (TVM 0.27, onnx_frontend.py).
 _MICROSOFT_OPERATORS = frozenset(

@@ -21,11 +21,10 @@ from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import cores, gpus, target, workloads
 from farm.search.graph import (
+    bindings,
     canonical,
     channel_padding,
-    constants,
     decomposition,
-    deconvolutions,
     dots,
     half_precision,
     importer,
@@ -255,17 +254,17 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
-        constants.fold_shapes(),
+        bindings.fold_shapes(),
         transform.FoldConstant(),
     ]
     if pipeline.canonical:
-        passes += [decomposition.respell(), deconvolutions.convolve()]
+        passes += [decomposition.respell(), decomposition.convolve()]
     if pipeline.layout:
         # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
         layouts = {"relax.nn.conv2d": list(pipeline.layout), "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
         if pipeline.canonical:
             layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
-        passes += [transform.ConvertLayout(layouts), constants.fold_shapes()]
+        passes += [transform.ConvertLayout(layouts), bindings.fold_shapes()]
     if pipeline.canonical:
         passes.append(transposes.sink())
         if pipeline.weights == half_precision.FP16:

@@ -25,7 +25,7 @@ from farm.search.cores import Core, find_core
 from farm.search.families import expressions, facts, rule
 from farm.search.families.strips import Pooled, Separable, StripFamily, Strips
 from farm.search.graph import bindings, canonical, in_place_concat
-from farm.search.graph.repeated_steps import repeat
+from farm.search.graph.canonical import repeat
 
 
 def gather() -> Any:

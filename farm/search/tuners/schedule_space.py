@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import Trace
 
 from farm.errors import InternalError
 from farm.search import gpus, traces, tvm_env
-from farm.search.build import gpu_code
+from farm.search.build import lowering
 from farm.search.candidates import Candidate
 from farm.search.families import rule
 from farm.search.families.family import Plan, Prediction
@@ -339,7 +339,7 @@ class ScheduleSpace:
             if self.ranked:
                 raise InternalError("what it is compiled to without a record is among its candidates")
             if gpus.is_gpu(self.workload.target):
-                return str(self._tvm.ir.save_json(gpu_code.bind_rest(self._module, self._target)))
+                return str(self._tvm.ir.save_json(lowering.bind_rest(self._module, self._target)))
             return self.workload.module_json
         return str(self._tvm.ir.save_json(traces.restore(trace_json, self._entry, self._target).sch.mod))
 

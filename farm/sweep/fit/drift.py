@@ -14,8 +14,7 @@ import numpy as np
 import scipy.special
 
 from farm.points.values import Z95
-from farm.sweep.fit.linear import factor_many, halve_many
-from farm.sweep.fit.terms import Floats
+from farm.sweep.fit.terms import Floats, factor_many, halve_many
 
 # Above this a correction is a guess: the sweep is voided. Thermal throttling and a weak supply look like this.
 MAX_DRIFT = 0.10

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.optimize
 
-from farm.sweep.fit.linear import factor_many, halve_many
-from farm.sweep.fit.terms import Floats, Indices, Knee, Terms, latency_terms, power_terms
+from farm.sweep.fit.terms import Floats, Indices, Knee, Terms, factor_many, halve_many, latency_terms, power_terms
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
 TERM_SD = 0.6

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from farm.store.columns import Integer, Text
+from farm.store.schema import Integer, Text
 
 revision = "0008"
 down_revision = "0007"

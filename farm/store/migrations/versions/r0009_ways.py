@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from farm.store.columns import Text
+from farm.store.schema import Text
 
 revision = "0009"
 down_revision = "0008"
