@@ -1,6 +1,6 @@
 """Between the engine and the winners of its campaigns: lends them boards, passes on what they ask and what is answered.
 
-How winners are found is in `winners`; which boards can be lent is the roster's business.
+`farm.campaign.verify` finds winners; the roster says which boards can be lent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which built candidate goes to which board: fair shares, clocks left as they are, one prefetched, stragglers doubled.
 
-Works on a draft. Making candidates is `fleet_supply`'s business.
+Works on a draft. `supply` makes candidates.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Pick(NamedTuple):
 def dispatch(draft: Draft) -> None:
     """Give work to idle boards, then one more to each board that measures; a board without either helps another out.
 
-    A host that searches and builds gets none (`fleet_phases`).
+    A host that searches and builds gets none (`begin_measuring`).
     """
     pools = [key for key, pool in draft.pools.items() if not pool.is_host or draft.phase is Phase.MEASURING]
     for kind in ("idle", "room"):

@@ -1,6 +1,6 @@
-"""A fleet's state while one call of the scheduler changes it: its tables, its boards, jobs that go to and from them.
+"""A fleet's state while one call of the scheduler changes it.
 
-What becomes of jobs, trials and campaigns is added by `fleet_draft`, which is what everybody uses.
+`Edit` has tables, boards and the jobs on them; `Draft` adds jobs, trials and campaigns. Other modules use `Draft`.
 """
 
 from __future__ import annotations

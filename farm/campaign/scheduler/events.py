@@ -1,6 +1,6 @@
 """What each event does to a fleet's state: the bookkeeping of trials, faults, boards and budgets.
 
-Every function takes a draft and one event. Giving out new work is left to `fleet_dispatch` and `fleet_supply`.
+Every function takes a draft and one event. `dispatch` and `supply` give out new work.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Decide what a whole fleet does next, for all campaigns on it. Pure: state and time in, new state and decisions out.
 
-The engine that carries its decisions out is `farm.campaign.engine.engine`. `scheduler` decides for one model on one
-board; `fleet_simulation` plays a fleet; nothing here starts or waits for anything.
+`farm.campaign.engine.engine` executes its decisions; `simulation` plays a fleet. Nothing here starts or waits.
 
-How it is used: `observe` what happened, `decide`, carry the decisions out, and again, at the latest after `wake_s`.
-Whoever does so keeps no state of their own. States are never changed; they share what did not change (`fleet_tables`),
-so that one more trial costs the same on a thousand boards as on one, and an old state can be kept, compared, replayed.
+Use: `observe` the events, `decide`, execute the decisions, and repeat at the latest after `wake_s`. States are
+immutable and share unchanged parts (`state.Table`): a trial costs the same on a thousand boards as on one, and an old
+state can be kept, compared and replayed.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class Assignment:
 class FleetState:
     """Everything that a decision rests on. Begin with `FleetState(Settings(...))`.
 
-    `phase` is what a host that is a board itself does (`fleet_phases`), `reserved` whether winners are measured on it.
+    `phase` is what a host that is a board itself does (`dispatch`), `reserved` whether winners are measured on it.
     """
 
     settings: SchedulerSettings

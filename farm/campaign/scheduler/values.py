@@ -1,6 +1,6 @@
 """What goes into the fleet scheduler and what comes out of it: campaigns, events, decisions, settings.
 
-They hold facts and do nothing. What the scheduler itself remembers is in `fleet_state`.
+They hold facts and do nothing. The scheduler's own state is in `state`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A campaign's finals: each of its models timed itself, as recorded, as predicted, and mixed, on one board in turns.
 
-Kernels that are faster one by one need not be so in their model. What is taken here is what the model is compiled from
-from then on (`ModelDecision`). Coroutines as in `winners`, who lends them boards; the rules are in `final_rules`.
+Kernels that are faster one by one may be slower in their model. The fastest variant is what the model is compiled from
+(`ModelDecision`). Coroutines, as in `remeasurement`; the rules are in `final_rules`.
 """
 
 from __future__ import annotations

@@ -358,7 +358,7 @@ class Programs:
         return built[True]
 
     async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, Arrays]:
-        """Have a board run it; which one, and when, is for `winners` to say."""
+        """Have a board run it; `remeasurement` chooses the board and the time."""
         while True:
             check = CheckWanted(program, binary)
             self._checks.append(check)

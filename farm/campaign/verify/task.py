@@ -1,6 +1,6 @@
 """One task's way to a record: who takes part, what its rounds have shown, and the evidence that the record carries.
 
-Nothing here touches the store, a board or a compiler; `winners` does.
+Nothing here touches the store, a board or a compiler; `remeasurement` does.
 """
 
 from __future__ import annotations
