@@ -1,7 +1,7 @@
 """Programs of torch.export (`.pt2`) as ONNX, converted once and kept by their content.
 
-PyTorch is no dependency of the farm. It is asked in a confined process: it and TVM each bring an LLVM and threads, and
-reading such a program can run code that is in it, so that somebody has to trust it first.
+PyTorch is no dependency of the farm. It runs in a child process with limits of memory and time, since it and TVM each
+bring an LLVM and threads. Reading such a program can run code that is in it, so the user must trust it first.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _refuse_code(path: pathlib.Path) -> None:
 def _convert(path: pathlib.Path, program: bytes) -> bytes:
     limits = confined.ConfinedLimits(_MEMORY_BYTES + _COPIES * len(program), _TIMEOUT_S)
     try:
-        return confined.call(f"{__package__}.exported_child:convert", program, "it was not converted", limits)
+        return confined.call(
+            f"{__package__}.exported_child:convert", program, "it was not converted", limits, trusted=True
+        )
     except UnavailableError as error:
         raise UsageError(
             f"{path} is a program of torch.export, and it cannot be converted here ({error.message})",

@@ -1,4 +1,4 @@
-"""Run by `exported` in a confined process: reads a program with PyTorch and gives it as ONNX."""
+"""Run by `exported` in a process of its own: reads a program with PyTorch and gives it as ONNX."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.protocol.interpreters import python_command
@@ -42,19 +41,20 @@ class ConfinedLimits:
 
 
 def call(
-    function: str, payload: bytes, what: str, limits: ConfinedLimits = ConfinedLimits(), readable: Sequence[Path] = ()
+    function: str, payload: bytes, what: str, limits: ConfinedLimits = ConfinedLimits(), *, trusted: bool = False
 ) -> bytes:
     """What the function `module:name`, which takes and returns bytes, makes of `payload` in a confined process.
 
     `what` begins the message where it comes to nothing ("model.pt2 was not converted"). The process works in an empty
-    folder, which is its home and removed afterwards, and may read `readable`. Raises the FarmError that the function
+    folder, which is its home and removed afterwards. With `trusted`, the user vouches for the payload: the process has
+    limits of memory and time, and no more. Raises the FarmError that the function
     raised, and UsageError where the process crashed, took too much memory or time, or answered too much.
     """
     with tempfile.TemporaryDirectory(prefix="farm-confined-") as text:
         folder = Path(text)
         (folder / _GIVEN).write_bytes(payload)
         (folder / _HOME).mkdir()
-        orders = [function, str(limits.memory_bytes), str(limits.timeout_s), *map(str, readable)]
+        orders = [function, str(limits.memory_bytes), str(limits.timeout_s), "trusted" if trusted else "foreign"]
         home = str(folder / _HOME)
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         environment |= {"HOME": home, "TMPDIR": home, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -106,11 +106,13 @@ def _error(data: bytes, what: str) -> FarmError:
     return UsageError(f"{what}: {message}")
 
 
-def main(folder: Path, function: str, memory_bytes: int, timeout_s: float, readable: Sequence[Path]) -> int:
+def main(folder: Path, function: str, memory_bytes: int, timeout_s: float, trusted: bool) -> int:
     """The life of the process."""
     os.chdir(folder / _HOME)
     payload = (folder / _GIVEN).read_bytes()
-    confinement.confine(folder / _HOME, readable, memory_bytes, timeout_s)
+    confinement.limit(memory_bytes, timeout_s)
+    if not trusted:
+        confinement.confine(folder / _HOME)
     module, name = function.split(":")
     try:
         answer: bytes = getattr(importlib.import_module(module), name)(payload)
@@ -130,9 +132,7 @@ def _say(folder: Path, kind: str, message: str, hint: str) -> int:
 
 
 if __name__ == "__main__":
-    _status = main(
-        Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), [Path(p) for p in sys.argv[5:]]
-    )
+    _status = main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5] == "trusted")
     sys.stderr.flush()
     # What it loaded may have threads and destructors of its own: nothing of it is waited for.
     os._exit(_status)

@@ -14,7 +14,7 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from farm.errors import UnavailableError
@@ -72,20 +72,24 @@ _CLONE_THREAD = 0x10000
 _X32 = 0x40000000  # x86-64's second set of numbers for the same calls
 
 
-def confine(folder: Path, readable: Sequence[Path], memory_bytes: int, cpu_s: float) -> None:
-    """From now on: nothing is written outside `folder`, nothing read but it, `readable` and the programs themselves; no
-    socket, no other process; at most so much memory and processor time. Call with one thread; there is no way back.
-
-    Raises UnavailableError where the kernel cannot filter system calls.
-    """
+def limit(memory_bytes: int, cpu_s: float) -> None:
+    """Limit this process's memory, processor time and files, for good."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(cpu_s) + 1)
     _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     _limit(resource.RLIMIT_DATA, memory_bytes)
     _limit(resource.RLIMIT_AS, memory_bytes + _MAPPED_BYTES)
+
+
+def confine(folder: Path) -> None:
+    """From now on nothing is written outside `folder`, and nothing read but it and the programs themselves; no socket,
+    no other process. Call with one thread; there is no way back.
+
+    Raises UnavailableError where the kernel cannot filter system calls.
+    """
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise _unavailable("PR_SET_NO_NEW_PRIVS")
-    _restrict_files(folder, readable)
+    _restrict_files(folder)
     _filter_calls()
 
 
@@ -104,7 +108,7 @@ def _landlock_abi() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
 
 
-def _restrict_files(folder: Path, readable: Sequence[Path]) -> None:
+def _restrict_files(folder: Path) -> None:
     abi = _landlock_abi()
     if not abi:
         return
@@ -115,7 +119,7 @@ def _restrict_files(folder: Path, readable: Sequence[Path]) -> None:
     if ruleset < 0:
         raise _unavailable("Landlock")
     try:
-        for path in (*map(Path, _SYSTEM), *_program_folders(), *readable):
+        for path in (*map(Path, _SYSTEM), *_program_folders()):
             _allow(ruleset, path, _READING)
         _allow(ruleset, Path("/dev/null"), _READING | _WRITE_FILE)
         _allow(ruleset, folder, rights)

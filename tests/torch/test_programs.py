@@ -63,7 +63,7 @@ def _save(path: pathlib.Path, code: str) -> str:
 
 
 def _assert_hostile(folder: pathlib.Path) -> None:
-    """The archive is as hostile as it is meant to be: it does run code in whoever loads it unconfined."""
+    """The archive is as hostile as it is meant to be: it does run code in the process that loads it."""
     assert not (folder / "owned").exists()
     _save(
         folder / "evil.pt2",
@@ -86,7 +86,7 @@ def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_computes_what_it_did_in_pytorch(tmp_path: pathlib.Path) -> None:
-    """Converted in a confined process, with all weights inside."""
+    """Converted in a child process, with all weights inside."""
     said = _save(tmp_path / "net.pt2", "print(*save(sys.argv[1]).detach().flatten().tolist())")
     model = exported.convert(tmp_path / "net.pt2", trusted=True)
     onnx.checker.check_model(onnx.load_model_from_string(model))
@@ -103,20 +103,4 @@ def test_a_pickle_in_a_program_is_not_obeyed(tmp_path: pathlib.Path, trusted: bo
     said = "pickle in it makes more than tensors" if trusted else "can run code"
     with pytest.raises(UsageError, match=said):
         exported.convert(tmp_path / "evil.pt2", trusted=trusted)
-    _assert_hostile(tmp_path)
-
-
-def test_code_that_runs_all_the_same_reaches_nothing(tmp_path: pathlib.Path) -> None:
-    """PyTorch hands names of dimensions to a reader of formulas that evaluates them: they do run, confined."""
-    _save(
-        tmp_path / "evil.pt2",
-        """
-        save(sys.argv[1])
-        formula = f"open({sys.argv[2]!r}, 'w').write('owned')"
-        sizes = '"as_expr": {"expr_str": %s, "hint": {"as_int": 1}}' % __import__("json").dumps(formula)
-        change(sys.argv[1], "models/model.json", lambda data: data.replace(b'"as_int": 16', sizes.encode(), 1))
-        """,
-    )
-    with pytest.raises(UsageError, match="cannot convert"):
-        exported.convert(tmp_path / "evil.pt2", trusted=True)
     _assert_hostile(tmp_path)

@@ -36,6 +36,9 @@ from farm.errors import ModelRefusedError
 def backwards(payload):
     return payload[::-1]
 
+def peek(payload):
+    return open(payload, "rb").read()
+
 def threads(payload):
     found = []
     thread = threading.Thread(target=found.append, args=(b"done",))
@@ -125,6 +128,15 @@ def test_what_it_may_not_do(tmp_path: pathlib.Path) -> None:
     assert confinement.files_are_confined()
     assert _call("attempt", f"{tmp_path / 'secret'} {os.getpid()}".encode()) == b""
     assert (tmp_path / "secret").read_text() == "secret"
+
+
+def test_what_the_user_vouches_for_has_limits_alone(tmp_path: pathlib.Path) -> None:
+    """It may read the user's files; memory is still bounded."""
+    limits = confined.ConfinedLimits(memory_bytes=1 << 30, timeout_s=60.0)
+    answer = confined.call("confined_deeds:peek", str(tmp_path / "secret").encode(), "x", limits, trusted=True)
+    assert answer == b"secret"
+    with pytest.raises(UsageError, match="more than 1 GiB of memory"):
+        confined.call("confined_deeds:eat", b"", "x", limits, trusted=True)
 
 
 @pytest.mark.parametrize(
