@@ -151,9 +151,9 @@ def make_quickstart(results: list[dict[str, Any]]) -> str:
 def make_utilisation(results: list[dict[str, Any]]) -> str:
     """Say how busy the boards of a campaign are."""
     head = ("machine", "boards", "s per measurement", "busy", "throughput over N boards", "CPU s per trial")
-    paths = ("boards", "timing_s", "steady busy", "share_of_n_boards", "core_s_per_trial all")
+    paths = ("boards", "timing_s", "steady busy", "share_of_n_boards")
     rows = (
-        (each["on"], *(find_figure(row, path) for path in paths))
+        (each["on"], *(find_figure(row, path) for path in paths), sum(row.get("core_s_per_trial", {}).values()) or None)
         for each in results
         for row in each["figures"]["campaigns"]
     )
