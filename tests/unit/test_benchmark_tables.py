@@ -50,15 +50,16 @@ def test_results_say_where_they_come_from(tables: ModuleType) -> None:
 
 def test_save_writes_a_result(machine: ModuleType, tmp_path: pathlib.Path) -> None:
     """`--save FOLDER` keeps figures, machine and command; the option itself is no part of the command."""
-    machine.save("one", ["benchmarks/one.py", "--trials", "3", "--save", str(tmp_path)], {"ms": 1.5})
+    machine.save("one", ["benchmarks/one.py", "--trials", "3", "--save", str(tmp_path)], {"ms": 1.5}, "0123abcd")
     result = json.loads((tmp_path / "one.json").read_text())
     assert result["figures"] == {"ms": 1.5}
     assert result["command"] == "python benchmarks/one.py --trials 3"
+    assert result["commit"] == "0123abcd"
     assert result["machine"]["cores"] >= 1
 
 
 def test_quick_figures_are_not_saved(machine: ModuleType, tmp_path: pathlib.Path) -> None:
     """Figures of `--quick` mean nothing, so nothing is kept of them."""
     with pytest.raises(SystemExit):
-        machine.save("one", ["one.py", "--quick", "--save", str(tmp_path)], {})
+        machine.save("one", ["one.py", "--quick", "--save", str(tmp_path)], {}, "")
     assert not list(tmp_path.iterdir())
