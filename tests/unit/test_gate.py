@@ -1,0 +1,61 @@
+"""A gate's conditions, and baseline files of version 0.2."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from farm.errors import UsageError
+from farm.gate import find_worst, read_baseline, read_conditions
+
+# As version 0.2 wrote it.
+BASELINE = {
+    "format": "tvm-farm baseline",
+    "version": 1,
+    "entries": [
+        {
+            "model": "mlp",
+            "board_type": "jetson-nano",
+            "simulated": True,
+            "device": "cpu",
+            "operating_point": "default",
+            "artifact": "baseline.artifacts/mlp-jetson-nano-cpu-simulated",
+            "library_sha256": "0" * 64,
+            "latency_s": 3.5e-05,
+            "created_at": 1764000000.0,
+        }
+    ],
+}
+
+
+def test_old_baselines_are_read(tmp_path: pathlib.Path) -> None:
+    """Every field is as it was; what is no baseline is refused with a way to make one."""
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(BASELINE))
+    [entry] = read_baseline(path).entries
+    assert entry.key == ("mlp", "jetson-nano", True, "cpu", "default")
+    for text in ("[]", "{", '{"format": "other"}'):
+        path.write_text(text)
+        with pytest.raises(UsageError):
+            read_baseline(path)
+
+
+def test_conditions_are_read_once_each() -> None:
+    """In SI units, or as a part of the baseline's."""
+    found = read_conditions(["latency > 5%", "latency>5 %", "p99 > 40 ms", "size > 2 MiB"])
+    assert [(each.condition, each.is_change, each.limit) for each in found] == [
+        ("latency > 5 %", True, 0.05),
+        ("p99 > 40 ms", False, 0.04),
+        ("size > 2 MiB", False, 2 << 20),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "worst"),
+    [([], "pass"), (["pass", "undecided"], "undecided"), (["undecided", "fail", "pass"], "fail")],
+)
+def test_the_worst_verdict_counts(verdicts: list[str], worst: str) -> None:
+    """One condition that holds fails all."""
+    assert find_worst(verdicts) == worst
