@@ -72,8 +72,8 @@ def read_inputs(given: Any) -> dict[str, Any]:
 
 def load_program(job: Any, arrays: dict[str, Any]) -> Any:
     """As the agent runs it."""
-    from device_agent import engines
     from device_agent.protocol import Engine, Limits, RunSpec
+    from device_agent.worker import engines
 
     return engines.load_program(RunSpec(Engine(job["engine"]), limits=Limits(threads=1)), Path(job["files"][0]), arrays)
 

@@ -15,7 +15,7 @@ from typing import Any
 import _machine  # noqa: F401  makes the checkout importable
 import numpy as np
 
-from device_agent.board_types import BoardType, load_board_types
+from device_agent.platforms.board_types import BoardType, load_board_types
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.clocks import Load

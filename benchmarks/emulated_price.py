@@ -21,8 +21,8 @@ import onnxruntime
 from quantised import quantised
 
 from device_agent.agent import Rig
-from device_agent.board_types import load_board_types
 from device_agent.emulated.runs import Execution, collect
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import Engine, Limits, RunSpec, count_seconds
 from farm import emulation, settings
 from farm.artifacts.compile import compile_model

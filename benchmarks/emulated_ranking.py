@@ -27,8 +27,8 @@ import _farm
 import _machine
 
 from device_agent.agent import Rig
-from device_agent.board_types import load_board_types
 from device_agent.emulated.runs import Candidate, Emulator
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import Limits, MeasureSpec, TensorSpec, count_seconds
 from farm import emulation, settings
 from farm.inventory.board_types import require_board_type

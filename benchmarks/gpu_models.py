@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from device_agent import engines, gpu
-from device_agent.board_types import load_board_types as load_for_agent
+from device_agent.platforms import gpu
+from device_agent.platforms.board_types import load_board_types as load_for_agent
 from device_agent.protocol import GPU, Engine, RunSpec
+from device_agent.worker import engines
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
 from farm.gpu import code, native

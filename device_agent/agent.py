@@ -25,17 +25,18 @@ from device_agent.protocol import ProtocolError
 from device_agent.sysfs import open_tree
 
 if TYPE_CHECKING:
-    from device_agent.board import Board
+    from device_agent.platforms.board import Board
 import select
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 
-from device_agent import processes, workspace
+from device_agent import processes
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol.hardware import Cluster
 from device_agent.protocol.interpreters import python_command
+from device_agent.session import workspace
 from device_agent.sysfs import VIRTUAL_PREFIX
 
 if TYPE_CHECKING:
@@ -236,9 +237,9 @@ def _fail(error: Exception, code: int) -> int:
 
 def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     """The board that the options speak of; what it needs is ended with `stack`."""
-    from device_agent.board import Board
-    from device_agent.board_types import load_board_types
     from device_agent.clocks.client import HelperClient
+    from device_agent.platforms.board import Board
+    from device_agent.platforms.board_types import load_board_types
 
     types = load_board_types()
     if chosen.fault and not chosen.virtual:
@@ -288,7 +289,9 @@ def _host_name() -> str:
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
-    from device_agent import gpu, rpc, session
+    from device_agent.listener import rpc
+    from device_agent.platforms import gpu
+    from device_agent.session import session
 
     try:
         listener = rpc.open_listener(chosen.host, chosen.port, chosen.port_end)
@@ -308,8 +311,9 @@ def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
 
 
 def _listen(chosen: argparse.Namespace, board: Board, parent: int, listener: socket.socket, port: int) -> None:
-    from device_agent import rpc, session
-    from device_agent.tracker import TrackerLink
+    from device_agent.listener import rpc
+    from device_agent.listener.tracker import TrackerLink
+    from device_agent.session import session
 
     rpc.Listener(
         listener,

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from device_agent import doctor, options
-from device_agent.board import Board
 from device_agent.errors import BusyError, HelperUnavailableError
+from device_agent.platforms.board import Board
 from device_agent.protocol import Clocks, DomainClocks, PinReport, PinStatus, PowerSpec, PowerTrace
 from device_agent.protocol.texts import format_mhz
 

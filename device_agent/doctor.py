@@ -10,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from device_agent.board import Board
-from device_agent.describe import find_engine_versions
 from device_agent.errors import AgentError
+from device_agent.platforms.board import Board
+from device_agent.platforms.describe import find_engine_versions
 from device_agent.protocol import Engine, OperatingPoint, PinStatus
 
 # What the TVM wheels ask for.

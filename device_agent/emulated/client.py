@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.arguments import numpy_dtype
+from device_agent.worker.arguments import numpy_dtype
 
 _ALIGNED = 128
 _MOST_ANSWER = 1 << 20

@@ -18,11 +18,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from device_agent import limits, processes
+from device_agent import processes
 from device_agent.emulated.elf import ElfError
 from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
 from device_agent.emulated.pipeline import Pipeline
 from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
+from device_agent.worker import limits
 
 _MOST_MESSAGE = 1 << 20
 # Of each call so many instructions are followed through the caches; the others are taken to be alike.

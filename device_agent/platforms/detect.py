@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from device_agent.board_types import BoardType
+from device_agent.platforms.board_types import BoardType
 from device_agent.sysfs import Tree, read_text
 
 # The first is a link to the second, where /proc is mounted.

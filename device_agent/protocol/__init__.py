@@ -73,7 +73,7 @@ PROTOCOL_VERSION = 7
 
 # Names under which the agent registers its functions with TVM's RPC server.
 CLAIM = "device_agent.claim"
-DESCRIBE = "device_agent.describe"
+DESCRIBE = "device_agent.platforms.describe"
 MEASURE = "device_agent.measure"
 RUN_MODEL = "device_agent.run_model"
 KEEP_PROGRAM = "device_agent.keep_program"

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-from device_agent.board_types import BoardType
+from device_agent.platforms.board_types import BoardType
 from device_agent.protocol import EVERY_CLUSTER
 from device_agent.protocol.hardware import PowerMode
 from device_agent.virtual import parameters

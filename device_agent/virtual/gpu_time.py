@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from device_agent import gpu
+from device_agent.platforms import gpu
 from device_agent.protocol.processors import (
     REACHED,
     SECTOR_BYTES,

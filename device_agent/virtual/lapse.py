@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from device_agent.board_time import BoardTime, HostTime, Ticker, Watch
 from device_agent.errors import SensorError
+from device_agent.platforms.board_time import BoardTime, HostTime, Ticker, Watch
 from device_agent.power.sampler import collect
 from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import Trace

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.board_time import BoardTime
-from device_agent.plan import OverrunError
+from device_agent.platforms.board_time import BoardTime
 from device_agent.protocol import GPU, MeasureSpec, RunSpec, Segment, count_seconds
+from device_agent.session.plan import OverrunError
 from device_agent.sysfs import Tree
 from device_agent.virtual import gpu_time, work
 from device_agent.virtual.lapse import WorkersTime

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from device_agent import processes
-from device_agent.board_types import load_board_types
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import ProtocolError
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.client import MAX_BYTES, SIZE

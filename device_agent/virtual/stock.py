@@ -1,6 +1,6 @@
 """How long a virtual board takes to time what a stock TVM client loads: as long as it takes, or the time that was set.
 
-Clients of the farm are timed in a worker (`device_agent/timing.py`), at the board's pace (`pace.py`).
+Clients of the farm are timed in a worker (`device_agent/worker/timing.py`), at the board's pace (`pace.py`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from farm.processes.listening import is_lack
 # From tvm/rpc/base.py of 0.27.
 _MAGIC = struct.pack("<i", 0x2F271)
 _PUT, _UPDATE_INFO, _GET_PENDING_MATCHKEYS = 3, 5, 7
-# As the tracker's own limit for agents in `device_agent/tracker.py`.
+# As the tracker's own limit for agents in `device_agent/listener/tracker.py`.
 _MAX_MESSAGE_BYTES = 1 << 20
 
 

@@ -27,7 +27,7 @@ from farm.provision.wheels import pack_wheel
 
 NAME = "tvm-farm"
 _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
-# A board's agent reads the same variable (device_agent/board_types.py): what the user added here comes along.
+# A board's agent reads the same variable (device_agent/platforms/board_types.py): what the user added here comes along.
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
 

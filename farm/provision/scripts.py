@@ -22,7 +22,16 @@ BUNDLE = "incoming/bundle.tar"
 # Everything that starts on a board: its agent and clock helper, their metrics, the commands for people.
 _LOADED = tuple(
     f"device_agent.{name}"
-    for name in ("agent", "clocks.helper", "commands", "doctor", "metrics", "rpc", "session", "worker")
+    for name in (
+        "agent",
+        "clocks.helper",
+        "commands",
+        "doctor",
+        "metrics",
+        "listener.rpc",
+        "session.session",
+        "worker.worker",
+    )
 )
 # Ends the wait for an agent that is started again and again: three failed starts are no coincidence.
 _FAILED_STARTS = 3

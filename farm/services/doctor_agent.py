@@ -40,7 +40,7 @@ from farm.values import Health, Lease
 
 # A virtual board takes seconds to start; an SSH connection 15 s to time out, and its next attempt follows soon.
 WAY_TIMEOUT_S = 40.0
-# An agent that has lost its tracker looks for it every second or two (`_LAST_RETRY_S` of device_agent/tracker.py).
+# An agent that lost its tracker tries again every second or two (`_LAST_RETRY_S`, device_agent/listener/tracker.py).
 REGISTER_TIMEOUT_S = 8.0
 # A probe of the services' own may be under way.
 LEASE_TIMEOUT_S = 45.0

@@ -43,7 +43,7 @@ _BOARDS_PERIOD_S = 1.0
 _LEASES_PERIOD_S = 5.0
 # What is kept of events and logs is looked over this often; a rack of boards adds some thousand rows meanwhile.
 _TIDY_PERIOD_S = 600.0
-# Agents come back to a tracker that was started again within 2 s (`device_agent/tracker.py`).
+# Agents come back to a tracker that was started again within 2 s (`device_agent/listener/tracker.py`).
 _REGISTRATION_GRACE_S = 6.0
 # Each virtual board that starts computes for over a second, and waits for its simulator and its helper meanwhile.
 _STARTING_PER_CORE = 4

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_types import BoardType, load_board_types
 from device_agent.clocks.access import AccessStatus
 from device_agent.errors import HelperUnavailableError, SensorError
+from device_agent.platforms.board_types import BoardType, load_board_types
 from device_agent.power import calibrate, energy, ina3221, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.protocol import PowerWindow

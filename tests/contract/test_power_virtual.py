@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from device_agent.board_types import load_board_types
+from device_agent.platforms.board_types import load_board_types
 from device_agent.power import calibrate, energy, sampler
 from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.virtual.board import TOTAL, VirtualBoard

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_time import BoardTime, HostTime
-from device_agent.board_types import load_board_types
-from device_agent.evidence import Sensors
-from device_agent.measurement import Observer
-from device_agent.plan import Plan
+from device_agent.platforms.board_time import BoardTime, HostTime
+from device_agent.platforms.board_types import load_board_types
+from device_agent.platforms.evidence import Sensors
 from device_agent.power import calibrate
 from device_agent.power.sensors import find_sensors
 from device_agent.protocol import Energy, EnergySpec
+from device_agent.session.measurement import Observer
+from device_agent.session.plan import Plan
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.history import OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack

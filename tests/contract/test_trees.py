@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_types import load_board_types
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import texts
 from device_agent.sysfs import (
     VIRTUAL_PREFIX,

@@ -178,7 +178,7 @@ def check_timer() -> Any:
 
 def check_description() -> Any:
     """What the agent tells of the GPU."""
-    from device_agent import gpu
+    from device_agent.platforms import gpu
 
     os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
     set_gpu(name="NVIDIA Tegra X2", capability=62, driver=10020)
@@ -187,7 +187,7 @@ def check_description() -> Any:
 
 def check_silence() -> Any:
     """A driver that never answers is given up."""
-    from device_agent import gpu
+    from device_agent.platforms import gpu
 
     os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
     set_gpu(fail="cuInit:-1")
@@ -320,7 +320,7 @@ def main() -> None:
     os.environ["TVM_FARM_CUDA_DRIVER"] = str(DRIVER)
     import tvm.runtime  # noqa: F401  before the first fork
 
-    from device_agent import gpu
+    from device_agent.platforms import gpu
 
     gpu.load_plugin(PLUGIN)
     checks = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}

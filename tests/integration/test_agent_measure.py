@@ -12,9 +12,10 @@ import psutil
 import pytest
 import tvm.runtime
 
-from device_agent import arguments, protocol
+from device_agent import protocol
 from device_agent.protocol import Limits, Status, TensorSpec
-from device_agent.timing import Place
+from device_agent.worker import arguments
+from device_agent.worker.timing import Place
 from tests.integration import candidates
 from tests.integration.conftest import Agent, Board
 

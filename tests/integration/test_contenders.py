@@ -12,9 +12,9 @@ import pytest
 import tvm.runtime
 from tvm.runtime.vm import VirtualMachine
 
-from device_agent import engines
 from device_agent.protocol import RunDetails
-from device_agent.timing import load_module
+from device_agent.worker import engines
+from device_agent.worker.timing import load_module
 from farm.artifacts import contenders, make
 from farm.artifacts.brought import bring
 from farm.artifacts.choice import Records

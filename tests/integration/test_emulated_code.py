@@ -16,10 +16,10 @@ import pytest
 
 from device_agent import protocol
 from device_agent.agent import Rig
-from device_agent.board_types import load_board_types
 from device_agent.emulated.client import Emulation, Placed, ProgramError
 from device_agent.emulated.pipeline import load_core
 from device_agent.emulated.runs import Emulator, Execution, collect
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from farm import emulation, settings
 from farm.artifacts.compile import Compiled, compile_model

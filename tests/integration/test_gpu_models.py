@@ -16,7 +16,7 @@ import onnxruntime
 import psutil
 import pytest
 
-from device_agent import gpu
+from device_agent.platforms import gpu
 from device_agent.protocol import GPU, EnergySpec, Engine, Limits, OperatingPoint, PinStatus, RunSpec, Status
 from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.manifest import GpuCode, Tensor

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from device_agent import gpu
+from device_agent.platforms import gpu
 from farm.gpu import code, native
 from farm.inventory.board_types import load_board_types
 from farm.provision.bundle_build import find_agent_source, pack_agent
@@ -124,7 +124,7 @@ _FIRST_LOOK = """
 import json
 import tvm.runtime  # the agent has it before it forks: the driver alone is waited for
 from device_agent import gpu
-from device_agent.board_types import load_board_types
+from device_agent.platforms.board_types import load_board_types
 gpu.use_folder(None, load_board_types()["jetson-nano"], False)
 print(json.dumps([gpu.__file__, *gpu.describe()]))
 """

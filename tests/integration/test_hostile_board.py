@@ -19,8 +19,8 @@ import pytest
 import tvm_ffi
 
 from device_agent import protocol
+from device_agent.listener.tracker import TrackerLink
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
-from device_agent.tracker import TrackerLink
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
 from farm.crew.board_process import BoardHolder, Ended, Request, TimeKernel
@@ -342,7 +342,7 @@ with HostileBoard(behave) as board:
             try:
                 kept.append(rpc.connect(*relay.address))
                 for _ in range(4):
-                    kept.append(kept[0].get_function("device_agent.describe"))
+                    kept.append(kept[0].get_function("device_agent.platforms.describe"))
                     kept.append(kept[-1]("x"))
             except Exception:
                 pass

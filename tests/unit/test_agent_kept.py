@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from device_agent import limits, processes, worker
-from device_agent.kept import Orders
-from device_agent.plan import Marks
+from device_agent import processes
 from device_agent.protocol import Limits, Outcome, Status, pack_frame
-from device_agent.watch import BEGUN, SIZE, End, Watch
+from device_agent.session.plan import Marks
+from device_agent.worker import limits, worker
+from device_agent.worker.kept import Orders
+from device_agent.worker.watch import BEGUN, SIZE, End, Watch
 
 MEMORY_BYTES = 256 << 20
 # From mman.h; Python has no name for it.

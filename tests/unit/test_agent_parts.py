@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent import agent, arguments, engines, processes, session
+from device_agent import agent, processes
 from device_agent.protocol import ProtocolError
+from device_agent.session import session
+from device_agent.worker import arguments, engines
 from farm.measure.arrays import make_inputs, pack_arrays, unpack_arrays
 
 

@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
-from device_agent import measurement
-from device_agent.evidence import Sensors
-from device_agent.plan import Marks, Phases
+from device_agent.platforms.evidence import Sensors
 from device_agent.protocol import Evidence, Outcome, StartConditions, Status
+from device_agent.session import measurement
+from device_agent.session.plan import Marks, Phases
 from device_agent.sysfs import FileTree
 
 HELD = {0: 921_600_000, 1: 921_600_000}

@@ -11,13 +11,13 @@ import hypothesis.strategies as st
 import pytest
 import yaml
 
-from device_agent.board_types import load_board_types
 from device_agent.emulated import price
 from device_agent.emulated.elf import Elf, ElfError
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline, load_core
 from device_agent.emulated.price import Block, Misses, Pricer, merge
 from device_agent.emulated.runs import read_executable
+from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import count_seconds
 
 ROOT = pathlib.Path(__file__).parents[2]

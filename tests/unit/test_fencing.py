@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from device_agent import fencing
-from device_agent.fencing import Claimant, ClaimLine, Fences
+from device_agent.listener import fencing
+from device_agent.listener.fencing import Claimant, ClaimLine, Fences
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, ProtocolError, fence_key, parse_fence_key
 
 

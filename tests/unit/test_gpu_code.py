@@ -9,8 +9,8 @@ import pathlib
 
 import pytest
 
-from device_agent import gpu
-from device_agent.board_types import load_board_types as load_for_agent
+from device_agent.platforms import gpu
+from device_agent.platforms.board_types import load_board_types as load_for_agent
 from device_agent.protocol import GPU, PROTOCOL_VERSION, Description, Engine, ProtocolError, RunSpec, Status
 from farm.artifacts.manifest import GpuCode
 from farm.artifacts.on_board import require_gpu

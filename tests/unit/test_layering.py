@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from device_agent import engines
 from device_agent.protocol import Outcome, RunDetails, Status
+from device_agent.worker import engines
 
 
 class Machine:

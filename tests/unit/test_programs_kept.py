@@ -8,9 +8,9 @@ import pathlib
 
 import pytest
 
-from device_agent import session
 from device_agent.protocol import ProtocolError
-from device_agent.session import Programs
+from device_agent.session import session
+from device_agent.session.session import Programs
 from farm.errors import PermanentError
 from farm.measure.session import LEAST_BYTES, SentPrograms
 

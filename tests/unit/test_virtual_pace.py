@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.board_time import HostTime
-from device_agent.evidence import Sensors
-from device_agent.plan import Plan
+from device_agent.platforms.board_time import HostTime
+from device_agent.platforms.evidence import Sensors
+from device_agent.session.plan import Plan
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.history import OwnClock
 from device_agent.virtual.lapse import LapsedTime, LookBack

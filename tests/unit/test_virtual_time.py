@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.plan import OverrunError
+from device_agent.session.plan import OverrunError
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.clocks import Load
 from device_agent.virtual.history import START_S, OwnClock

@@ -28,7 +28,7 @@ RUN_FLOOR_S = 2.0
 # Samples that were made long take that long however fast a candidate is; where other programs take the processor from
 # it, so many times longer. A candidate must not be blamed for that.
 _STARVED = 5.0
-# The agent lengthens a sample that is too short by this margin (`device_agent/timing.py`), in a second round as a rule.
+# The agent lengthens a short sample by this margin (`device_agent/worker/timing.py`), usually in a second round.
 _GROWTH_MARGIN = 1.2
 # What it calls before it counts: its warm-up, and one call of the evaluator's own per sample.
 _CALLS_BESIDE = 1

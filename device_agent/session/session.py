@@ -24,11 +24,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from device_agent import arguments, limits, processes, protocol, worker
-from device_agent.board import Board
-from device_agent.fencing import Claimant
-from device_agent.measurement import Measurement
+from device_agent import processes, protocol
+from device_agent.listener.fencing import Claimant
+from device_agent.platforms.board import Board
 from device_agent.protocol.interpreters import python_command
+from device_agent.session.measurement import Measurement
+from device_agent.worker import arguments, limits, worker
 
 # So many, and so many bytes of them, are kept; the one that was used longest ago goes first.
 MOST, MOST_BYTES = 16, 1 << 30

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent import gpu, limits, protocol
-from device_agent.arguments import numpy_dtype
-from device_agent.plan import Plan
+from device_agent import protocol
+from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
-from device_agent.timing import LoadError, load, load_module
+from device_agent.session.plan import Plan
+from device_agent.worker import limits
+from device_agent.worker.arguments import numpy_dtype
+from device_agent.worker.timing import LoadError, load, load_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

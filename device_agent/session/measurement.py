@@ -11,11 +11,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from device_agent.board import Board
-from device_agent.board_time import BoardTime
 from device_agent.errors import BadPointError, SensorError
-from device_agent.evidence import Sensors
-from device_agent.plan import Phases, Plan
+from device_agent.platforms.board import Board
+from device_agent.platforms.board_time import BoardTime
+from device_agent.platforms.evidence import Sensors
 from device_agent.power import energy
 from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import Trace
@@ -32,6 +31,7 @@ from device_agent.protocol import (
     Status,
 )
 from device_agent.protocol.texts import format_hz
+from device_agent.session.plan import Phases, Plan
 
 # Often enough for sensors that refresh every 6.6 ms to miss little, at <= 2 % of a core.
 RATE_HZ = 100.0

@@ -13,19 +13,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from device_agent import board_types, describe, evidence, limits, protocol
-from device_agent.board_time import BoardTime, HostTime
+from device_agent import protocol
 from device_agent.clocks.client import HelperClient
 from device_agent.clocks.controller import Controller
 from device_agent.errors import AgentError
-from device_agent.plan import HostPace, Marks, Pace
+from device_agent.platforms import board_types, describe, evidence
+from device_agent.platforms.board_time import BoardTime, HostTime
 from device_agent.platforms.detect import detect
 from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors
 from device_agent.power.sensors import find_sensors
 from device_agent.protocol import OperatingPoint, Outcome, PinReport, PinStatus, PowerSpec, PowerTrace
+from device_agent.session.plan import HostPace, Marks, Pace
 from device_agent.sysfs import Tree
+from device_agent.worker import limits
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from device_agent.board_time import BoardTime, HostTime
-from device_agent.evidence import Sensors
+from device_agent.platforms.board_time import BoardTime, HostTime
+from device_agent.platforms.evidence import Sensors
 from device_agent.protocol import EMULATING_S, Segment
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ UNKNOWN = BoardType(name=GENERIC, title="Linux board of no known type")
 
 def find_inventory_folders() -> tuple[Path, ...]:
     """Folders with board types: the project's own (beside the package or in a checkout), then the user's."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     own = (here.parent / "farm" / "inventory" / "data" / "board_types", here.parent / "inventory" / "board_types")
     folders = [folder for folder in own if folder.is_dir()][:1]
     if extra := os.environ.get(EXTRA_FOLDER_VARIABLE):

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from device_agent import limits, processes
-from device_agent.plan import Phases
+from device_agent import processes
+from device_agent.session.plan import Phases
+from device_agent.worker import limits
 
 # What is kept of a worker's stdout and stderr, and of an exception's text.
 OUTPUT_BYTES = 2000

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from device_agent import processes
-from device_agent.board_types import BoardType
 from device_agent.errors import AgentError
+from device_agent.platforms.board_types import BoardType
 from device_agent.protocol import Status
 
 # The first use of a driver takes some tenths of a second, and more on a busy board. A description waits for it, and a
@@ -61,7 +61,7 @@ def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) ->
     None stands for the plug-in that came with this agent, as bundles bring it, on boards with a GPU.
     """
     if folder is None:
-        folder = Path(__file__).with_name("native")
+        folder = Path(__file__).parents[1] / "native"
         if simulated or facts is None or facts.gpu is None or not (folder / PLUGIN).exists():
             return
     os.environ[_PLUGIN_VARIABLE] = str(folder / PLUGIN)

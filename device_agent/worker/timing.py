@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from device_agent import arguments, gpu, protocol
-from device_agent.plan import HostPace, Plan
+from device_agent import protocol
+from device_agent.platforms import gpu
 from device_agent.protocol import Outcome, Status
+from device_agent.session.plan import HostPace, Plan
+from device_agent.worker import arguments
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 
-from device_agent import gpu
+from device_agent.platforms import gpu
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
 from device_agent.sysfs import FileTree, Tree, read_int, read_text
 

@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from device_agent import arguments, engines, gpu, kept, limits, processes, protocol, timing
+from device_agent import processes, protocol
 from device_agent.errors import AgentError
-from device_agent.plan import OverrunError, Plan
+from device_agent.platforms import gpu
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
+from device_agent.session.plan import OverrunError, Plan
+from device_agent.worker import arguments, engines, kept, limits, timing
+from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 
 # Runs in the session while a worker runs: the power sampler.
 Beside = Callable[[], contextlib.AbstractContextManager[object]]

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from device_agent import processes, workspace
-from device_agent.fencing import FILE_NAME, Claimant, ClaimLine, Fences
+from device_agent import processes
+from device_agent.listener.fencing import FILE_NAME, Claimant, ClaimLine, Fences
+from device_agent.listener.tracker import TrackerLink
 from device_agent.protocol import (
     FENCE_PREFIX,
     RPC_MAGIC,
@@ -31,7 +32,7 @@ from device_agent.protocol import (
     LeaseClaim,
     parse_fence_key,
 )
-from device_agent.tracker import TrackerLink
+from device_agent.session import workspace
 
 # A client sends its greeting at once; one that does not is a port scanner.
 GREETING_TIMEOUT_S = 5.0

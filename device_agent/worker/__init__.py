@@ -1,0 +1,1 @@
+"""The process that runs one candidate or model, and everything that happens in it."""
