@@ -20,9 +20,9 @@ from collections.abc import Sequence
 # Tuning begins TVM, Ray and a virtual board; a machine that does other things takes five times the usual.
 _TIMEOUT_S = 400.0
 _RESOURCES = (
-    "from farm.provision import resources, agent_wheel; import pathlib, farm, farm.search\n"
-    "for name in resources._PLACES: resources.read_resource(name)\n"
-    "agent_wheel.pack_agent(agent_wheel.find_agent_source(), pathlib.Path('.'))\n"
+    "from farm.provision import bundle_build, layout; import pathlib, farm, farm.search\n"
+    "for name in layout._PLACES: layout.read_resource(name)\n"
+    "bundle_build.pack_agent(bundle_build.find_agent_source(), pathlib.Path('.'))\n"
     "assert set(farm.__all__) | set(farm.search.__all__)\n"
     "print(farm.__file__)"
 )

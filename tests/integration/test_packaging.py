@@ -38,7 +38,9 @@ def test_carries_code_and_data_only(wheel: pathlib.Path) -> None:
 def test_finds_its_data_when_installed(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """An installed copy reads its own board types, not those of a checkout."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    script = "from farm.inventory import board_types, paths; board_types.load_board_types(); print(paths.__file__)"
+    script = (
+        "from farm.inventory import board_types, documents; board_types.load_board_types(); print(documents.__file__)"
+    )
     # The unpacked wheel comes before the editable checkout on the path.
     done = subprocess.run(
         [sys.executable, "-c", script],
