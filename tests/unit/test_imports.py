@@ -202,9 +202,6 @@ def test_a_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-# Modules of more than 400 lines.
-LONG = 20
-
 # The page's documents are called what they show, as their schema has it.
 DOUBLED = 4
 
@@ -219,10 +216,3 @@ def test_few_names_are_taken_twice() -> None:
     doubled = {name: found for name, found in places.items() if len(found) > 1}
     assert len(doubled) <= DOUBLED, sorted(doubled)
     assert not [name for name, found in doubled.items() if len({path.parent for path in found}) < len(found)]
-
-
-def test_no_module_is_too_long() -> None:
-    """A module is read in a sitting: 400 lines, or 600 where one idea is that long."""
-    lengths = {str(path.relative_to(ROOT)): len(read_outline(path).text.splitlines()) for path in MODULES}
-    assert {name: length for name, length in lengths.items() if length > 600} == {}
-    assert len([length for length in lengths.values() if length > 400]) <= LONG

@@ -1,0 +1,92 @@
+"""The house stays small and plain: caps on lines, modules, words and local imports, in `caps.yaml` and `words.yaml`."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+CAPS = yaml.safe_load((HERE / "caps.yaml").read_text(encoding="utf-8"))
+WORDS = yaml.safe_load((HERE / "words.yaml").read_text(encoding="utf-8"))
+# The changelog and the results of benchmarks speak of the past.
+UNREAD = re.compile(r"CHANGELOG\.md|benchmarks/results/.*|tests/unit/words\.yaml|docs/man/.*|tests/acceptance/axe/.*")
+READ = {".md", ".py", ".yaml", ".html", ".sh", ".c", ".cc", ".h", ".inc", ".service"}
+
+
+@functools.cache
+def list_files() -> tuple[str, ...]:
+    """Every file of the repository, by its path from the root; in an archive without git, those that lie there."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return tuple(each for each in listed.stdout.split("\0") if each and (ROOT / each).is_file())
+
+
+def read(path: str) -> str:
+    """The text of a file."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def list_modules(*packages: str) -> list[str]:
+    """The Python files under some folders."""
+    return [each for each in list_files() if each.endswith(".py") and each.partition("/")[0] in packages]
+
+
+@pytest.mark.parametrize("package", sorted(CAPS["lines"]))
+def test_lines_of_python(package: str) -> None:
+    """A top-level package keeps to its lines."""
+    assert sum(read(each).count("\n") for each in list_modules(package)) <= CAPS["lines"][package]
+
+
+def test_modules() -> None:
+    """There are not more modules than the cap, nor more long ones."""
+    lengths = {each: read(each).count("\n") for each in list_modules("farm", "device_agent")}
+    assert len(lengths) <= CAPS["modules"]
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
+    assert len([length for length in lengths.values() if length > 400]) <= CAPS["long_modules"]
+
+
+def test_local_imports() -> None:
+    """Imports stand at the top of a module; `farm.lazy` keeps start-up short."""
+    assert (
+        sum(1 for each in list_modules("farm", "device_agent") for _ in find_local_imports(each))
+        <= CAPS["local_imports"]
+    )
+
+
+def find_local_imports(path: str) -> Iterator[int]:
+    """The lines of import statements inside functions."""
+    lines = {
+        inner.lineno
+        for node in ast.walk(ast.parse(read(path)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    }
+    yield from sorted(lines)
+
+
+def test_words_of_documents() -> None:
+    """All Markdown together is something that one can read."""
+    documents = [each for each in list_files() if each.endswith(".md")]
+    assert sum(len(read(each).split()) for each in documents) <= CAPS["words_of_documents"]
+
+
+def test_words_of_the_list() -> None:
+    """Documents and code use the field's words: each find is a file, a line and the better word."""
+    patterns = {re.compile(pattern): better for pattern, better in WORDS.items()}
+    found = [
+        f"{path}:{number}: {match[0]!r}: write {better}"
+        for path in list_files()
+        if pathlib.PurePath(path).suffix in READ and not UNREAD.fullmatch(path)
+        for number, line in enumerate(read(path).lower().splitlines(), 1)
+        for pattern, better in patterns.items()
+        for match in pattern.finditer(line)
+    ]
+    assert len(found) <= CAPS["words_of_the_list"], "\n".join(found)
