@@ -60,7 +60,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tvm_env.load()
     loaded = settings.load()
-    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
+    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder)))
     assert natives is not None
     with Rig() as rig:
         emulator = rig.start_emulator(natives, load_board_types()[options.board_type].clusters)

@@ -78,7 +78,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tvm_env.load()
     loaded = settings.load()
-    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder), virtual_code=emulation.EMULATED))
+    natives = emulation.prepare(dataclasses.replace(loaded, home=str(folder)))
     kind = require_board_type(BOARD_TYPE)
     assert natives is not None
     assert kind.target is not None

@@ -121,8 +121,7 @@ def _link() -> str:
 
 def _emulate(settings: Settings) -> str:
     """What virtual boards' own code runs in; on one of them `farm doctor --board` runs a kernel."""
-    if emulation.prepare(settings) is None:
-        return "not used: virtual boards run this machine's code (FARM_VIRTUAL_CODE=native)"
+    emulation.prepare(settings)
     return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 
 

@@ -16,6 +16,7 @@ from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type, load_core_types
 
+# What records of simulated boards say of their code; `NATIVE` is in records of version 0.1 and 0.2 only.
 NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
 _MODULES = ("unicorn", "capstone")
@@ -26,8 +27,8 @@ _WORLD_OPTIONS = [
 
 
 def runs_own_code(board_type: BoardType) -> bool:
-    """Whether virtual boards of a type run the type's own code: where the farm is told so and knows their cores."""
-    return settings.load().virtual_code == EMULATED and find_core(board_type) is not None
+    """Return whether virtual boards of a type run the type's own code: where all their cores are described."""
+    return find_core(board_type) is not None
 
 
 def find_core(board_type: BoardType) -> CoreType | None:
@@ -64,13 +65,11 @@ def find_folder(home: Path) -> Path:
     return home / "cache" / "emulator" / digest.hexdigest()[:16]
 
 
-def prepare(loaded: settings.Settings) -> Path | None:
-    """Build them, unless they are there; returns their folder, None where virtual boards run this machine's code.
+def prepare(loaded: settings.Settings) -> Path:
+    """Build the emulator's own parts unless they are there; return their folder.
 
     Raises UnavailableError where the emulator is not installed or the home is no folder; what the linker raises.
     """
-    if loaded.virtual_code != EMULATED:
-        return None
     require_installed()
     loaded.share_linker_cache()
     folder = find_folder(loaded.home_path)
@@ -99,8 +98,7 @@ def require_installed() -> None:
     if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
         raise UnavailableError(
             f"virtual boards cannot run aarch64 code: {missing[0]} is not installed",
-            "Install the extra `emulator`, or have them run this machine's code: `farm tune --virtual --native`, or "
-            "FARM_VIRTUAL_CODE=native for all commands.",
+            "Install the extra `emulator`.",
         )
 
 

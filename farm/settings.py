@@ -65,13 +65,6 @@ class Settings:
     generations: int = _setting(3, "FARM_GENERATIONS", "generations that they evolve for")
     seed: int = _setting(0, "FARM_SEED", "seed of the search, the cost model and the inputs")
     build_workers: int = _setting(0, "FARM_BUILD_WORKERS", "compiler processes; 0: one per core")
-    virtual_code: str = _setting(
-        "emulated",
-        "FARM_VIRTUAL_CODE",
-        "code of virtual boards: `emulated`, their own aarch64 code, priced by a model of their core "
-        "(docs/fidelity.md); or `native`, this machine's, which is faster and says nothing of the board",
-        known=("emulated", "native"),
-    )
     ray_address: str = _setting(
         "", "FARM_RAY_ADDRESS", "HOST:PORT of a Ray cluster whose nodes build for campaigns; default: a Ray of our own"
     )
@@ -186,6 +179,11 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
             if text and field.metadata["env"] in _FOLDERS:
                 text = _make_absolute(text)
             values[field.name] = _parse(field, text)
+    if environment.get("FARM_VIRTUAL_CODE", "emulated") != "emulated":
+        raise UsageError(
+            "FARM_VIRTUAL_CODE is gone: virtual boards run the code of their own type",
+            "Unset it. Code of this machine is tuned with --board-type local.",
+        )
     settings = Settings(**values)
     for env, port in (("FARM_TRACKER_PORT", settings.tracker_port), ("FARM_METRICS_PORT", settings.metrics_port)):
         if port > _LAST_PORT:

@@ -37,7 +37,6 @@ class Installed:
         (folder / "t").mkdir()
         self.environment = {key: value for key, value in os.environ.items() if key[:5] not in ("FARM_", "PYTHO")} | {
             "FARM_HOME": str(folder / "home"),
-            "FARM_VIRTUAL_CODE": "native",
             # What Zig makes on first use may come from elsewhere: it is no part of a wheel.
             "FARM_ZIG_CACHE": os.environ.get("FARM_ZIG_CACHE", str(folder / "zig")),
             "TMPDIR": str(folder / "t"),

@@ -122,8 +122,7 @@ def add(
         typer.Option(
             "--virtual",
             metavar="TYPE",
-            help="Board type of which to make a virtual board. Its own code is emulated where its core is described; "
-            "with FARM_VIRTUAL_CODE=native, for `farm up` and all other commands, it runs this machine's.",
+            help="Board type of which to make a virtual board. Its own code is emulated where its core is described.",
         ),
     ] = None,
     time: Annotated[

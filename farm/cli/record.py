@@ -204,8 +204,8 @@ register(app)
 
 # What a virtual board's record says whose code is not the board's.
 _NATIVE = (
-    "code of a simulating machine, at what it cost that machine (version 0.1, and FARM_VIRTUAL_CODE=native since): "
-    "it says nothing of the board and serves none of its own code"
+    "code of a simulating machine, timed on that machine (versions 0.1 and 0.2): it says nothing of the board and "
+    "serves none of its own code"
 )
 
 _Which = Annotated[

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm import emulation
 from farm import settings as farm_settings
 from farm.artifacts import checking, on_board
 from farm.artifacts.listed import ToCompile, to_name
@@ -19,7 +17,6 @@ from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.options import read_duration_s
-from farm.connectivity.services_state import is_held
 from farm.crew.local import require_virtual
 from farm.errors import UsageError
 from farm.processes.machine import name_user
@@ -55,14 +52,6 @@ def tune(
             help="Measure on virtual boards of the type, made if there are none, and make a package.",
         ),
     ] = False,
-    native: Annotated[
-        bool,
-        typer.Option(
-            "--native",
-            help="With --virtual: they run this machine's code, faster, at costs that say nothing of the board "
-            "(FARM_VIRTUAL_CODE=native).",
-        ),
-    ] = False,
     compile_to: campaign_options.CompileTo = None,
     trials: options.Trials = 128,
     ops: Annotated[
@@ -87,8 +76,6 @@ def tune(
     wait_s = read_duration_s("--wait", wait)
     if virtual and (board_type is None or board is not None):
         raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
-    if native:
-        _require_native(virtual)
     folder = Path() if virtual and compile_to is None else compile_to
     if folder is not None:
         require_room(folder)
@@ -135,19 +122,6 @@ def tune(
         output.print_json(document)
     if error is not None:
         raise error
-
-
-def _require_native(virtual: bool) -> None:
-    """Have virtual boards run this machine's code in what this command starts. Raises UsageError."""
-    if not virtual:
-        raise UsageError("--native goes with --virtual", "FARM_VIRTUAL_CODE=native does the same of all commands.")
-    settings = farm_settings.load()
-    if settings.virtual_code != emulation.NATIVE and is_held(settings.home_path):
-        raise UsageError(
-            "the farm's services are up, and the virtual boards that they keep run their own code",
-            "`farm down` first, or: FARM_VIRTUAL_CODE=native farm up.",
-        )
-    os.environ["FARM_VIRTUAL_CODE"] = emulation.NATIVE
 
 
 def _document(model: str, tuned: Tuned) -> dict[str, Any]:

@@ -187,8 +187,8 @@ class FarmRunner(ms.runner.PyRunner):
     def target(self) -> Any:
         """The target of these boards' code, to be given to `tune_*`; waits for the first board.
 
-        Where virtual boards run this machine's code (FARM_VIRTUAL_CODE=native), it is this machine's with the board's
-        number of cores. Raises UnavailableError.
+        Where a virtual board's core is not described, it is this machine's with the board's number of cores. Raises
+        UnavailableError.
         """
         plan = self._require_plan()
         return make_target(host_target(plan.cores) if plan.config is None else plan.config)

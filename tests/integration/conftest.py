@@ -153,17 +153,6 @@ class Board:
         return protocol.Outcome.from_json(text), outputs
 
 
-@pytest.fixture(autouse=True, scope="module")
-def run_this_machines_code() -> Iterator[None]:
-    """Have virtual boards run this machine's code: it starts at once, emulated code after a second.
-
-    Tests of emulated code say so. Acceptance tests, and those of documents, run with users' defaults.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FARM_VIRTUAL_CODE", "native")
-        yield
-
-
 @pytest.fixture(scope="session")
 def tracker() -> Iterator[Tracker]:
     """One tracker for all tests; has .host and .port."""

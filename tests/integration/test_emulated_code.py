@@ -53,7 +53,7 @@ def natives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The emulator's own parts, as the farm builds them."""
     home = tmp_path_factory.mktemp("home")
     together.share_what_is_built(home)
-    folder = emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))
+    folder = emulation.prepare(dataclasses.replace(settings.load(), home=str(home)))
     assert folder is not None
     assert emulation.prepare(dataclasses.replace(settings.load(), home=str(home))) is None
     return folder
@@ -125,7 +125,7 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path) -> None:
     """Its parts have no place there, which is said with what to do."""
     (home := tmp_path / "home").write_text("")
     with pytest.raises(UnavailableError, match=r"no room for the emulator's parts.*Not a directory"):
-        emulation.prepare(dataclasses.replace(settings.load(), home=str(home), virtual_code=emulation.EMULATED))
+        emulation.prepare(dataclasses.replace(settings.load(), home=str(home)))
 
 
 def test_it_computes_what_this_machine_computes(

@@ -178,7 +178,6 @@ def test_every_panel_of_every_dashboard_has_series(ask: Ask, metrics: FarmMetric
 
 def test_a_board_that_hangs_is_told_of(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real services keep a virtual board that is made to hang; the rules' alert fires, here at one failed probe."""
-    monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
     settings = Settings(home=str(tmp_path / "home"), tracker_port=find_free_port(), metrics_port=find_free_port())
     with Store(settings.store_location) as store:
         store.register_board("sim-1", "jetson-nano", Virtual(0, faults=("hang",)))

@@ -131,11 +131,6 @@ def test_real_boards_leave_simulated_ones_out(types: dict[str, BoardType]) -> No
     assert real.target.config is not None
     assert real.target.config["mtriple"] == "aarch64-linux-gnu"
     assert simulated.target == real.target  # its own code, emulated
-    if platform.machine() == "x86_64":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FARM_VIRTUAL_CODE", "native")
-            (native,), _ = choose(campaign(), types, row("v"))
-        assert native.target.config is None
 
 
 def test_this_machine_needs_no_registration(types: dict[str, BoardType]) -> None:

@@ -48,7 +48,6 @@ def test_every_variable_sets_its_setting(field: dataclasses.Field[object]) -> No
         ("FARM_BUILD_TIMEOUT_S", "nan", "must be finite"),
         ("FARM_BUILD_TIMEOUT_S", "inf", "must be finite"),
         ("FARM_ISOLATION", "total", "exclusive, own-core, none"),
-        ("FARM_VIRTUAL_CODE", "emulation", "emulated, native"),
         ("FARM_TRACKER_PORT", "70000", "65535"),
     ],
 )
@@ -99,3 +98,10 @@ def test_a_store_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         settings.load({"FARM_STORE": text}).store_location  # noqa: B018
     assert "secret" not in str(caught.value)
+
+
+def test_a_setting_that_is_gone_is_refused() -> None:
+    """Version 0.2 had virtual boards run this machine's code on request."""
+    with pytest.raises(UsageError, match="FARM_VIRTUAL_CODE is gone"):
+        settings.load({"FARM_VIRTUAL_CODE": "native"})
+    assert settings.load({"FARM_VIRTUAL_CODE": "emulated"}) == settings.Settings()

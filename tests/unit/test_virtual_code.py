@@ -47,14 +47,11 @@ def test_records_of_the_old_cost_model_are_marked(home: pathlib.Path) -> None:
 
 
 def test_without_the_emulator_it_says_what_to_do(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where virtual boards are made, before anything is waited for; boards of this machine's code need none."""
+    """Where virtual boards are made, before any wait."""
     monkeypatch.setattr(emulation, "_MODULES", ("unicorn_of_nobody",))
     nano = require_board_type("jetson-nano")
     with Store(home / "farm.db") as store:
-        monkeypatch.setenv("FARM_VIRTUAL_CODE", "emulated")
         with pytest.raises(UnavailableError, match="unicorn_of_nobody is not installed") as caught:
             require_virtual(store, nano, "me")
-        assert "--native" in caught.value.hint
+        assert "emulator" in caught.value.hint
         assert store.fetch_boards() == []
-        monkeypatch.setenv("FARM_VIRTUAL_CODE", "native")
-        assert len(require_virtual(store, nano, "me")) == 2
