@@ -22,7 +22,7 @@ from farm.search.build import lowering
 from farm.search.cores import core_of
 
 # Whose model llvm-mca is asked for. It has none of Carmel, and LLVM 14 knows neither Cortex-A78AE nor Zen 4 and 5, of
-# whose loops only spills are told; up to LLVM 17 the model of every Cortex named here is that of the A57, and the
+# whose loops only spills are reported; up to LLVM 17 the model of every Cortex named here is that of the A57, and the
 # models of Intel's servers are Skylake's.
 MODELLED_AS = {
     "cortex-a53": "cortex-a53",

@@ -19,7 +19,7 @@ from agent_overhead import build_library, running, summary
 from device_agent import protocol
 from device_agent.protocol import OperatingPoint
 
-# Two points that differ in everything a board can be told; the goals are the project's own.
+# Two points that differ in every clock; the goals are the project's own.
 BOARD_TYPES = ("jetson-nano", "jetson-tx2", "jetson-orin-nano-8gb")
 GOAL_PIN_MS, GOAL_RESIDENT_MB = 150, 150
 

@@ -115,7 +115,7 @@ def build(workload: Workload, threads: int) -> _peak.Kernel:
 
 
 def bytes_of(workload: Workload) -> int:
-    """What all arguments come to: read or written once, that is the least that must be moved."""
+    """Return the bytes of all arguments: each is read or written once at least."""
     return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in workload.arguments)
 
 

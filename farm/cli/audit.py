@@ -31,5 +31,5 @@ def audit(
         ("When", "Who", "What", "Of", "Said"),
         [(output.moment(each["at"]), each["by"], each["kind"], each["subject"], each["message"]) for each in changes],
         left=(0, 1, 2, 3, 4),
-        empty="nobody has changed anything",
+        empty="no changes",
     )

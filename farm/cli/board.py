@@ -286,7 +286,7 @@ def release(
                 "It is given back by its holder, or taken with --force --reason TEXT.",
             )
         ended = lease is not None and store.force_release(name, name_user(), reason)
-    output.stdout.print(f"released {name}" if ended else f"nobody holds {name}")
+    output.stdout.print(f"released {name}" if ended else f"{name} has no holder")
 
 
 def _note_age(boards: list[dict[str, Any]]) -> None:

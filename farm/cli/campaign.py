@@ -145,7 +145,7 @@ def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:
     if campaign.state is wanted:
         print(f"campaign {name} is {campaign.state}")
     else:
-        print(f"campaign {name} is {campaign.state}; it will be {wanted} as soon as its engine comes to it")
+        print(f"campaign {name} is {campaign.state}; its engine makes it {wanted} at its next step")
 
 
 def _row(campaign: FleetCampaign) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from farm import settings
 TABLE = Path(__file__).with_name("completing.json")
 # Set by a shell's script; what it holds says which shell asks.
 VARIABLE = "_FARM_COMPLETE"
-# Beyond this nobody waits for a store that others write.
+# The longest wait for a store that others write.
 _BUSY_TIMEOUT_S = 0.1
 _MODEL_FILES = (".onnx", ".pt2")
 # Kinds of names that the store has: the tables they are in.
@@ -102,7 +102,7 @@ def _list_models(incomplete: str) -> list[str]:
 
 
 def _read_names(table: str, incomplete: str) -> list[str]:
-    # Past the store, which would make or migrate one; of a database elsewhere nobody waits for an answer here.
+    # Past the store, which would make or migrate one; a database on another host is not asked.
     with contextlib.suppress(Exception):
         location = settings.load().store_location
         if isinstance(location, Path) and location.is_file():

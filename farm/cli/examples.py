@@ -62,7 +62,7 @@ EXAMPLES: Mapping[str, str] = {
     "board quarantine": "board quarantine nano-01 --reason 'wrong outputs'",
     "board clear": "board clear nano-01 --reason 'new power supply'",
     "board retire": "board retire nano-01",
-    "board release": "board release nano-01 --force --reason 'somebody left'",
+    "board release": "board release nano-01 --force --reason 'its user left'",
     "board reserve": "board reserve nano-01 --for 2h --why debugging",
     "board power": "board power nano-01 cycle",
     "board probe": "board probe nano-01",

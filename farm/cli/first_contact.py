@@ -1,4 +1,4 @@
-"""First contact: a person confirms the host keys of boards that nobody has confirmed yet. Nobody logs in here.
+"""First contact: a person confirms the host keys of new boards. Nothing logs in here.
 
 A key that is pinned is compared on every connection (`farm/connectivity/host_keys.py`); one that has changed is never
 asked about.
@@ -21,7 +21,7 @@ from farm.errors import FarmError, UsageError
 
 _AT_ONCE = 16
 
-# Is given a question and gives a person's answer; None where there is nobody to ask.
+# Takes a question and returns a person's answer; None without a terminal.
 Ask = Callable[[str], str]
 Accept = Annotated[
     list[str] | None,
@@ -70,14 +70,14 @@ def confirm_host_keys(
 
 
 def find_asker() -> Ask | None:
-    """Somebody at a terminal, or None where input or messages go elsewhere."""
+    """Return a prompt at the terminal, or None where input or messages go elsewhere."""
     return _ask_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
 def _confirm_ways(
     addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, accept: Collection[str], ask: Ask | None
 ) -> dict[str, FarmError]:
-    """Confirm the hosts on the way to boards, the nearest first: nobody can look past one that is not known."""
+    """Confirm the hosts on the route to boards, the nearest first: an unknown host hides those behind it."""
     ways = {
         f"{jump}, on the way to {board},": (board, dataclasses.replace(jump, jumps=address.jumps[:number]))
         for board, address in addresses.items()
@@ -111,7 +111,7 @@ def _require_confirmed(
         )
     if ask is None:
         raise UnknownHostKeyError(
-            f"{what}, and nobody has confirmed it",
+            f"{what}, which is not confirmed yet",
             "Compare with what ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints on the board itself, then: "
             f"farm board trust {' '.join(boards)} --fingerprint {key.fingerprint}. Or give this command "
             "--accept-host-key with the fingerprint, or name it in the fleet file (host_key).",

@@ -84,7 +84,7 @@ def _fetch_registered(store: Store) -> list[RegisteredBoard]:
 def _carry_out(todo: FleetPlan, store: Store) -> None:
     """One transaction per board: a run that is cut off is continued by the next.
 
-    Raises TransientError where somebody leased, added or removed one of these boards after the plan was made.
+    Raises TransientError where another command leased, added or removed one of these boards after the plan was made.
     """
     by = f"{name_user()} ({_BY})"
     try:

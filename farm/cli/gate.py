@@ -42,7 +42,7 @@ def gate(
         bool, typer.Option("--write-baseline", help="Make this the baseline, instead of comparing with it.")
     ] = False,
     undecided: Annotated[
-        Literal["fail", "pass"], typer.Option("--undecided", help="What it means that it cannot be told.")
+        Literal["fail", "pass"], typer.Option("--undecided", help="Exit code where the intervals overlap.")
     ] = "fail",
     operating_point: Annotated[
         str, typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN.")

@@ -28,7 +28,7 @@ _MODELINE = "# yaml-language-server: $schema={}.schema.json\n"
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The boards that somebody begins with: those at SSH addresses, and a number of virtual ones, of one type."""
+    """The first boards of a farm: those at SSH addresses, and a number of virtual ones, of one type."""
 
     board_type: str
     ssh: Sequence[Ssh] = ()
@@ -70,7 +70,7 @@ def write_campaign(start: Start) -> str:
     """A small campaign for these boards."""
     return _MODELINE.format("campaign") + (
         "# What is tuned, for which boards, and how long. docs/howto/plan-a-campaign.md has everything that may stand\n"
-        "# here; `farm campaign plan campaign.yaml` says what it comes to.\n"
+        "# here; `farm campaign plan campaign.yaml` says what it takes.\n"
         "name: first\n"
         f"models: [{_FIRST_MODEL}] # names from `farm model zoo`, or paths of ONNX files\n"
         f"boards: {{ types: [{_scalar(start.board_type)}] }}\n"
@@ -140,7 +140,7 @@ def make_schema(kind: str) -> str:
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
 
 
-# Of whom nobody has boards: so many show what a fleet does, and leave a small machine something to search on.
+# Virtual boards for users without boards: enough to show a fleet, few enough for a small machine.
 _VIRTUAL = 2
 
 
@@ -171,7 +171,7 @@ def init(
             raise UsageError("the questions were not answered; nothing was written") from None
     else:
         raise UsageError(
-            "nobody is there to be asked what boards there are",
+            "stdin is not a terminal",
             "Give --board-type TYPE, with --ssh USER@HOST for each board, or --virtual N. "
             "docs/howto/describe-a-fleet.md says how to write a fleet file yourself.",
         )
@@ -197,7 +197,7 @@ def _check(board_type: str, ways: list[Ssh], virtual: int) -> Start:
 
 
 def _ask(board_type: str | None) -> Start:
-    """The same from a person: a wrong answer is told and asked for again. Raises typer.Abort at the input's end."""
+    """Ask a person for the same; ask again after a wrong answer. Raises typer.Abort at the input's end."""
     names = [each.name for each in board_types.load_board_types().values() if not each.host_is_board]
     if board_type is None:
         output.stderr.print(f"Board types: {', '.join(names)}", markup=False)

@@ -139,7 +139,7 @@ def _never() -> None:
 
 
 def _runs_none(words: Sequence[str]) -> bool:
-    """Whether a line runs no command, whatever follows: it lists them, tells the version, or names one there is not."""
+    """Return whether a line runs no command: it lists them, asks for the version, or names an unknown one."""
     return not words or words[0] in ("-h", "--help", "--version") or not (words[0] in _COMMANDS or words[0][:1] == "-")
 
 

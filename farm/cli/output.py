@@ -29,7 +29,7 @@ from farm.services.checks import Check, Level
 
 FOLDER = "docs/howto"
 # The longest name that begins a module's counts. What serves everything (store, settings, units) says nothing of what
-# the user was about: then whoever called it does.
+# the command was about: then its caller does.
 PAGES: Mapping[str, str] = {
     "farm.artifacts": "deploy-a-model",
     "farm.campaign": "run-a-campaign",
@@ -105,7 +105,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 # What a command returns that yields a document; see `command`.
 Document = Generator[Any, None, None]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-# Seconds; a store of gigabytes is looked over when somebody asks for it.
+# Seconds; larger stores are checked on request only.
 _QUICKLY_CHECKED_BYTES = 256 << 20
 
 # Files and pipes have no width of their own: wide enough that no table is folded there.
@@ -124,7 +124,7 @@ class _Console(Console):
     """A console that shows the control characters of what it prints, and obeys none but rich's own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See `Console`. Every text passes here, whatever it is a part of; rich's own controls are no text."""
+        """See `Console`. Every text passes here; rich's own controls are no text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else foreign.show_controls(text), style, control)
 
@@ -157,7 +157,7 @@ def say(*texts: str) -> None:
 
 
 def tell(text: str) -> None:
-    """A line on stderr, whatever is in it."""
+    """Print a line on stderr, with all markup shown as text."""
     stderr.print(text, soft_wrap=True, markup=False)
 
 
@@ -238,7 +238,7 @@ def run(work: Callable[[], None], debug: bool) -> None:
             try:
                 work()
             finally:
-                # Now, while an error can still be told: at exit Python would print a traceback for it.
+                # Flush now, while an error can still be reported: at exit Python would print a traceback.
                 sys.stdout.flush()
     except FarmError as error:
         more = f"\n  More: {page}" if (page := find_page(error)) else ""
@@ -247,7 +247,7 @@ def run(work: Callable[[], None], debug: bool) -> None:
         _print("interrupted; finished trials are kept")
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read our output has gone; that is not worth a message.
+        # The reader of our output has gone; that needs no message.
         _drop_stdout()
         raise SystemExit(1) from None
     except OSError as error:
@@ -279,7 +279,7 @@ def _find_store_problem() -> str:
 
 
 def _print(text: str) -> None:
-    # Of a terminal that has gone there is nobody to tell, and the exit code still does.
+    # The terminal has gone: only the exit code is left.
     with contextlib.suppress(OSError):
         stderr.print(text, soft_wrap=True)
 

@@ -153,7 +153,7 @@ def _show_step(name: str, step: StepReport) -> None:
 
 
 def _tell_all(reports: list[BoardReport], notes: dict[str, str]) -> output.Document:
-    """What became of each board; the exit code is 1 where one failed, 130 where somebody ended it."""
+    """Print the result of each board; the exit code is 1 where one failed, 130 after Ctrl-C."""
     code = 1 if any(report.outcome not in GOOD for report in reports) else None
     if any(report.outcome is ProvisioningOutcome.INTERRUPTED for report in reports):
         code = output.INTERRUPTED

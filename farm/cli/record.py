@@ -148,7 +148,7 @@ def import_(
         count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
         store.finish_campaign(number, "imported")
     yield from _tell(Taken(workloads=len(workloads), trials=count))
-    output.stderr.print("nobody verified them here: a search begins from them, and makes records")
+    output.stderr.print("they are not verified here: a search starts from them and makes records")
 
 
 @output.command

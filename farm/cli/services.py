@@ -200,7 +200,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
 
 
 def list_in_service(store: Store) -> list[dict[str, Any]]:
-    """The boards that the services keep in reach, and that nobody has taken out of service."""
+    """Return the boards that the services keep connected and that are in service."""
     return [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not is_on_demand(row)]
 
 

@@ -28,7 +28,7 @@ def print_table(
     """A table on stdout; `left` columns are text, the others numbers. `empty` is said where there are no rows.
 
     Long text may be broken between words. Where a terminal is still too narrow, `spare` columns are left out, the first
-    one first (by title or number), and then whatever stands farthest to the right but the first; what is missing is
+    one first (by title or number), and then the rightmost ones except the first; what is missing is
     said below.
     """
     if not rows:

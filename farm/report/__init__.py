@@ -1,1 +1,1 @@
-"""Render plots, tables, Markdown and HTML. Measures nothing; whoever calls it has the document."""
+"""Render plots, tables, Markdown and HTML. Measures nothing; the caller has the document."""

@@ -77,7 +77,7 @@ def _choose_span(hours: float) -> tuple[float, str]:
 # By what a record's evidence says of a rival: its colour, and what that means.
 VERDICTS = {
     "slower": ("#0072b2", "slower than the winner"),
-    "tied": ("#e69f00", "a tie: cannot be told from it"),
+    "tied": ("#e69f00", "a tie: not distinguishable from it"),
     "faster": ("#009e73", "faster, but not by as much as replaces what was tried first"),
 }
 
@@ -154,7 +154,7 @@ def _count(board: Mapping[str, Any], side: str) -> int:
 
 Curves = Sequence[Mapping[str, Any]]
 
-# Told apart by the colour-blind too (Okabe and Ito's palette without yellow, which is faint on white).
+# Safe for colour blindness: Okabe and Ito's palette without yellow, which is faint on white.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#222222", "#9a9a9a")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 _PANEL_INCHES = 2.9

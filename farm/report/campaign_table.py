@@ -28,9 +28,9 @@ _TITLES = (
     ("Weighted\n(us)", True),
     (_STATE, True),
 )
-# Narrower than this the columns that say least are left out, so that names can still be told apart.
+# On narrower terminals the least important columns are left out, so that names stay readable.
 _FULL_WIDTH = 100
-# Why a task has ended is told in full by `farm campaign show --json`.
+# `farm campaign show --json` says in full why a task has ended.
 _STATE_WIDTH = 16
 # Lines around the tasks: titles, a rule, and up to six below.
 _OTHER_LINES = 9

@@ -58,7 +58,7 @@ _SIDES = {
     "ok": "good",
     "candidate": "candidate: the schedule was at fault; the cost model learns from it",
     "board": "board: measured again elsewhere, the schedule not blamed",
-    "farm": "farm: measured again, nobody blamed",
+    "farm": "farm: measured again, no board blamed",
     "sample": "sample: too noisy or at wrong clocks, measured again",
 }
 # The events worth reading are the last ones; all of them are in the JSON.

@@ -29,9 +29,9 @@ WIDTH_INCHES = 8.4
 DPI = 200
 # Room in inches for headline and subtitle, for a line of legend, and for the note below.
 _HEAD, _LEGEND, _FOOT = 0.68, 0.24, 0.3
-# Above this ratio the short bars of a linear axis can no longer be told apart.
+# Above this ratio the short bars of a linear axis look alike.
 LOG_RATIO = 8.0
-# Told apart by the colour-blind too (Okabe and Ito's palette), and in grey.
+# Safe for colour blindness (Okabe and Ito's palette), and in grey.
 BLUE, ORANGE, GREY, RED, INK, FAINT = "#0072b2", "#e69f00", "#9a9a9a", "#b3261e", "#222222", "#5a5a5a"
 _STYLE: Any = {
     "font.family": "DejaVu Sans",

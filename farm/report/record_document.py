@@ -62,7 +62,7 @@ class Filters:
         }
 
     def _list_workloads(self, store: Store) -> list[str]:
-        # By name, of which there is one for many records; what a name says of its operator is no business of SQL's.
+        # By name: many records share one, and SQL cannot derive the operator from it.
 
         return [
             key

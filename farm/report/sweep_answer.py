@@ -168,7 +168,7 @@ def compare_variants(document: Document) -> list[str]:
 
 
 def _times(ratios: list[sweep_rows.VariantRatio], better: str, worse: str) -> str:
-    """What ratios come to as a factor of at least one, with their range: `is 269 times as fast (260 – 280)`."""
+    """Say ratios as a factor of at least one, with their range: `is 269 times as fast (260 – 280)`."""
     mean = sweep_rows.mean_ratio(ratios)
     values = sorted(ratio.value if mean > 1 else 1 / ratio.value for ratio in ratios)
     told = (worse if mean > 1 else better).format(units.format_number(mean if mean > 1 else 1 / mean))

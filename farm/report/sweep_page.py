@@ -118,7 +118,7 @@ def _runners_up(document: Document, series: Series) -> PageTable | None:
 
 
 def _unmeasured(document: Document) -> list[str]:
-    """Points that might be better still, which nobody measured."""
+    """Return points that may be better and were not measured."""
     told = []
     for series in sweep_rows.order_series(document):
         name = sweep_rows.name_series(series, document).capitalize()

@@ -24,7 +24,7 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row
 from farm.units import Scale
 
-# Told apart by shape too, for readers who see no colours and for print.
+# Distinct shapes, for readers who see no colours and for print.
 _COLOURS = (canvas.BLUE, "#c85200", "#00775a", "#8f4f86")
 _SHAPES = ("o", "s", "^", "D")
 _VARIANTS = ("tuned", "compiled", "untuned")

@@ -28,7 +28,7 @@ from farm.web import tokens
 from farm.web.tokens import Person, Role
 
 MEDIA_TYPE = "application/problem+json"
-# What is repeated to whoever sent it ends here.
+# The longest text that a reply repeats.
 _LONGEST = 600
 
 
@@ -132,17 +132,17 @@ class Access:
             raise Refused(421, "this server does not answer to that name", "farm web --name NAME has it do so.")
 
     def find_person(self, headers: Mapping[str, str], cookie: str) -> Person | None:
-        """Who asks, by a token in a header or else by the cookie; None for a stranger."""
+        """Return who asks, by a token in a header or else by the cookie; None for a foreign client."""
         given = headers.get("authorization")
         return self._find_by_token(given) if given is not None else self._find_by_session(cookie)
 
     def may_read(self, headers: Mapping[str, str], cookie: str) -> bool:
-        """Whether whoever asks may see what there is."""
+        """Return whether the client may read."""
         return self._private or self.find_person(headers, cookie) is not None
 
     def check_change(self, headers: Mapping[str, str], cookie: str, path: str) -> Person:
-        """Who may change what is at a path. Refuses others: no token, a wrong one, a role that is not enough, a page
-        of somebody else's.
+        """Return who changes a path. Refuses no token, a wrong one, too low a role, and requests that another
+        site's page sends.
         """
         if "authorization" in headers:
             person = self.find_person(headers, cookie)
@@ -175,7 +175,7 @@ class Access:
             raise Refused(403, "this came from a page of another site", "Send the token in a header instead.")
 
     def open_session(self, token: str) -> str:
-        """The cookie for whoever has a token. Refuses another one."""
+        """Return the cookie for the holder of a token. Refuses a wrong one."""
         entry = None if self._is_own(token) else tokens.find_by_token(self._home, token)
         if entry is None and not self._is_own(token):
             raise Refused(401, "the token is wrong", "`farm web token` on the farm's machine prints it.")
@@ -220,5 +220,5 @@ def find_role(path: str) -> Role:
 
 
 def _owner() -> Person:
-    """Who has the farm's own token: whoever runs it."""
+    """Return the holder of the farm's own token: the user that runs it."""
     return Person(name_user(), Role.OPERATOR)

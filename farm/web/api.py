@@ -79,7 +79,7 @@ def show_board(request: Request, name: Name) -> JSONResponse:
 
 @router.post("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
 def reserve_board(request: Request, name: Name, body: documents.Reservation) -> JSONResponse:
-    """Reserve a board for whoever asks; a reservation of one's own lasts as long from now."""
+    """Reserve a board for the caller, or prolong the caller's reservation."""
     with _view(request).stores.lend() as store:
         return JSONResponse(orders.reserve_board(store, name, body.for_s, body.why, _who(request)))
 
@@ -88,7 +88,7 @@ def reserve_board(request: Request, name: Name, body: documents.Reservation) -> 
 def end_reservation(
     request: Request, name: Name, reason: Annotated[str, Query(max_length=500, description="Why.")] = ""
 ) -> JSONResponse:
-    """End a reservation before its time: one's own, or as an operator anybody's."""
+    """End the caller's reservation early; an operator can end any."""
     with _view(request).stores.lend() as store:
         return JSONResponse(orders.end_reservation(store, name, reason, _who(request)))
 

@@ -1,4 +1,4 @@
-"""The application: routes, the guard before them, and what goes wrong told to whoever asked."""
+"""The application: routes, the guard before them, and error replies."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ THREADS = 8
 # Forms and API calls are short, and come at once.
 _MOST_BYTES, _MOST_QUERY, _BODY_TIMEOUT_S = 64 << 10, 4096, 10.0
 _STATIC = Path(__file__).with_name("static")
-# Whoever has not signed in sees these, wherever from.
+# Clients that have not signed in see these, from any address.
 _OPEN = ("/static/", "/sign-in", "/healthz")
 
 _log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Guard:
 
 
 async def _receive_whole(request: Request) -> Receive:
-    """The body at once, so that nobody works on half of a request. Refuses what is too long, or does not come."""
+    """Read the whole body first, so that no route sees half of a request. Refuses one that is too long or late."""
     chunks, size = [], 0
     try:
         with anyio.fail_after(_BODY_TIMEOUT_S):

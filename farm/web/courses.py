@@ -1,6 +1,6 @@
 """The course of campaigns, kept in memory: who measured when, and each time a task got faster.
 
-A campaign's trials are read once; whoever looks again costs those that were written since.
+A campaign's trials are read once; each later look reads only newer ones.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Stretches:
 
 @dataclasses.dataclass
 class Course:
-    """What a campaign's trials come to, in order. `minutes` counts all by the minute in which they were written."""
+    """Sum up a campaign's trials, in order. `minutes` counts all by the minute in which they were written."""
 
     last: int = 0
     counted: int = 0

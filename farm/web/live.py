@@ -1,7 +1,7 @@
 """Small live updates: one look at the store for all who watch, and the pieces of pages that changed, made once.
 
-A watcher is a place in a short list of updates and nothing more: one that does not read holds up nobody, costs no
-memory, and is told to load its page again once it is too far behind.
+A watcher is a position in a short list of updates: one that does not read blocks no other, costs no
+memory, and gets a request to reload its page once it is too far behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.errors import FarmError
 
 # What happens in a store is on the pages within two seconds.
 PERIOD_S = 0.5
-# A browser opens one for each page; beyond these somebody means harm.
+# A browser opens one for each page; more than these are an attack.
 MOST_WATCHERS = 256
 # Updates that are remembered for slow watchers.
 _KEPT = 64
@@ -39,7 +39,7 @@ class TooManyWatchersError(Exception):
 
 
 class Hub:
-    """Looks while anybody watches. `look` gives the pieces that changed since its last call, each with the id of the
+    """Looks while there are watchers. `look` gives the pieces that changed since its last call, each with the id of the
     element that it takes the place of; it runs on a thread of its own, one call at a time.
     """
 

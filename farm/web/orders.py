@@ -36,7 +36,7 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
         control.resume(store, name, by)
         client.ensure_engine(settings)
         return store.fetch_fleet_campaign(name)
-    raise UsageError(f"a campaign cannot be told {order!r}", f"It can: {', '.join(CAMPAIGN_ORDERS)}.")
+    raise UsageError(f"invalid campaign command {order!r}", f"Known: {', '.join(CAMPAIGN_ORDERS)}.")
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> FleetCampaign:
@@ -51,13 +51,13 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: P
 def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> dict[str, Any]:
     """Give an order for a board; returns it as it is then. Raises UsageError where the order does not fit it."""
     if order not in BOARD_ORDERS:
-        raise UsageError(f"a board cannot be told {order!r}", f"It can: {', '.join(BOARD_ORDERS)}.")
+        raise UsageError(f"invalid board command {order!r}", f"Known: {', '.join(BOARD_ORDERS)}.")
     store.observe_board(name, order, name_person(person), decide_by(Observation(Kind(order), reason)))
     return store.require_board(name)
 
 
 def reserve_board(store: Store, name: str, for_s: float, why: str, person: Person) -> dict[str, Any]:
-    """Reserve a board for whoever asks, or have it last as long from now; returns it as it is then.
+    """Reserve a board for the caller, or prolong the reservation; return the board's row.
 
     Raises UsageError, UnavailableError where it is not free within some seconds.
     """
@@ -82,7 +82,7 @@ def end_reservation(store: Store, name: str, reason: str, person: Person) -> dic
 
 
 def may_change(person: Person | None, owner: str) -> bool:
-    """Whether somebody may change what is an owner's (`name@host`): a user what carries the user's own name."""
+    """Return whether a person may change what `owner` (`name@host`) owns: a user only what has the user's name."""
     if person is None or not person.role.covers(Role.USER):
         return False
     return person.role is Role.OPERATOR or owner.partition("@")[0] == person.name

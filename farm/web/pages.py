@@ -370,11 +370,11 @@ async def sign_out(request: Request) -> Response:
 
 
 def _keep_here(to: str) -> str:
-    """A path of ours: whoever signs in is sent nowhere else."""
+    """Return a path of this site: signing in redirects nowhere else."""
     return to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/"
 
 
 @router.get("/healthz")
 def show_health() -> JSONResponse:
-    """For whoever watches the watcher."""
+    """Answer a health check of the server itself."""
     return JSONResponse({"ok": True})

@@ -125,7 +125,7 @@ _GRACE_S = 2
 
 @dataclasses.dataclass(frozen=True)
 class WebPlace:
-    """Where to listen; `names` are those that the server answers to. Raises UsageError where nobody may listen so."""
+    """Return where to listen; the server answers to `names`. Raises UsageError for an address that is not allowed."""
 
     host: str = "127.0.0.1"
     port: int = 8642
@@ -161,7 +161,7 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
     home = settings.home_path
     raise_descriptor_limit()
     token = read_token(home)
-    assert token  # made now, so that a disk that takes nothing is told of at once
+    assert token  # made now, so that a full disk is reported at once
     access = Access(home, private=place.is_private, secure=place.cert is not None, names=_list_names(place))
     with hold_lock(home / LOCK, "the farm's page is served already", "`farm web url` says where."):
         sock = _listen(place)
@@ -192,7 +192,7 @@ def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) 
 
 
 class _Server(uvicorn.Server):
-    """Lets watchers go when it is told to end: their answers would never be over."""
+    """Disconnects watchers at shutdown: their responses never end by themselves."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends it in good order; a terminal may send several."""

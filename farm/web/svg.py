@@ -84,7 +84,7 @@ def _say(value: float) -> str:
 
 
 def text(value: object) -> Markup:
-    """A text that somebody else may have written."""
+    """Escape a text from an untrusted source."""
     return escape(foreign.show_controls(str(value)))
 
 

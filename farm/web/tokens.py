@@ -32,7 +32,7 @@ class Role(StrEnum):
 
     READER = "reader"  # read, where that needs a token
     USER = "user"  # order campaigns of the same name, reserve boards
-    OPERATOR = "operator"  # order boards, and anybody's campaigns
+    OPERATOR = "operator"  # order boards, and every user's campaigns
 
     def covers(self, other: Role) -> bool:
         """Whether who has this role may do what needs the other."""
@@ -73,9 +73,7 @@ def read_entries(home: Path) -> tuple[Entry, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UnavailableError(
-            f"{path} cannot be read: {error}", "Nobody gets in by a named token meanwhile."
-        ) from error
+        raise UnavailableError(f"{path} cannot be read: {error}", "Named tokens are refused meanwhile.") from error
 
 
 def find_by_token(home: Path, token: str) -> Entry | None:
@@ -88,12 +86,12 @@ def find_by_token(home: Path, token: str) -> Entry | None:
 
 
 def find_by_name(home: Path, name: str) -> Entry | None:
-    """Somebody's entry."""
+    """One person's entry."""
     return next((entry for entry in read_entries(home) if entry.name == name), None)
 
 
 def add(home: Path, name: str, role: Role, by: str) -> str:
-    """Make somebody a token, in place of an older one of the name; returns it, which nobody can a second time.
+    """Make a person's token, in place of an older one of the name; return it, which is possible once.
 
     Raises UsageError for what is no name, UnavailableError where it cannot be kept.
     """
@@ -109,7 +107,7 @@ def add(home: Path, name: str, role: Role, by: str) -> str:
 
 
 def remove(home: Path, name: str) -> None:
-    """End somebody's token and sessions. Raises UsageError where there is none, UnavailableError."""
+    """End a person's token and sessions. Raises UsageError where there is none, UnavailableError."""
     with _changing(home) as entries:
         if entries.pop(name, None) is None:
             raise UsageError(f"there is no token of {name!r}", "`farm web token list` shows those there are.")

@@ -226,7 +226,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalise(value: Any) -> Any:
-    """Controls and marks that turn letters around are shown, in whatever text; what is unknown is a dash."""
+    """Controls and marks that turn letters around are shown; what is unknown is a dash."""
     if value is None:
         return units.NOTHING
     if type(value) is str:
@@ -257,7 +257,7 @@ def _age(at: float | None) -> str | markupsafe.Markup:
         return units.NOTHING
     stamp = _stamp(at)
     title = stamp[:19].replace("T", " ")
-    # Nothing in it is anybody's text, and a page has a thousand of them.
+    # It holds no untrusted text, and a page has a thousand of them.
     return markupsafe.Markup(  # noqa: S704
         f'<time datetime="{stamp}" title="{title}" data-at="{at:.0f}">{say_age(time.time() - at)}</time>'
     )

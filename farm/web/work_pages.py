@@ -34,7 +34,7 @@ router = APIRouter(include_in_schema=False)
 
 # What one picture can hold, the busiest first; and bars.
 _MOST_LANES, _BARS, _MOST_CURVES = 60, 160, 8
-# A break of a board is told from this share of a campaign's time on.
+# A gap of a board is shown from this share of a campaign's time on.
 _GAP_SHARE = 0.015
 SweepNumber = Annotated[int, Path(ge=0, le=2**63 - 1)]
 

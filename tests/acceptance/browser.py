@@ -17,7 +17,7 @@ REQUIRED = "FARM_REQUIRE_CHROMIUM"
 _AXE = pathlib.Path(__file__).with_name("axe") / "axe.min.js"
 # A machine that runs other things as well draws slowly.
 _PATIENCE_MS = 60_000.0
-# What axe calls these keeps somebody from using a page.
+# axe's impacts that keep a user from using a page.
 _SERIOUS = ("serious", "critical")
 
 

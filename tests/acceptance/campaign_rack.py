@@ -1,6 +1,6 @@
 """Six virtual boards of two types, a campaign of three models on them, and what may be done to them meanwhile.
 
-Nothing here judges: what a campaign must come to in spite of it is in `test_campaign_faults.py`.
+Nothing here judges: what a campaign must reach in spite of it is in `test_campaign_faults.py`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class CampaignRack:
         _signal(self.wait_measuring(board)[:1], signal.SIGKILL)
 
     def freeze(self, board: str) -> list[psutil.Process]:
-        """All of a board's agent stops in mid-measurement and answers nobody; returned for `thaw`."""
+        """Freeze a board's whole agent in mid-measurement; return its processes for `thaw`."""
         frozen = [self.agent(board), *self.wait_measuring(board)]
         _signal(frozen, signal.SIGSTOP)
         return frozen
@@ -122,7 +122,7 @@ class CampaignRack:
         _signal(frozen, signal.SIGCONT)
 
     def reboot(self, board: str) -> None:
-        """Everything on a board is gone at once; whoever keeps it up starts it again."""
+        """Kill everything on a board at once; the services start it again."""
         agent = self.agent(board)
         processes = [agent, *agent.children(recursive=True)]
         _signal(processes, signal.SIGKILL)

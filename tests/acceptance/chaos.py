@@ -26,7 +26,7 @@ _TITLES = {"search": "ray::SearchActor", "builder": "ray::Compiler", "actor": "f
 _PHASE_S = 1.0
 _LOOK_S = 0.005
 
-# How often each is killed, and while what is done (one of them at random; "": whatever is being done). An engine that
+# How often each is killed, and while what is done (one of them at random; "": at any step). An engine that
 # comes again loads Ray, TVM and its compilers, 25 s of a core: what comes again in one second is killed more often.
 VICTIMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "engine": (3, ("", "ray::SearchActor.propose", "ray::Compiler.build")),

@@ -153,7 +153,7 @@ class Home:
 
     def _share_what_is_built(self, noun: str) -> None:
         home = pathlib.Path(self.environment["FARM_HOME"])
-        with contextlib.suppress(OSError):  # it has a folder of its own, or nobody can make one
+        with contextlib.suppress(OSError):  # it has a folder of its own, or none can be made
             if noun in _BUILDERS:
                 home.mkdir(mode=0o700, exist_ok=True)
             if home.is_dir():
@@ -174,7 +174,7 @@ class Home:
         wait_until(lambda: not self.processes(), "every process to be gone", LINGER_S)
 
     def rows(self, query: str) -> list[Any]:
-        """What the store holds, read beside whoever writes it; nothing where there is no store yet."""
+        """Read from the store while others write it; nothing where there is no store yet."""
         database = pathlib.Path(self.environment["FARM_HOME"]) / "farm.db"
         with contextlib.suppress(sqlite3.OperationalError):
             connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)

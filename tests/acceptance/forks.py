@@ -36,7 +36,7 @@ def start(
     stdout: IO[bytes],
     stderr: IO[bytes],
 ) -> Forked | subprocess.Popen[bytes]:
-    """Start `farm`; anew where Python itself is told something by the environment."""
+    """Start `farm`; in a new interpreter where the environment has options for Python."""
     if all(os.environ.get(name) == env.get(name) for name in {*env, *os.environ} if name.startswith("PYTHON")):
         return Forked(arguments, env, cwd, stdout, stderr)
     return subprocess.Popen(
@@ -108,7 +108,7 @@ class Forked:
 def _server() -> socket.socket:
     """The way to the process that forks; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Alone in its session, so that Ctrl-C reaches it through nobody.
+    # Alone in its session, so that no Ctrl-C reaches it.
     process = subprocess.Popen(
         [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], start_new_session=True
     )
@@ -130,8 +130,8 @@ def end_server() -> None:
 
 
 def _serve(orders: socket.socket) -> None:
-    """Fork for each order; returns in each child, which is then to run the command. Ends with whoever gives orders."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers need nobody to bury them
+    """Fork for each order; returns in each child, which is then to run the command. Ends with its parent."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps watchers
     while True:
         order, files, _, _ = socket.recv_fds(orders, _MOST_BYTES, 3)
         if not order:

@@ -277,7 +277,7 @@ def test_it_runs_on_a_board_beside_onnx_runtime(made: Made) -> None:
 
 
 def test_weights_in_16_bits_are_tuned_verified_and_timed(made: Made) -> None:
-    """Their records are their own; the error against float32 is told, and `bench` has float32 in the same run."""
+    """Their records are their own; the error against float32 is shown, and `bench` has float32 in the same run."""
     home, folder = made.home, str(made.folder.with_name("halved"))
     tuned = home.run("tune", "mlp", "--weights", "bf16-all", "--trials", "6", "--json").json()
     assert tuned["compile"] == "farm model compile mlp --board-type local --weights bf16-all --out mlp-local"

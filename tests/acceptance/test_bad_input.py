@@ -157,7 +157,7 @@ def read_only_folder() -> Iterator[pathlib.Path]:
                 yield folder
             finally:
                 subprocess.run(["umount", name], check=True)
-        else:  # root without the right to mount: the kernel's own folder takes no files from anybody
+        else:  # root without the right to mount: the kernel's own folder takes no files
             yield pathlib.Path("/proc")
 
 

@@ -91,7 +91,7 @@ def test_a_clock_that_firmware_clamps(rack: Home, tmp_path: pathlib.Path) -> Non
 
 def test_bad_input_and_too_little_time(rack: Home, tmp_path: pathlib.Path) -> None:
     """What is not a board or not a report's folder is refused; a deadline ends the checks and the report says which."""
-    assert rack.run("board", "certify", "nobody").code == 2
+    assert rack.run("board", "certify", "unknown").code == 2
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").touch()
     assert rack.run("board", "certify", "well", "--out", str(tmp_path / "b")).code == 2

@@ -39,7 +39,7 @@ def add(home: Home, sshd: Sshd, *names: str, host_key: str = "") -> None:
 
 @pytest.fixture
 def fresh(sshd: Sshd) -> Iterator[Home]:
-    """A home with a board that nobody has ever contacted."""
+    """A home with a board that was never contacted."""
     with new_home() as home:
         add(home, sshd, "b1")
         yield home
@@ -76,7 +76,7 @@ def test_a_key_of_any_type_is_accepted_by_its_fingerprint(fresh: Home, sshd: Ssh
 
 
 def test_a_fingerprint_of_another_key_is_refused(fresh: Home) -> None:
-    """Whoever was told the right one finds out that something else answers; nothing is pinned."""
+    """A wrong fingerprint shows that another machine answers; nothing is pinned."""
     done = fresh.run("board", "trust", "b1", "--fingerprint", "SHA256:" + "A" * 43)
     assert done.code == 1
     assert "none of those that you accept" in done.err
@@ -155,7 +155,7 @@ def test_a_command_that_overruns_is_ended(trusted: Home) -> None:
 
 
 def test_ctrl_c_ends_what_runs_on_boards(trusted: Home, sshd: Sshd) -> None:
-    """The command is back in seconds, whatever its time-out, and leaves no connection."""
+    """The command is back in seconds at any time-out, and leaves no connection."""
     running = trusted.start("board", "exec", "b1", "b2", "--timeout", "10m", "--", "exec sleep 543")
     wait_until(lambda: count_running(sshd, "543") >= 2, "both commands")
     began = time.monotonic()
@@ -250,9 +250,9 @@ def run_on_terminal(home: Home, words: list[str], prompt: str, answer: str) -> t
 
 
 def test_json_has_no_place_for_questions(fresh: Home) -> None:
-    """A board that nobody confirmed is one failed board in the document, and stdout is that document alone."""
+    """A board that is not confirmed is one failed board in the document, and stdout is that document alone."""
     done = fresh.run("board", "exec", "--json", "b1", "--", "true")
     [document] = json.loads(done.out)
     assert done.code == 1
     assert document["code"] is None
-    assert "nobody has confirmed it" in document["error"]
+    assert "not confirmed yet" in document["error"]

@@ -1,4 +1,4 @@
-"""A campaign whose processes are killed at more than fifty seeded moments comes to exactly the trials of its budget."""
+"""A campaign whose processes are killed at more than fifty seeded moments makes exactly the trials of its budget."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Operator:
 
 @pytest.mark.timeout(_PATIENCE_S + 60.0)
 def test_no_trial_is_lost_and_none_is_made_twice(home: Home) -> None:
-    """Whatever is killed, trials in the store stay, each candidate counts once, and the campaign ends as planned."""
+    """After any kill trials in the store stay, each candidate counts once, and the campaign ends as planned."""
     (home.path / "fleet.yaml").write_text(FLEET)
     (home.path / "chaos.yaml").write_text(CAMPAIGN)
     assert home.run("fleet", "apply", "fleet.yaml").code == 0

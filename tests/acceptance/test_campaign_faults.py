@@ -1,7 +1,7 @@
 """A campaign under faults: three models for two types of boards at two operating points, on six virtual boards.
 
 It is run twice, in homes of their own: with nothing amiss, and with sessions killed, a board frozen, one rebooted, one
-whose hardware hangs, one too hot, and one that is silently 30 % slower. Both must come to the same.
+whose hardware hangs, one too hot, and one that is silently 30 % slower. Both must find the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.acceptance.conftest import wait_until
 
 # At two operating points of a TX2; a Nano is at MAXN by itself, so that both are one there.
 TASKS = 7 * (2 + 1)
-LIAR = "nano-3"
+DRIFTING = "nano-3"
 # How far medians of one candidate, taken on two boards of a type, may lie apart.
 NOISE = 0.15
 RUN_S = 400.0
@@ -62,7 +62,7 @@ def faulty(clean: Run) -> Iterator[Run]:
             with contextlib.ExitStack() as mending:
                 harm(rack, mending)
             done = running.wait(RUN_S)
-        finally:  # shown where it does not come to its end
+        finally:  # shown where it does not end well
             print(rack.log()[-20_000:], *rack.home.rows("SELECT * FROM board_events ORDER BY id"), sep="\n")
         assert done.code == 0, done.err
         yield read(rack)
@@ -71,7 +71,7 @@ def faulty(clean: Run) -> Iterator[Run]:
 def harm(rack: CampaignRack, mending: contextlib.ExitStack) -> None:
     """Do it all, the campaign being under way; what is left to be mended at the end goes to `mending`."""
     rack.wait_count(1)
-    rack.harm(LIAR, "slow:1.3")
+    rack.harm(DRIFTING, "slow:1.3")
     rack.wait_count(8)
     rack.crash("nano-1")
     rack.harm("tx2-1", "throttle:6")
@@ -126,14 +126,14 @@ def test_the_winners_are_those_of_the_clean_run(clean: Run, faulty: Run) -> None
 
 def test_the_liar_is_found_out(faulty: Run) -> None:
     """The board that is silently slower was left, with a reason that says by how much; what it measured is doubted."""
-    reasons = faulty.rack.reasons(LIAR, "drifted")
+    reasons = faulty.rack.reasons(DRIFTING, "drifted")
     assert reasons, faulty.rack.log()
     found = re.search(r"it is (\d+)\s?% slower than [12] other boards? of its type", reasons[0])
     assert found is not None, reasons
     assert 20 <= int(found.group(1)) <= 40  # boards of a type differ by up to 6 %
     assert "nothing else shows it" in reasons[0]
     doubts = faulty.rack.home.rows("SELECT subject, message FROM events WHERE kind = 'board_lied'")
-    assert any(board == LIAR and re.match(r"\d+ trials are doubted", text) for board, text in doubts), doubts
+    assert any(board == DRIFTING and re.match(r"\d+ trials are doubted", text) for board, text in doubts), doubts
 
 
 def read(rack: CampaignRack) -> Run:

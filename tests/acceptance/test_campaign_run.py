@@ -144,7 +144,7 @@ def test_ctrl_c_pauses_and_attach_only_looks(rack: Home) -> None:
 
 
 def test_packages_are_part_of_the_order(rack: Home) -> None:
-    """A command that is killed forgets nothing: whoever resumes has the campaign's packages made, and once alone.
+    """A command that is killed forgets nothing: `resume` makes the campaign's packages, once.
 
     The machine that searches and builds is a board like others, by a file, too: leased, measured on, given back.
     """
@@ -170,7 +170,7 @@ def test_packages_are_part_of_the_order(rack: Home) -> None:
 
 
 def test_what_no_record_rests_on_can_be_deleted(rack: Home) -> None:
-    """Of a campaign that is over its records and their trials stay, and nothing goes before somebody says so."""
+    """Records and their trials of a finished campaign stay, and nothing is deleted without `--yes`."""
     words = ("db", "prune", "--campaign", "small")
     records = rack.call("record", "list", "--simulated", "--json").json()
     shown = rack.call(*words, "--dry-run", "--json").json()

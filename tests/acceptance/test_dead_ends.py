@@ -1,4 +1,4 @@
-"""What a command says where it comes to nothing leads on: to the boards and records that there are."""
+"""A command that finds nothing names the boards and records that exist."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def pinning(board: VirtualBoard, *words: str) -> Iterator[subprocess.Popen[str]]
 
 
 def test_two_holders(tmp_path: pathlib.Path) -> None:
-    """The second is told who holds the clocks; the first keeps them; Ctrl-C puts them back."""
+    """The second learns who holds the clocks; the first keeps them; Ctrl-C restores them."""
     with running_virtual_board(tmp_path, "jetson-nano") as board:
         before = board.read(f"{_CPU0}/scaling_min_freq"), board.read(f"{_CPU0}/scaling_max_freq")
         with pinning(board, "--cpu-freq", "921.6MHz") as first:
@@ -270,7 +270,7 @@ def test_a_killed_command_leaves_nothing_held(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_operator_takes_the_clocks_away(tmp_path: pathlib.Path) -> None:
-    """`restore` refuses while somebody holds the clocks, `--force` does not."""
+    """`restore` refuses while a client holds the clocks, `--force` does not."""
     with running_virtual_board(tmp_path, "jetson-nano") as board, pinning(board, "--cpu-freq", "921.6MHz"):
         assert agent("clocks", "restore", *board.options).code == 1
         assert agent("clocks", "restore", "--force", *board.options).code == 0
@@ -292,7 +292,7 @@ def test_a_corrupt_snapshot_makes_the_board_unsafe_until_an_operator_clears_it(t
 
 
 def test_a_helper_that_refuses(tmp_path: pathlib.Path) -> None:
-    """A socket at which nobody listens is as good as none, and the message says why."""
+    """A socket without a listener counts as none, and the message says why."""
     path = tmp_path / "helper"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -148,11 +148,11 @@ def test_leased_boards_are_left_alone(home: Home) -> None:
     with open_store(home) as store:
         for name in ("a", "gone"):
             store.save_board(Board(name, "jetson-nano", simulated=True))
-        leases = [store.acquire_lease(name, "somebody", "a test") for name in ("a", "gone")]
+        leases = [store.acquire_lease(name, "another", "a test") for name in ("a", "gone")]
         done = home.run("fleet", "apply", write_fleet(home, FLEET), "--prune")
         assert done.code == 3
-        assert "! a: leased by somebody; change it when it is free" in done.out
-        assert "! gone: leased by somebody; remove it when it is free" in done.out
+        assert "! a: leased by another; change it when it is free" in done.out
+        assert "! gone: leased by another; remove it when it is free" in done.out
         assert "2 added, 2 held back" in done.out
         assert "because they are leased: a, gone" in done.err
         assert {row["name"] for row in store.fetch_boards()} == {"a", "b", "c", "gone"}

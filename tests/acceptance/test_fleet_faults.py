@@ -70,7 +70,7 @@ def crash_the_agent(rack: Rack) -> Callable[[], None]:
 
 
 def freeze_sshd(rack: Rack) -> Callable[[], None]:
-    """The board's kernel still acknowledges what nobody reads."""
+    """The board's kernel still acknowledges bytes that no process reads."""
     frozen = rack.host.sshd.sessions()
     for process in frozen:
         process.suspend()
@@ -111,7 +111,7 @@ def test_a_dead_board_is_found_and_taken_back(
 
 
 def test_a_rebooted_board_is_in_service_again(rack: Rack) -> None:
-    """From the moment that it boots: reached, probed and good within 20 s, without anybody's help."""
+    """From the moment that it boots: reached, probed and good within 20 s, without help."""
     code, report = rack.probe()
     assert code == 0, report["reason"] or report
     rack.host.cut_the_power()
@@ -170,18 +170,18 @@ def test_another_host_key_is_refused_loudly(rack: Rack) -> None:
 
 def test_a_key_that_the_board_does_not_know_is_refused(rack: Rack) -> None:
     """A wrong user key is an error of its own, found at once and not tried again and again."""
-    stranger = make_key(rack.home.path / "stranger")
+    foreign = make_key(rack.home.path / "foreign")
     # By another name of its address: a board is registered once.
-    with registered(rack, "wrong-key", f"[::ffff:{rack.host.address}]", 22, "--key-file", str(stranger)):
+    with registered(rack, "wrong-key", f"[::ffff:{rack.host.address}]", 22, "--key-file", str(foreign)):
         seconds = rack.wait_trouble("refuses the key", 20, "wrong-key")
         say("wrong key", "refused", seconds, DEAD_S)
 
 
 def test_a_host_that_is_down_is_named(rack: Rack) -> None:
-    """An address at which nobody answers is said to be that, within the time for connecting."""
-    nobody = rack.host.address.rpartition(".")[0] + "." + str(int(rack.host.address.rpartition(".")[2]) + 1)
-    with registered(rack, "nobody", nobody, 22, "--key-file", str(rack.host.key_file)):
-        seconds = rack.wait_trouble(nobody, 30, "nobody")
+    """An address without a host is reported as such within the time for connecting."""
+    no_host = rack.host.address.rpartition(".")[0] + "." + str(int(rack.host.address.rpartition(".")[2]) + 1)
+    with registered(rack, "no-host", no_host, 22, "--key-file", str(rack.host.key_file)):
+        seconds = rack.wait_trouble(no_host, 30, "no-host")
         say("host down", "found", seconds, 20)
 
 

@@ -75,7 +75,7 @@ def test_the_same_code_passes(guarded: Guarded) -> None:
 
 
 def test_slower_code_fails(guarded: Guarded) -> None:
-    """Code that nobody scheduled fails with exit code 1, an interval beyond the limit, and a failed case."""
+    """Unscheduled code fails with exit code 1, an interval beyond the limit, and a failed case."""
     home = guarded.home
     words = ("gate", str(guarded.untuned), *GATE[2:], "--fail-if", "latency > 10 %", "--junit", "slow.xml", "--json")
     done = home.run(*words)

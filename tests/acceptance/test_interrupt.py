@@ -12,7 +12,7 @@ from tests.acceptance.conftest import Done, Home, Running, wait_until
 # Between Ctrl-C and the prompt. Measured: 3 s, and five times that on a busy machine while Ray starts, which is not
 # interrupted.
 END_TIMEOUT_S = 45.0
-# Whoever is orphaned by a kill -9 notices within this; measured: 3 s for Ray's workers.
+# Processes orphaned by a kill -9 notice within this; measured: 3 s for Ray's workers.
 ORPHAN_TIMEOUT_S = 20.0
 
 
@@ -22,7 +22,7 @@ def begin(home: Home, trials: int, *options: str) -> Running:
 
 
 def interrupt(home: Home, running: Running, number: signal.Signals, group: bool) -> Done:
-    """Interrupt, and assert what holds at every moment: exit code, message, time, and that nobody is left."""
+    """Interrupt, and assert what holds at every moment: exit code, message, time, and that no process is left."""
     running.send(number, group)
     done = running.wait(END_TIMEOUT_S)
     assert done.code == 130, done.err

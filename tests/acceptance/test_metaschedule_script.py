@@ -19,7 +19,7 @@ BOARDS = ("nano-01", "nano-02")
 # What a user accepts between Ctrl-C and the prompt.
 END_TIMEOUT_S = 15.0
 
-# Half of what it tunes aborts as soon as it runs, whatever the schedule.
+# Half of what it tunes aborts as soon as it runs, with any schedule.
 _CRASHING = """
 import tvm
 from tvm import te

@@ -60,7 +60,7 @@ def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: path
 
     unknown = home.run(*command)
     assert unknown.code == 1
-    assert "nobody has confirmed it" in unknown.out + unknown.err
+    assert "not confirmed yet" in unknown.out + unknown.err
 
     accept = ["--accept-host-key", sshd.host_key().fingerprint]
     stopped = home.start(*command, *accept)
@@ -92,7 +92,7 @@ def test_what_cannot_be_provisioned(home: Home, tmp_path: pathlib.Path) -> None:
     """An unknown board, a virtual one, and a bundle for nothing: wrong usage, said in a line."""
     assert home.run("board", "add", "sim", "--virtual", "jetson-nano").code == 0
     for arguments, message in (
-        (("board", "provision", "nobody"), "no board 'nobody'"),
+        (("board", "provision", "unknown"), "no board 'unknown'"),
         (("board", "provision", "sim"), "the farm starts its agent itself"),
         (("bundle", "build"), "say what the bundle is for"),
         (("bundle", "build", "--arch", "riscv64"), "no wheels for 'riscv64'"),

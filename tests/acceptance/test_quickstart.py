@@ -54,7 +54,7 @@ def first(home: Home) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def beside(home: Home, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Done]:
-    """A second run, without ONNX Runtime and with the tracker's port taken by somebody else; and another command's end
+    """A second run, without ONNX Runtime and with the tracker's port in use; and another command's end
     that was given while it ran.
     """
     hidden = tmp_path_factory.mktemp("hidden")
@@ -207,7 +207,7 @@ def test_without_onnx_runtime_its_part_is_left_out_and_said(home: Home, second: 
 
 def test_a_second_command_has_the_first_do_it(home: Home, beside: tuple[Done, Done]) -> None:
     """While one command tunes, another has it carry out its campaign too, and tells what came of it. With --fresh the
-    search starts from nothing; what earlier runs recorded is told as well.
+    search starts from nothing; what earlier runs recorded is shown as well.
     """
     _, rival = beside
     assert rival.code == 0, rival.err
@@ -219,7 +219,7 @@ def test_a_second_command_has_the_first_do_it(home: Home, beside: tuple[Done, Do
 
 
 def test_another_home_is_turned_away(home: Home, first: dict[str, Any]) -> None:
-    """While somebody measures on this machine, a command of another home that is not to wait says who it is, exit 3."""
+    """While one command measures on this machine, one of another home that is not to wait says who it is, exit 3."""
     lock = home.temporary / f"tvm-farm-{os.getuid()}.lock"
     with tempfile.TemporaryDirectory() as folder, lock.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

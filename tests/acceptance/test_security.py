@@ -1,4 +1,4 @@
-"""Who gets to a board: what its agent opens is on its own loopback, and without the key nobody comes in."""
+"""Who reaches a board: its agent listens on its own loopback, and no client logs in without the key."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_the_coordinator_opens_loopback_ports_only(rack: Rack) -> None:
 
 def test_a_client_without_the_key_gets_nowhere(rack: Rack) -> None:
     """Another SSH key is turned away, the agent's port is closed from outside, a made-up match key is refused."""
-    stranger = make_key(rack.home.path / "stranger")
-    command = ["ssh", "-i", str(stranger), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
+    foreign = make_key(rack.home.path / "foreign")
+    command = ["ssh", "-i", str(foreign), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
     command += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={rack.home.path}/known"]
     done = subprocess.run([*command, f"root@{rack.host.address}", "true"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 255

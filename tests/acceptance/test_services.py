@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.conftest import Home, new_home, wait_until
 
-# Two virtual boards are enough for whatever counts boards, and start in seconds.
+# Two virtual boards are enough for tests that count boards, and start in seconds.
 BOARDS = ("sim-1", "sim-2")
 # Agents, simulators and helpers notice the end of their parent within this.
 ORPHAN_TIMEOUT_S = 20.0
@@ -19,7 +19,7 @@ ORPHAN_TIMEOUT_S = 20.0
 
 @pytest.fixture
 def rack(home: Home) -> Iterator[Home]:
-    """A home with virtual boards, and no services yet; whatever the test left up is ended."""
+    """A home with virtual boards, and no services yet; what the test left running is ended."""
     add_boards(home)
     yield home
     home.run("down", "--force")
@@ -43,7 +43,7 @@ def add_boards(home: Home) -> None:
 
 
 def is_reachable(home: Home) -> bool:
-    """Whether the services reach every board, and have probed it: nobody holds one. The store is asked first, which
+    """Whether the services reach every board, and have probed it: no client holds one. The store is asked first, which
     takes a thousandth of what the command takes.
     """
     good = "SELECT count(*) FROM boards WHERE reachable AND health = 'good' AND name NOT IN (SELECT board FROM leases)"
@@ -92,7 +92,7 @@ def test_services_come_up_once_and_end_without_a_trace(rack: Home) -> None:
 
 @pytest.mark.core
 def test_killed_services_take_everything_along_and_come_up_again(rack: Home) -> None:
-    """After kill -9 nothing of theirs lives on, and the next `up` is not in anybody's way."""
+    """After kill -9 nothing of theirs lives on, and the next `up` starts."""
     pid = rack.run("up", "--json").json()["pid"]
     wait_until(lambda: is_reachable(rack), "all boards to be reachable")
     psutil.Process(pid).kill()
@@ -153,10 +153,10 @@ def test_services_in_use_are_not_ended_by_accident(standing: Home) -> None:
     from farm.store import Store
 
     with Store(standing.path / "home" / "farm.db") as store:
-        store.acquire_lease("sim-1", "somebody@somewhere", "a campaign")
+        store.acquire_lease("sim-1", "user@elsewhere", "a campaign")
     refused = standing.run("down")
     assert refused.code == 2
-    assert "sim-1 by somebody@somewhere (a campaign)" in refused.err
+    assert "sim-1 by user@elsewhere (a campaign)" in refused.err
     assert standing.run("down", "--force").code == 0
     assert not standing.processes()
 
@@ -176,7 +176,7 @@ def test_a_command_starts_services_for_itself_and_ends_them(rack: Home) -> None:
 
 
 def test_two_commands_share_the_services_that_one_of_them_started(rack: Home) -> None:
-    """Whoever comes second uses them, and they end after whoever leaves last."""
+    """The second command uses them, and they end after the last command."""
     running = [rack.start("board", "probe", name, "--json") for name in BOARDS]
     for done in [each.wait() for each in running]:
         assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from tests.acceptance.conftest import wait_until
 from tests.acceptance.rack import NAME, Rack, running_rack
 from tests.integration import candidates
 
-# What TVM's tutorials do, with the tracker's variables that users know. Stays on the board until it is told to leave.
+# What TVM's tutorials do, with the tracker's variables that users know. Stays on the board until its stdin closes.
 _SCRIPT = """
 import json, os, sys
 import numpy as np

@@ -149,7 +149,7 @@ def test_what_a_board_does_not_have_is_refused(rack: Home) -> None:
     assert "working on" not in refused.err  # no board was taken
     assert "farm sweep list" in rack.run("sweep", "show", "999").err
     assert rack.run("sweep", "run", "tiny-cnn").code == 2
-    assert "no board" in sweep(rack, "--board", "nobody", code=2).err
+    assert "no board" in sweep(rack, "--board", "unknown", code=2).err
 
 
 def test_without_a_sensor_the_sweep_is_of_latency(rack: Home) -> None:

@@ -74,7 +74,7 @@ def _run_the_wheel(page: str, folder: pathlib.Path) -> None:
 
 
 def test_a_block_that_is_no_step_is_refused() -> None:
-    """A page whose blocks nobody could follow does not pass for one that was followed."""
+    """A page with blocks that cannot be run does not count as run."""
     tutorial = load_tutorial()
     for block in ("```sh\nls\n```\n", "```yaml\nname: first\n```\n"):
         with pytest.raises(ValueError, match="no"):

@@ -49,7 +49,7 @@ def take_over_s(store: Store, boards: set[str], to: Coordinator, what: str) -> f
 
 
 def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: list[Coordinator]) -> None:
-    """While two have services up nobody says that a board is lost. A probe from the second one moves the way there. One
+    """While two have services up no board is reported as lost. A probe from the second one moves the way there. One
     that stands still, with its connections open, and one that is killed with everything it had, are followed by the
     other within 30 s; and who wakes up late lets the other go on.
     """

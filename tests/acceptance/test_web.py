@@ -109,7 +109,7 @@ def open_store(home: Home) -> Store:
     ],
 )
 def test_pages(browser: Browser, path: str, text: str) -> None:
-    """Each page says what it is for, complains of nothing in the console, and keeps nobody out."""
+    """Each page says what it is for, logs no error in the console, and is accessible."""
     page = browser.open(path)
     assert text in page.inner_text("main")
     assert browser.list_barriers() == []
@@ -141,7 +141,7 @@ def test_pages_fit_their_window(farm: Home, browser: Browser) -> None:
 
 
 def test_pause_by_the_keyboard_alone(farm: Home, browser: Browser) -> None:
-    """Whoever has the token signs in and pauses the campaign without a mouse; the campaign then stands still.
+    """An operator with the token signs in and pauses the campaign without a mouse; the campaign then stands still.
 
     This early, so that the campaign does not keep the machine busy during the tests below.
     """

@@ -69,7 +69,7 @@ def test_nothing_is_overwritten(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nobody is there to be asked"),
+        ((), "stdin is not a terminal"),
         (("--virtual", "1"), "--board-type is missing"),
         (("--virtual", "1", "--board-type", "jetson-nan"), "jetson-nano"),
         (("--virtual", "1", "--board-type", "local"), "needs no fleet file"),

@@ -39,7 +39,7 @@
     const place = fresh.closest("tbody[data-chosen]");
     if (place) reload();
   };
-  // The page anew, but for the form in which somebody is typing.
+  // Replace the page, except the form in which the user is typing.
   const merge = (old, fresh) => {
     const at = [...old.children].findIndex((each) => each.contains(document.activeElement));
     const kept = old.children[at], twin = fresh.children[at];
