@@ -7,59 +7,38 @@ Registering and ordering only: nothing here connects to a board. What an order m
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
 
 from farm import settings
-from farm.cli import board_types, options, output, tables
-from farm.connectivity.host_keys import FILE_NAME, KnownHosts, require_fingerprint
-from farm.connectivity.services_state import is_held
+from farm.cli import (
+    board_certify,
+    board_power,
+    board_remote,
+    board_reserve,
+    board_trust,
+    board_types,
+    doctor,
+    options,
+    output,
+    provision,
+    services,
+    tables,
+)
+from farm.connectivity import host_keys, services_state
+from farm.crew import health
 from farm.crew import local as crew_virtual
-from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
-from farm.inventory import fleet_document
-from farm.inventory.fleet_addresses import require_new_end
-from farm.processes.machine import name_user
-from farm.store.standing import find_cause, is_reserved_by, parse_transport
+from farm.inventory import fleet_addresses, fleet_document
+from farm.processes import machine
+from farm.store import standing
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
-_NOUN: dict[str, Any] = {
-    "help": "Boards: register, reach, provision and inspect them; board types.",
-    "no_args_is_help": True,
-}
-# Verbs whose modules take long to load: the module of farm/cli, and what in it is the command.
-_ELSEWHERE = {
-    "probe": ("services", "probe"),
-    "exec": ("board_remote", "execute"),
-    "logs": ("board_remote", "logs"),
-    "trust": ("board_trust", "trust"),
-    "provision": ("provision", "provision"),
-    "doctor": ("doctor", "board_doctor"),
-    "certify": ("board_certify", "certify"),
-    "power": ("board_power", "power"),
-    "reserve": ("board_reserve", "reserve"),
-}
-
-app = typer.Typer(**_NOUN)
-
+app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
 app.command("show")(board_types.show)
-
-
-def make_app(verb: str | None = None) -> typer.Typer:
-    """`farm board`; of the verbs whose modules take long to load only `verb`, where it is one of the board's."""
-    made = typer.Typer(**_NOUN)
-    made.registered_commands = list(app.registered_commands)
-    verbs = {command.name for command in app.registered_commands} | _ELSEWHERE.keys()
-    for name, (module, attribute) in _ELSEWHERE.items():
-        if verb not in verbs or name == verb:
-            loaded = importlib.import_module(f"farm.cli.{module}")
-            kind = loaded.CommandWithRest if name == "exec" else None
-            made.command(name, cls=kind)(getattr(loaded, attribute))
-    return made
 
 
 Names = Annotated[
@@ -86,7 +65,7 @@ def list_boards() -> output.Document:
                 "yes" if board["simulated"] else "no",
                 board["state"],
                 board["health"],
-                "–" if (cause := find_cause(board)) is None else cause.why,
+                "–" if (cause := standing.find_cause(board)) is None else cause.why,
                 output.holder(board["lease"]),
                 ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
                 output.moment(board["seen_at"]),
@@ -172,7 +151,7 @@ def add(
                 "--count is for virtual boards", "A fleet file registers many at once: `farm fleet apply`."
             )
         way = dataclasses.replace(
-            options.read_ssh(ssh or "", key_file, require_fingerprint(host_key) if host_key else ""),
+            options.read_ssh(ssh or "", key_file, host_keys.require_fingerprint(host_key) if host_key else ""),
             agent_port=agent_port,
             tracker_port=tracker_port,
         )
@@ -182,10 +161,10 @@ def add(
         known = {board["name"] for board in rows}
         if taken := sorted(known & {each for each, _ in wanted}):  # all or none
             raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
-        ends = [(board["name"], parse_transport(board["transport"])) for board in rows]
+        ends = [(board["name"], standing.parse_transport(board["transport"])) for board in rows]
         for each, transport in wanted:
-            require_new_end(each, transport, ends)
-            store.register_board(each, kind.name, transport, labels, by=name_user())
+            fleet_addresses.require_new_end(each, transport, ends)
+            store.register_board(each, kind.name, transport, labels, by=machine.name_user())
     for each, _ in wanted:
         output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
 
@@ -196,7 +175,7 @@ def remove(names: Names) -> None:
     """Forget boards, all or none. Their trials and events stay; a board that is leased is refused."""
     with options.open_store() as store:
         chosen = dict.fromkeys(names)
-        store.remove_board(*chosen, by=name_user())
+        store.remove_board(*chosen, by=machine.name_user())
     for name in chosen:
         output.stdout.print(f"removed {name}")
 
@@ -221,24 +200,24 @@ def replace(
 
     Trials and events of the old one stay, with an event between the two. A probe decides about the new one.
     """
-    known_hosts = KnownHosts(settings.load().home_path / FILE_NAME)
+    known_hosts = host_keys.KnownHosts(settings.load().home_path / host_keys.FILE_NAME)
     with options.open_store() as store:
         board = store.require_board(name)
-        before = parse_transport(board["transport"])
+        before = standing.parse_transport(board["transport"])
         after = before
         if isinstance(before, Ssh):
-            key = require_fingerprint(host_key) if host_key else ""
+            key = host_keys.require_fingerprint(host_key) if host_key else ""
             after = dataclasses.replace(before, host_key=key)
             if ssh is not None:
                 where = options.read_ssh(ssh, before.identity_file, key)
                 after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
         elif ssh is not None or host_key:
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
-        ends = [(row["name"], parse_transport(row["transport"])) for row in store.fetch_boards()]
-        require_new_end(name, after, ends)
+        ends = [(row["name"], standing.parse_transport(row["transport"])) for row in store.fetch_boards()]
+        fleet_addresses.require_new_end(name, after, ends)
         labels = fleet_document.check_labels(board["labels"] | {"serial": serial}) if serial else None
         told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
-        store.replace_board(name, transport=after, labels=labels, reason=told, by=name_user())
+        store.replace_board(name, transport=after, labels=labels, reason=told, by=machine.name_user())
     if isinstance(before, Ssh):
         known_hosts.remove(before.host, before.port)
     output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
@@ -248,15 +227,15 @@ def replace(
 
 # What operators order of boards, by the name of the command.
 _ORDERS = {
-    Kind.DRAIN: "Give boards no new work, until `undrain`.",
-    Kind.UNDRAIN: "Put drained boards back in service; a probe decides.",
-    Kind.QUARANTINE: "Keep boards out of service until `clear`.",
-    Kind.CLEAR: "Trust boards again; a probe decides.",
-    Kind.RETIRE: "Keep boards for their history only.",
+    health.Kind.DRAIN: "Give boards no new work, until `undrain`.",
+    health.Kind.UNDRAIN: "Put drained boards back in service; a probe decides.",
+    health.Kind.QUARANTINE: "Keep boards out of service until `clear`.",
+    health.Kind.CLEAR: "Trust boards again; a probe decides.",
+    health.Kind.RETIRE: "Keep boards for their history only.",
 }
 
 
-def _make_order(kind: Kind) -> Callable[..., None]:
+def _make_order(kind: health.Kind) -> Callable[..., None]:
     def order(names: Names, reason: Reason = "") -> None:
         _order(kind, names, reason)
 
@@ -278,29 +257,31 @@ def release(
     with options.open_store() as store:
         board = store.require_board(name)
         lease = board["lease"]
-        if is_reserved_by(board, name_user()):
+        if standing.is_reserved_by(board, machine.name_user()):
             force, reason = True, reason or "given back before its time"
         if lease is not None and not force:
             raise UsageError(
                 f"{name} is held by {output.holder(lease)}",
                 "It is given back by its holder, or taken with --force --reason TEXT.",
             )
-        ended = lease is not None and store.force_release(name, name_user(), reason)
+        ended = lease is not None and store.force_release(name, machine.name_user(), reason)
     output.stdout.print(f"released {name}" if ended else f"{name} has no holder")
 
 
 def _note_age(boards: list[dict[str, Any]]) -> None:
     """Say where states are old: those that services left behind that were killed."""
     known = [board for board in boards if board["state"] != State.OFFLINE and board["transport"]["kind"] != Direct.kind]
-    if known and not is_held(settings.load().home_path):
+    if known and not services_state.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 
-def _order(kind: Kind, names: list[str], reason: str) -> None:
+def _order(kind: health.Kind, names: list[str], reason: str) -> None:
     """Give an order for each board, or for none where one of them refuses it; what it leads to is printed."""
     with options.open_store() as store:
         chosen = list(dict.fromkeys(names))
-        results = store.observe_boards(chosen, str(kind), name_user(), decide_by(Observation(kind, reason)))
+        results = store.observe_boards(
+            chosen, str(kind), machine.name_user(), health.decide_by(health.Observation(kind, reason))
+        )
     for name, result in results.items():
         said = f"; {result.reason}" if result.reason else " already"
         output.stdout.print(f"{name}: {result.standing.health}{said}")
@@ -314,3 +295,15 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
             raise UsageError(f"{text!r} is no label", "Labels are KEY=VALUE, each key once.")
         labels[key.strip()] = value.strip()
     return fleet_document.check_labels(labels)
+
+
+# Verbs with a module of their own.
+app.command("probe")(services.probe)
+app.command("exec", cls=board_remote.CommandWithRest)(board_remote.execute)
+app.command("logs")(board_remote.logs)
+app.command("trust")(board_trust.trust)
+app.command("provision")(provision.provision)
+app.command("doctor")(doctor.board_doctor)
+app.command("certify")(board_certify.certify)
+app.command("power")(board_power.power)
+app.command("reserve")(board_reserve.reserve)

@@ -12,7 +12,7 @@ from farm.cli import options, output
 from farm.cli.options import read_duration_s
 from farm.cli.output import print_check
 from farm.errors import BoardUnsafeError, UsageError
-from farm.report.bench_page import JSON, PAGE, write_certificate
+from farm.report import bench_page
 from farm.services import board_certify
 
 # The way failed; the board did; its clocks could not be restored.
@@ -41,13 +41,15 @@ def certify(
     """
     timeout_s = read_duration_s("--timeout", timeout)
     folder = out or Path(f"certify-{name}")
-    if folder.exists() and (not folder.is_dir() or any(one.name not in (PAGE, JSON) for one in folder.iterdir())):
+    if folder.exists() and (
+        not folder.is_dir() or any(one.name not in (bench_page.PAGE, bench_page.JSON) for one in folder.iterdir())
+    ):
         raise UsageError(f"{folder} holds something else than a report", "Give a folder of its own with --out.")
     show = (lambda check: None) if json else print_check
     settings = farm_settings.load()
     found = board_certify.certify_board(settings, name, timeout_s, names, show, output.stderr.print)
     if found.document is not None:
-        paths = write_certificate(found.document, folder)
+        paths = bench_page.write_certificate(found.document, folder)
         if json:
             output.print_json(found.document | {"report": paths})
         else:

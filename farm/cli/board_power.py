@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from farm.cli import options, output
+from farm.crew import health, leased_board
 from farm.crew import power as switching
-from farm.crew.health import Kind, Observation, decide_by
-from farm.crew.leased_board import name_owner
 from farm.errors import UsageError
-from farm.processes.machine import name_user
+from farm.processes import machine
 from farm.store import Store
 from farm.values import Health
 
@@ -39,8 +38,10 @@ def power(
                 "Give it `power:` in its fleet file; docs/howto/switch-power.md says how.",
             )
         if force:
-            store.force_release(name, name_user(), reason or f"power {action}")
-        lease = switching.take_board(store, name, name_owner(), f"power {action}", commands, frozenset(Health))
+            store.force_release(name, machine.name_user(), reason or f"power {action}")
+        lease = switching.take_board(
+            store, name, leased_board.name_owner(), f"power {action}", commands, frozenset(Health)
+        )
         try:
             said = switching.switch(name, commands, action)
         finally:
@@ -51,14 +52,14 @@ def power(
 
 def _note(store: Store, name: str, action: str, reason: str) -> None:
     board = store.require_board(name)
-    by, tail = name_user(), f": {reason}" if reason else ""
+    by, tail = machine.name_user(), f": {reason}" if reason else ""
     store.add_event(f"power_{action}", name, f"switched {action}{tail}", by)
     if action == "cycle":
-        kind, detail = Kind.POWER_CYCLED, reason or "by an operator"
+        kind, detail = health.Kind.POWER_CYCLED, reason or "by an operator"
     elif action == "off" and board["health"] in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):
-        kind, detail = Kind.DRAIN, f"{_OFF}{tail}"
+        kind, detail = health.Kind.DRAIN, f"{_OFF}{tail}"
     elif action == "on" and board["health"] == Health.MAINTENANCE and _OFF in board["health_reason"]:
-        kind, detail = Kind.UNDRAIN, "its power was switched on"
+        kind, detail = health.Kind.UNDRAIN, "its power was switched on"
     else:
         return
-    store.observe_board(name, str(kind), by, decide_by(Observation(kind, detail)))
+    store.observe_board(name, str(kind), by, health.decide_by(health.Observation(kind, detail)))

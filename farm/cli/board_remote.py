@@ -23,17 +23,12 @@ import typer.core
 from farm import settings as farm_settings
 from farm.cli import first_contact, options, output
 from farm.cli.options import read_duration_s
-from farm.connectivity.addresses import to_ssh_address
-from farm.connectivity.board_logs import MAX_LINES, plan_follow_command, plan_log_command
-from farm.connectivity.host_keys import FILE_NAME, KnownHosts
-from farm.connectivity.ssh import ExecResult, SshConnection
-from farm.connectivity.ssh_handshake import SshAddress
+from farm.connectivity import addresses as connectivity_addresses
+from farm.connectivity import board_logs, host_keys, ssh, ssh_handshake
 from farm.errors import FarmError, PermanentError, TransientError, UnavailableError, UsageError
-from farm.processes.home_log import Follower
-from farm.processes.machine import name_user
+from farm.processes import home_log, machine
 from farm.settings import Settings
-from farm.store import Store
-from farm.store.standing import is_reserved_by, parse_transport
+from farm.store import Store, standing
 from farm.values import Direct, Ssh, Transport, Virtual
 
 _LOOK_S = 0.25
@@ -42,7 +37,7 @@ _LOOK_S = 0.25
 def print_log(path: Path, lines: int, follow: bool) -> None:
     """Print the last lines of a log, and with `follow` what comes until Ctrl-C. Raises UnavailableError without one."""
     # Before the end is read: what is written in between comes twice rather than never.
-    follower = Follower(path) if follow else None
+    follower = home_log.Follower(path) if follow else None
     try:
         with path.open("rb") as file:
             tail = collections.deque(file, lines)
@@ -101,9 +96,12 @@ def execute(
     timeout_s = read_duration_s("--timeout", timeout)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        addresses = {name: to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`")) for name in boards}
+        addresses = {
+            name: connectivity_addresses.to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`"))
+            for name in boards
+        }
         for row in store.fetch_boards():
-            if row["name"] in addresses and row["lease"] and not is_reserved_by(row, name_user()):
+            if row["name"] in addresses and row["lease"] and not standing.is_reserved_by(row, machine.name_user()):
                 output.tell(
                     f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
                     "what runs beside that disturbs it"
@@ -127,7 +125,7 @@ def execute(
 def logs(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     lines: Annotated[
-        int, typer.Option("--lines", min=1, max=MAX_LINES, help="Number of last lines of each log.")
+        int, typer.Option("--lines", min=1, max=board_logs.MAX_LINES, help="Number of last lines of each log.")
     ] = 100,
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="DIR", help="Folder that the board is provisioned to.")
@@ -143,11 +141,16 @@ def logs(
         print_log(_local_log(settings, name, transport), lines, follow)
         return
     if follow:
-        _follow(settings, name, transport, plan_follow_command(lines, prefix), accept_host_key or [])
+        _follow(settings, name, transport, board_logs.plan_follow_command(lines, prefix), accept_host_key or [])
         return
-    command = plan_log_command(lines, prefix)
+    command = board_logs.plan_log_command(lines, prefix)
     done = _run_everywhere(
-        settings, {name: to_ssh_address(transport)}, command, _LOG_TIMEOUT_S, accept_host_key or [], lambda *_: None
+        settings,
+        {name: connectivity_addresses.to_ssh_address(transport)},
+        command,
+        _LOG_TIMEOUT_S,
+        accept_host_key or [],
+        lambda *_: None,
     )[name]
     if done.error:
         raise done.error
@@ -157,9 +160,12 @@ def logs(
 
 def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:
     """Print what a board's logs say from now on, until Ctrl-C."""
-    address, known_hosts = to_ssh_address(transport), KnownHosts(settings.home_path / FILE_NAME)
+    address, known_hosts = (
+        connectivity_addresses.to_ssh_address(transport),
+        host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME),
+    )
     raise_first(first_contact.confirm_host_keys({name: address}, known_hosts, accept, first_contact.find_asker()))
-    with SshConnection.connect(address, known_hosts) as connection, contextlib.suppress(KeyboardInterrupt):
+    with ssh.SshConnection.connect(address, known_hosts) as connection, contextlib.suppress(KeyboardInterrupt):
         _require_logs(name, connection.stream(command, pass_on, _LOG_TIMEOUT_S))
 
 
@@ -176,7 +182,7 @@ class _Done:
     """How a command ended on one board: its result, or why there is none."""
 
     seconds: float
-    result: ExecResult | None = None
+    result: ssh.ExecResult | None = None
     error: FarmError | None = None
 
     @property
@@ -197,26 +203,26 @@ class _Done:
 
 def _run_everywhere(
     settings: Settings,
-    addresses: Mapping[str, SshAddress],
+    addresses: Mapping[str, ssh_handshake.SshAddress],
     command: str,
     timeout_s: float,
     accept: list[str],
     show: Callable[[str, _Done], None],
 ) -> dict[str, _Done]:
     """Run a command on boards at once; `show` hears of each as it ends."""
-    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     refused = first_contact.confirm_host_keys(addresses, known_hosts, accept, first_contact.find_asker())
     done = {name: _Done(0.0, error=error) for name, error in refused.items()}
     for name, one in done.items():
         show(name, one)
 
-    connections: list[SshConnection] = []
+    connections: list[ssh.SshConnection] = []
     stopping = threading.Event()
 
-    def run(address: SshAddress) -> _Done:
+    def run(address: ssh_handshake.SshAddress) -> _Done:
         began = time.monotonic()
         try:
-            with SshConnection.connect(address, known_hosts) as connection:
+            with ssh.SshConnection.connect(address, known_hosts) as connection:
                 connections.append(connection)
                 if stopping.is_set():
                     raise TransientError("interrupted")
@@ -270,7 +276,7 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
 
 def fetch_transport(store: Store, name: str) -> Transport:
     """How a board is reached. Raises UsageError where it is not registered."""
-    return parse_transport(store.require_board(name)["transport"])
+    return standing.parse_transport(store.require_board(name)["transport"])
 
 
 def require_ssh(name: str, transport: Transport, what: str) -> Ssh:

@@ -12,12 +12,11 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import board_remote, first_contact, options, output
+from farm.connectivity import addresses as connectivity_addresses
+from farm.connectivity import host_keys, ssh_handshake
 from farm.connectivity import services as connectivity_services
-from farm.connectivity.addresses import to_ssh_address
-from farm.connectivity.host_keys import FILE_NAME, KnownHosts, changed, require_fingerprint
-from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
 from farm.errors import FarmError, UnavailableError, UsageError
-from farm.processes.machine import name_user
+from farm.processes import machine
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Ssh
@@ -42,7 +41,7 @@ def trust(
     if forget and fingerprint:
         raise UsageError("--forget and --fingerprint contradict each other", "First forget, then trust.")
     settings = farm_settings.load()
-    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     with options.open_store(settings) as store:
         transports = {
             name: board_remote.require_ssh(name, board_remote.fetch_transport(store, name), "a host key")
@@ -52,7 +51,7 @@ def trust(
             for name, transport in transports.items():
                 _forget(store, known_hosts, name, transport)
             return
-    addresses = {name: to_ssh_address(transport) for name, transport in transports.items()}
+    addresses = {name: connectivity_addresses.to_ssh_address(transport) for name, transport in transports.items()}
     before = {name for name, address in addresses.items() if _is_pinned(address, known_hosts)}
     failed = _compare_pinned({name: addresses[name] for name in before}, known_hosts, fingerprint or ())
     failed |= first_contact.confirm_host_keys(addresses, known_hosts, fingerprint or (), first_contact.find_asker())
@@ -62,35 +61,35 @@ def trust(
     board_remote.raise_first(failed)
 
 
-def _is_pinned(address: SshAddress, known_hosts: KnownHosts) -> bool:
+def _is_pinned(address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHosts) -> bool:
     return bool(address.host_key or known_hosts.find(address.host, address.port))
 
 
 def _compare_pinned(
-    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, wanted: Collection[str]
+    addresses: Mapping[str, ssh_handshake.SshAddress], known_hosts: host_keys.KnownHosts, wanted: Collection[str]
 ) -> dict[str, FarmError]:
     """Why a board that is trusted already should not be, by board."""
-    given = {require_fingerprint(text) for text in wanted}
+    given = {host_keys.require_fingerprint(text) for text in wanted}
 
-    def look(address: SshAddress) -> FarmError | None:
+    def look(address: ssh_handshake.SshAddress) -> FarmError | None:
         pins = [address.host_key] if address.host_key else []
         pins = pins or [key.fingerprint for key in known_hosts.find(address.host, address.port)]
         try:
-            key = fetch_host_key(address, wanted=pins, known_hosts=known_hosts)
+            key = ssh_handshake.fetch_host_key(address, wanted=pins, known_hosts=known_hosts)
         except FarmError as error:
             return error
-        return changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
+        return host_keys.changed(str(address), [key], sorted(given)) if given and key.fingerprint not in given else None
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-host-keys") as pool:
         found = dict(zip(addresses, pool.map(look, addresses.values()), strict=True))
     return {name: error for name, error in found.items() if error is not None}
 
 
-def _forget(store: Store, known_hosts: KnownHosts, name: str, transport: Ssh) -> None:
+def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transport: Ssh) -> None:
     forgotten = known_hosts.remove(transport.host, transport.port)
     if transport.host_key:
         unpinned = dataclasses.replace(transport, host_key="")
-        forgotten = store.update_board(name, transport=unpinned, by=name_user()) or forgotten
+        forgotten = store.update_board(name, transport=unpinned, by=machine.name_user()) or forgotten
     output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
 
 

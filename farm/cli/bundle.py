@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.places import require_room
+from farm.artifacts import places
 from farm.cli import output, tables
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
-from farm.provision.bundle import Bundle, open_bundle
-from farm.provision.bundle_build import BundleRecipe, build_bundle
-from farm.provision.interpreters import MANAGED_PYTHON
+from farm.inventory import board_types
+from farm.provision import bundle as provision_bundle
+from farm.provision import bundle_build, interpreters
 
 app = typer.Typer(help="Bundles: everything that a board is given, in one file.", no_args_is_help=True)
 
@@ -52,12 +51,12 @@ def build(
         raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
     machine = arch or _find_arch(board_type or "")
     # One with an interpreter of its own serves every board; else the commonest is meant.
-    pythons = tuple(dict.fromkeys(python or (() if python_archive else (MANAGED_PYTHON,))))
-    recipe = BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
+    pythons = tuple(dict.fromkeys(python or (() if python_archive else (interpreters.MANAGED_PYTHON,))))
+    recipe = bundle_build.BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
     called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
     path = Path(called) if out is None else out / called if out.is_dir() else out
-    require_room(path.parent)
-    bundle = build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
+    places.require_room(path.parent)
+    bundle = bundle_build.build_bundle(recipe, path.absolute(), lambda text: output.stderr.print(text, markup=False))
     yield from _tell(bundle)
 
 
@@ -65,16 +64,16 @@ def build(
 @output.command
 def show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> output.Document:
     """Check every file of a bundle and say what it holds."""
-    yield from _tell(open_bundle(file))
+    yield from _tell(provision_bundle.open_bundle(file))
 
 
 def _find_arch(name: str) -> str:
     """The machine of a board type; ours where it is this machine."""
-    target = require_board_type(name).target
+    target = board_types.require_board_type(name).target
     return target.mtriple.partition("-")[0] if target else platform.machine()
 
 
-def _tell(bundle: Bundle) -> output.Document:
+def _tell(bundle: provision_bundle.Bundle) -> output.Document:
     manifest = bundle.manifest
     yield {
         "path": str(bundle.path),

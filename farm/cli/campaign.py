@@ -19,26 +19,15 @@ if TYPE_CHECKING:
 import pathlib
 
 from device_agent.protocol import is_name
-from farm.artifacts.listed import list_artifacts
+from farm.artifacts import listed
 from farm.campaign import artifacts
 from farm.campaign.engine import control
 from farm.cli import campaign_options
 from farm.cli.campaign_options import Name
-from farm.processes.machine import name_user
-from farm.report import campaign_page, campaign_rows, campaign_table
-from farm.report.campaign_document import make_document, shorten
+from farm.processes import machine
+from farm.report import campaign_document, campaign_page, campaign_rows, campaign_table
 from farm.units import format_minute
 from farm.values import CampaignState, FleetCampaign
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm campaign`."""
-    app.command("list")(list_campaigns)
-    app.command("show")(show)
-    app.command("report")(report)
-    app.command("pause")(pause)
-    app.command("cancel")(cancel)
-    app.command("budget")(budget)
 
 
 @output.command
@@ -46,7 +35,7 @@ def list_campaigns() -> output.Document:
     """List the campaigns in the store, the newest first."""
     with options.open_store_to_show() as store:
         campaigns = store.fetch_fleet_campaigns()[::-1]
-    yield [shorten(each) for each in campaigns]
+    yield [campaign_document.shorten(each) for each in campaigns]
     tables.print_table(
         ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
         [_row(each) for each in campaigns],
@@ -61,7 +50,7 @@ def show(name: Name) -> output.Document:
     """Show a campaign. Its tasks, how far each is, its boards and winners."""
     with options.open_store_to_show() as store:
         campaign = store.fetch_fleet_campaign(name)
-        document = make_document(store, name)
+        document = campaign_document.make_document(store, name)
     yield document
     output.stdout.print(
         campaign_table.draw(
@@ -79,7 +68,7 @@ def show(name: Name) -> output.Document:
     found = sum(each["median_s"] is not None for each in document["winners"])
     if artifacts.is_pending(campaign, document):
         print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
-    for each in list_artifacts(document) if found else ():
+    for each in listed.list_artifacts(document) if found else ():
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
     output.say(
         f"{found} of {len(document['winners'])} tasks have a record",
@@ -97,7 +86,7 @@ def report(
 ) -> output.Document:
     """Write a campaign's report. Pictures and tables as HTML and Markdown, and JSON. At any time."""
     with options.open_store_to_show() as store:
-        document = make_document(store, name)
+        document = campaign_document.make_document(store, name)
     if out is None and not is_name(name):  # one of an earlier version's, which took any
         raise UsageError(f"{name!r} cannot name a folder", "Say with --out where the report is to go.")
     paths = campaign_page.write_campaign_report(document, out or pathlib.Path(f"campaign-{name}"))
@@ -130,9 +119,9 @@ def budget(
     if not changes:
         raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
     with options.open_store() as store:
-        control.change_budget(store, name, changes, name_user())
+        control.change_budget(store, name, changes, machine.name_user())
         campaign = store.fetch_fleet_campaign(name)
-    yield shorten(campaign)
+    yield campaign_document.shorten(campaign)
     limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
     print(f"campaign {name} may use: {limits}")
 
@@ -140,8 +129,8 @@ def budget(
 def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, name_user())
-    yield shorten(campaign)
+        campaign = (control.pause if verb == "pause" else control.cancel)(settings, store, name, machine.name_user())
+    yield campaign_document.shorten(campaign)
     if campaign.state is wanted:
         print(f"campaign {name} is {campaign.state}")
     else:
@@ -342,5 +331,13 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-campaign_run.register(app)
-register(app)
+app.command("run")(campaign_run.run)
+app.command("attach")(campaign_run.attach)
+app.command("resume")(campaign_run.resume)
+app.command("clone")(campaign_run.clone)
+app.command("list")(list_campaigns)
+app.command("show")(show)
+app.command("report")(report)
+app.command("pause")(pause)
+app.command("cancel")(cancel)
+app.command("budget")(budget)

@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import listed
-from farm.artifacts.places import require_room
+from farm.artifacts import listed, places
 from farm.campaign import artifacts, spec, submit, watch
-from farm.campaign.engine import control
-from farm.campaign.engine.client import Ahead, engine_ahead
+from farm.campaign.engine import client, control
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import Name
 from farm.cli.campaign_screen import CampaignScreen
 from farm.errors import UsageError
-from farm.processes.machine import name_user
+from farm.processes import machine
 from farm.report import campaign_document, campaign_rows
 from farm.settings import Settings
 from farm.store import Store
@@ -26,14 +24,6 @@ from farm.values import CampaignState
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait for it; `farm campaign attach NAME` shows it at any time.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm campaign`."""
-    app.command("run")(run)
-    app.command("attach")(attach)
-    app.command("resume")(resume)
-    app.command("clone")(clone)
 
 
 @output.command
@@ -52,15 +42,15 @@ def run(
             "Leave one of both out; `farm campaign resume NAME --compile DIR` does it later.",
         )
     if compile_to is not None:
-        require_room(compile_to)
+        places.require_room(compile_to)
 
     campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     screen = CampaignScreen()
-    with options.open_store(settings) as store, engine_ahead(settings) as engine:
+    with options.open_store(settings) as store, client.engine_ahead(settings) as engine:
         command = f"campaign run {file}"
         folder = campaign_options.to_folder(compile_to)
-        name = submit.submit(campaign, store, settings, name_user(), command, screen.note, engine.begin, folder)
+        name = submit.submit(campaign, store, settings, machine.name_user(), command, screen.note, engine.begin, folder)
         _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
         campaign_options.make(settings, name, screen.note, json)
@@ -90,14 +80,14 @@ def resume(
     settings = farm_settings.load()
     screen = CampaignScreen()
     if compile_to is not None:
-        require_room(compile_to)
+        places.require_room(compile_to)
     with options.open_store(settings) as store:
         if compile_to is not None:
-            store.change_folder(name, str(campaign_options.to_folder(compile_to)), name_user())
+            store.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
         campaign = store.fetch_fleet_campaign(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
-            control.resume(store, name, name_user())
-            with engine_ahead(settings) as engine:
+            control.resume(store, name, machine.name_user())
+            with client.engine_ahead(settings) as engine:
                 _carry_out(engine, settings, store, name, screen, detach, json)
     if not detach:
         campaign_options.make(settings, name, screen.note, json)
@@ -118,13 +108,13 @@ def clone(
     changes = campaign_options.read_budget(trials, wall_clock, board_hours, per_workload)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        submit.clone(store, name, new, changes, name_user(), f"campaign clone {name} {new}")
-        with engine_ahead(settings) as engine:
+        submit.clone(store, name, new, changes, machine.name_user(), f"campaign clone {name} {new}")
+        with client.engine_ahead(settings) as engine:
             _carry_out(engine, settings, store, new, CampaignScreen(), detach, json)
 
 
 def _carry_out(
-    engine: Ahead,
+    engine: client.Ahead,
     settings: Settings,
     store: Store,
     name: str,
@@ -140,7 +130,7 @@ def _carry_out(
             return
     except KeyboardInterrupt:
         screen.close()
-        state = control.pause(settings, store, name, name_user()).state
+        state = control.pause(settings, store, name, machine.name_user()).state
         said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
         screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
         raise SystemExit(output.INTERRUPTED) from None

@@ -13,8 +13,8 @@ from farm.cli import options, output
 from farm.cli.output import print_check
 from farm.errors import UsageError
 from farm.services import board_doctor as service_board_doctor
-from farm.services.checks import Check, Level
-from farm.store.standing import is_on_demand, require_kept
+from farm.services import checks as service_checks
+from farm.store import standing
 from farm.values import Health
 
 # One of the hops failed: something that the farm needs is not there.
@@ -39,9 +39,9 @@ def doctor(
         _examine_boards(list(dict.fromkeys(board)) if board else None, json)
         return
 
-    checks: list[Check] = []
+    checks: list[service_checks.Check] = []
 
-    def show(check: Check) -> None:
+    def show(check: service_checks.Check) -> None:
         checks.append(check)
         if not json:
             print_check(check)
@@ -49,7 +49,7 @@ def doctor(
     farm_doctor.examine(farm_settings.load(), show)
     if json:
         output.print_json([_to_document(check) for check in checks])
-    if any(check.level is Level.FAILED for check in checks):
+    if any(check.level is service_checks.Level.FAILED for check in checks):
         raise SystemExit(_FAILED)
 
 
@@ -67,14 +67,14 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
     with options.open_store(settings) as store:
         if names is None:
             rows = store.fetch_boards()
-            names = [row["name"] for row in rows if row["health"] != Health.RETIRED and not is_on_demand(row)]
+            names = [row["name"] for row in rows if row["health"] != Health.RETIRED and not standing.is_on_demand(row)]
         for name in names:
-            require_kept(store.require_board(name))
+            standing.require_kept(store.require_board(name))
     if not names:
         raise UsageError("there are no boards to examine", "`farm board add` registers one.")
-    checks: dict[str, list[Check]] = {name: [] for name in names}
+    checks: dict[str, list[service_checks.Check]] = {name: [] for name in names}
 
-    def show(name: str, check: Check) -> None:
+    def show(name: str, check: service_checks.Check) -> None:
         if not json:
             if len(checks) > 1 and not checks[name]:
                 output.stdout.print(f"[bold]{markup.escape(name)}[/]")
@@ -89,5 +89,5 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
         raise SystemExit(_FAILED)
 
 
-def _to_document(check: Check) -> dict[str, Any]:
+def _to_document(check: service_checks.Check) -> dict[str, Any]:
     return check.to_document() | {"ok": check.ok}

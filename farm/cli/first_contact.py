@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from farm.cli import output
-from farm.connectivity.host_keys import HostKey, HostKeyError, KnownHosts, UnknownHostKeyError, require_fingerprint
-from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
+from farm.connectivity import host_keys, ssh_handshake
 from farm.errors import FarmError, UsageError
 
 _AT_ONCE = 16
@@ -34,8 +33,8 @@ Accept = Annotated[
 
 
 def confirm_host_keys(
-    addresses: Mapping[str, SshAddress],
-    known_hosts: KnownHosts,
+    addresses: Mapping[str, ssh_handshake.SshAddress],
+    known_hosts: host_keys.KnownHosts,
     accept: Collection[str] = (),
     ask: Ask | None = None,
 ) -> dict[str, FarmError]:
@@ -45,7 +44,7 @@ def confirm_host_keys(
     another, though keys are fetched at once; without it (see `find_asker`) the board is refused with what to do.
     Boards at one address are one question. Raises UsageError for what is no fingerprint.
     """
-    accepted = {require_fingerprint(text) for text in accept}
+    accepted = {host_keys.require_fingerprint(text) for text in accept}
     unpinned: dict[tuple[str, int], list[str]] = {}
     for board, address in addresses.items():
         if not address.host_key and not known_hosts.find(address.host, address.port):
@@ -75,7 +74,10 @@ def find_asker() -> Ask | None:
 
 
 def _confirm_ways(
-    addresses: Mapping[str, SshAddress], known_hosts: KnownHosts, accept: Collection[str], ask: Ask | None
+    addresses: Mapping[str, ssh_handshake.SshAddress],
+    known_hosts: host_keys.KnownHosts,
+    accept: Collection[str],
+    ask: Ask | None,
 ) -> dict[str, FarmError]:
     """Confirm the hosts on the route to boards, the nearest first: an unknown host hides those behind it."""
     ways = {
@@ -89,28 +91,34 @@ def _confirm_ways(
     return {ways[name][0]: error for name, error in refused.items()}
 
 
-def _fetch(address: SshAddress, known_hosts: KnownHosts, accepted: Collection[str]) -> HostKey:
+def _fetch(
+    address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHosts, accepted: Collection[str]
+) -> host_keys.HostKey:
     """The key to be confirmed: one that is accepted, if the board has such a one, else what it shows first."""
     if accepted:
         try:
-            return fetch_host_key(address, wanted=accepted, known_hosts=known_hosts)
-        except HostKeyError:
+            return ssh_handshake.fetch_host_key(address, wanted=accepted, known_hosts=known_hosts)
+        except host_keys.HostKeyError:
             pass
-    return fetch_host_key(address, known_hosts=known_hosts)
+    return ssh_handshake.fetch_host_key(address, known_hosts=known_hosts)
 
 
 def _require_confirmed(
-    boards: list[str], address: SshAddress, key: HostKey, accepted: Collection[str], ask: Ask | None
+    boards: list[str],
+    address: ssh_handshake.SshAddress,
+    key: host_keys.HostKey,
+    accepted: Collection[str],
+    ask: Ask | None,
 ) -> None:
     name = " and ".join(boards)
     what = f"{name} at {address} shows the host key {key.fingerprint} ({key.kind})"
     if accepted:
-        raise HostKeyError(
+        raise host_keys.HostKeyError(
             f"{what}, which is none of those that you accept: {', '.join(sorted(accepted))}",
             "Compare with what ssh-keygen -lf prints on the board itself. If it differs, something else answers there.",
         )
     if ask is None:
-        raise UnknownHostKeyError(
+        raise host_keys.UnknownHostKeyError(
             f"{what}, which is not confirmed yet",
             "Compare with what ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints on the board itself, then: "
             f"farm board trust {' '.join(boards)} --fingerprint {key.fingerprint}. Or give this command "
@@ -125,8 +133,8 @@ def _require_confirmed(
         # Not taken for consent: what confirms a key must be typed in full, as for OpenSSH's own client.
         answer = ask("Please type yes, no or the fingerprint: ").strip()
     if answer.startswith("SHA256:"):
-        if require_fingerprint(answer) != key.fingerprint:
-            raise HostKeyError(
+        if host_keys.require_fingerprint(answer) != key.fingerprint:
+            raise host_keys.HostKeyError(
                 f"{what}, not the {answer} that you gave", "Something else answers at the board's address."
             )
         return

@@ -12,9 +12,8 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output
 from farm.errors import TransientError, UsageError
-from farm.inventory.fleet_plan import FleetPlan, RegisteredBoard, plan
-from farm.inventory.fleets import FleetBoard, read_fleet
-from farm.processes.machine import name_user
+from farm.inventory import fleet_plan, fleets
+from farm.processes import machine
 from farm.store import Store, parse_transport
 
 app = typer.Typer(help="Fleet files: all boards, and how each is reached, in one YAML file.", no_args_is_help=True)
@@ -28,7 +27,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/h
 @output.command
 def check(file: File) -> output.Document:
     """Check a fleet file. Says what is wrong, or lists the boards that it describes. Nothing is changed."""
-    boards = read_fleet(file).boards
+    boards = fleets.read_fleet(file).boards
     yield {"file": str(file), "boards": [_board_document(board) for board in boards]}
     for board in boards:
         output.say(_describe(board))
@@ -44,13 +43,13 @@ def apply(
     json: options.Json = False,
 ) -> None:
     """Apply a fleet file. What will be done is shown first."""
-    fleet = read_fleet(file)
+    fleet = fleets.read_fleet(file)
     settings = farm_settings.load()
     # A dry run makes nothing, not even an empty store.
     location = settings.store_location
     is_new = isinstance(location, Path) and not location.exists()
     with contextlib.nullcontext() if dry_run and is_new else options.open_store(settings) as store:
-        todo = plan(_fetch_registered(store) if store else [], fleet, prune)
+        todo = fleet_plan.plan(_fetch_registered(store) if store else [], fleet, prune)
         if not json:
             _print_plan(todo)
         if store and not dry_run:
@@ -66,10 +65,10 @@ def apply(
         )
 
 
-def _fetch_registered(store: Store) -> list[RegisteredBoard]:
+def _fetch_registered(store: Store) -> list[fleet_plan.RegisteredBoard]:
     power = store.fetch_power()
     return [
-        RegisteredBoard(
+        fleet_plan.RegisteredBoard(
             row["name"],
             row["board_type"],
             parse_transport(row["transport"]),
@@ -81,12 +80,12 @@ def _fetch_registered(store: Store) -> list[RegisteredBoard]:
     ]
 
 
-def _carry_out(todo: FleetPlan, store: Store) -> None:
+def _carry_out(todo: fleet_plan.FleetPlan, store: Store) -> None:
     """One transaction per board: a run that is cut off is continued by the next.
 
     Raises TransientError where another command leased, added or removed one of these boards after the plan was made.
     """
-    by = f"{name_user()} ({_BY})"
+    by = f"{machine.name_user()} ({_BY})"
     try:
         for new in todo.added:
             store.register_board(new.name, new.board_type, new.transport, new.labels, by, _to_power(new))
@@ -105,11 +104,11 @@ def _carry_out(todo: FleetPlan, store: Store) -> None:
         ) from error
 
 
-def _to_power(board: FleetBoard) -> dict[str, Any]:
+def _to_power(board: fleets.FleetBoard) -> dict[str, Any]:
     return board.power.to_document() if board.power else {}
 
 
-def _print_plan(todo: FleetPlan) -> None:
+def _print_plan(todo: fleet_plan.FleetPlan) -> None:
     for board in todo.added:
         output.say(f"+ {_describe(board)}")
     for change in todo.changed:
@@ -124,7 +123,7 @@ def _print_plan(todo: FleetPlan) -> None:
         output.say(f"not in the file, and kept without --prune: {', '.join(todo.unlisted)}")
 
 
-def _print_end(todo: FleetPlan, dry_run: bool) -> None:
+def _print_end(todo: fleet_plan.FleetPlan, dry_run: bool) -> None:
     done = ", ".join(
         f"{len(boards)} {word}"
         for boards, word in (
@@ -139,7 +138,7 @@ def _print_end(todo: FleetPlan, dry_run: bool) -> None:
     output.say(f"{'nothing was changed; would be: ' if dry_run and not todo.is_empty else ''}{done or 'no boards'}")
 
 
-def _plan_document(todo: FleetPlan, file: str, dry_run: bool) -> dict[str, Any]:
+def _plan_document(todo: fleet_plan.FleetPlan, file: str, dry_run: bool) -> dict[str, Any]:
     return {
         "file": file,
         "dry_run": dry_run,
@@ -158,7 +157,7 @@ def _plan_document(todo: FleetPlan, file: str, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _board_document(board: FleetBoard) -> dict[str, Any]:
+def _board_document(board: fleets.FleetBoard) -> dict[str, Any]:
     return {
         "name": board.name,
         "type": board.board_type,
@@ -168,7 +167,7 @@ def _board_document(board: FleetBoard) -> dict[str, Any]:
     }
 
 
-def _describe(board: FleetBoard) -> str:
+def _describe(board: fleets.FleetBoard) -> str:
     labels = (f"{key}={value}" for key, value in sorted(board.labels.items()))
     power = ["power switched by commands"] if board.power else []
     return f"{board.name}: " + ", ".join((board.board_type, board.where, *labels, *power))

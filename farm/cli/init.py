@@ -17,8 +17,7 @@ from farm import settings
 from farm.cli import options, output
 from farm.crew import local as crew_virtual
 from farm.errors import UsageError
-from farm.inventory import board_types
-from farm.inventory.fleet_document import MAX_EXPANDED
+from farm.inventory import board_types, fleet_document
 from farm.values import Ssh
 
 # Small enough to end within minutes, for a look at what a campaign is.
@@ -152,7 +151,10 @@ def init(
         typer.Option("--ssh", metavar="[USER@]HOST[:PORT]", help="SSH address of a board; repeatable."),
     ] = None,
     virtual: Annotated[
-        int, typer.Option("--virtual", metavar="N", min=0, max=MAX_EXPANDED, help="Number of virtual boards.")
+        int,
+        typer.Option(
+            "--virtual", metavar="N", min=0, max=fleet_document.MAX_EXPANDED, help="Number of virtual boards."
+        ),
     ] = 0,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the files into.")] = Path(),
 ) -> output.Document:

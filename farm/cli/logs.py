@@ -17,9 +17,7 @@ from farm.cli import output
 from farm.cli.options import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import home_log
-from farm.processes.home_log import LogLine
-from farm.store import Store
-from farm.store.happenings import Mark
+from farm.store import Store, happenings
 
 _MOST_LINES = 1_000_000
 # Events that are read; more where a filter may look far back.
@@ -58,7 +56,7 @@ def logs(
         wanted = home_log.LogFilter(_find_campaign(store, campaign), _find_board(store, board), since_s)
         # Before the log is read: what is written meanwhile is in both, and printed once.
         follower = home_log.Follower(folder / home_log.LOG_FILE)
-        mark = Mark() if store is None else store.fetch_mark_of_events()
+        mark = happenings.Mark() if store is None else store.fetch_mark_of_events()
         found = home_log.read_log(folder, wanted)
         if store is not None:
             events = store.fetch_last_happenings(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
@@ -77,7 +75,7 @@ def logs(
                 time.sleep(_LOOK_S)
 
 
-def _moment(line: LogLine) -> float:
+def _moment(line: home_log.LogLine) -> float:
     return line.at
 
 
@@ -113,7 +111,7 @@ def _find_board(store: Store | None, wanted: str) -> str:
         raise
 
 
-def _show(found: Iterable[LogLine], json: bool) -> None:
+def _show(found: Iterable[home_log.LogLine], json: bool) -> None:
     for line in found:
         if json:
             print(json_module.dumps(line.to_document(), allow_nan=False))

@@ -14,11 +14,11 @@ from typing import Any
 import typer
 import typer.main
 
+from farm import foreign
 from farm.cli import examples, output
-from farm.cli.entry import tell_version
 from farm.errors import UsageError
-from farm.foreign import say_plainly
-from farm.processes.listening import raise_descriptor_limit
+from farm.processes import listening
+from farm.version import __version__
 
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -55,7 +55,7 @@ def translate(error: Any) -> UsageError:
     if found := re.match(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", message):
         return UsageError(f"{found[1]} is too much: {command} takes no more arguments", help_hint)
     if found := re.match(r"Invalid value for '([^']*)'[^:]*: (.*)", message, flags=re.DOTALL):
-        return UsageError(f"{found[1]}: {say_plainly(found[2].strip())}", help_hint)
+        return UsageError(f"{found[1]}: {foreign.say_plainly(found[2].strip())}", help_hint)
     return UsageError(f"{message[:1].lower()}{message[1:]}".rstrip("."), help_hint)
 
 
@@ -65,7 +65,7 @@ def _mean(near: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A command, or a noun with commands: its module of farm/cli, what makes it there, its line in `farm --help`."""
+    """A command or a noun: its module of farm/cli, the function or typer app there, its line in `farm --help`."""
 
     module: str
     attribute: str
@@ -92,7 +92,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "db": _Entry("store", "app", "Check and upgrade the store."),
     "model": _Entry("model", "app", "Models: show, compile, verify, package, deploy and run them."),
     "record": _Entry("record", "app", "Records: the best verified trial of each workload."),
-    "board": _Entry("board", "make_app", "Boards: register, reach, provision and inspect them."),
+    "board": _Entry("board", "app", "Boards: register, reach, provision and inspect them."),
     "queue": _Entry("queue", "app", "The queue for boards: what waits, why not yet, and who has boards."),
     "fleet": _Entry("fleet", "app", "Fleet files: all boards, and how each is reached."),
     "sweep": _Entry("sweep", "app", "Sweeps: latency, power and energy over a board's clocks."),
@@ -102,11 +102,10 @@ _COMMANDS: Mapping[str, _Entry] = {
 }
 
 
-def make_app(word: str | None = None, verb: str | None = None, *, names_only: bool = False) -> typer.Typer:
-    """The command line; of its commands only the one that begins with `word`, where there is such a one; of that the
-    verb `verb`, where the noun's verbs take long to load. With `names_only` commands are there to be listed alone.
+def make_app(word: str | None = None, *, names_only: bool = False) -> typer.Typer:
+    """Return the command line, or its part under one command or noun where `word` names one.
 
-    The modules of commands are loaded here: all of them take twice the time that most take alone.
+    `names_only` loads no command: the result can list them, and run none.
     """
     app = typer.Typer(
         name="farm",
@@ -125,8 +124,6 @@ def make_app(word: str | None = None, verb: str | None = None, *, names_only: bo
         if word in _COMMANDS and name != word:
             continue
         command = getattr(importlib.import_module(f"farm.cli.{entry.module}"), entry.attribute)
-        if entry.attribute == "make_app":
-            command = command(verb)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, short_help=entry.line)
         else:
@@ -145,7 +142,7 @@ def _runs_none(words: Sequence[str]) -> bool:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        tell_version()
+        print(f"tvm-farm {__version__}")
         raise typer.Exit
 
 
@@ -157,13 +154,13 @@ def _root(
 
 def main() -> None:
     """Run the command line; leaves by SystemExit."""
-    raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
+    listening.raise_descriptor_limit()  # a sweep, or a provisioning, may hold a rack of boards
     # What is fitted here is small: on a busy machine threads that wait for each other make it forty times slower.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Most of what a command makes are modules, which stay: looking for garbage among them took a fifth of its start.
     gc.set_threshold(50_000, 20, 20)
     words = sys.argv[1:]
-    command = typer.main.get_command(make_app(*words[:2], names_only=_runs_none(words)))
+    command = typer.main.get_command(make_app(*words[:1], names_only=_runs_none(words)))
     examples.complete(command)
     try:
         code = command.main(sys.argv[1:], prog_name="farm", standalone_mode=False)

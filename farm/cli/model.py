@@ -13,17 +13,12 @@ from farm.artifacts import calibration as calibrations
 from farm.campaign import plan_survey
 from farm.cli import model_artifacts, model_board, options, output, tables
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
+from farm.inventory import board_types
+from farm.models import inputs as model_inputs
 from farm.models import quantise, zoo
-from farm.models.inputs import summarise
 from farm.search import default_schedule
 from farm.search.graph import importer
 from farm.search.graph import pipeline as graph_pipeline
-
-
-def register(app: typer.Typer) -> None:
-    """Put the command beside the other ones of `farm model`."""
-    app.command("quantize")(quantize)
 
 
 @output.command
@@ -89,9 +84,13 @@ def quantize(
 
 
 app = typer.Typer(help="Models: the zoo, and what is in one.", no_args_is_help=True)
-model_artifacts.register(app)
-model_board.register(app)
-register(app)
+app.command("compile")(model_artifacts.compile_)
+app.command("verify")(model_artifacts.verify)
+app.command("package")(model_artifacts.package)
+app.command("deploy")(model_board.deploy)
+app.command("run")(model_board.run)
+app.command("bench")(model_board.bench)
+app.command("quantize")(quantize)
 
 
 @app.command("zoo")
@@ -143,10 +142,10 @@ def show(
 
     Exit code 2 where it cannot be imported.
     """
-    named = require_board_type(board_type)
+    named = board_types.require_board_type(board_type)
     source, inputs = options.read_model(model, shape, batch, trust_model)
     proto = source.load()
-    summary = summarise(proto, inputs)
+    summary = model_inputs.summarise(proto, inputs)
 
     options.require_float(source, weights)
     kind = graph_pipeline.store_weights(named, weights)

@@ -10,17 +10,16 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import brought as artifact_brought
-from farm.artifacts import checking, listed, make, on_board
+from farm.artifacts import checking, listed, make, on_board, places
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
-from farm.artifacts.places import require_place
 from farm.artifacts.runtime import inputs as runtime_inputs
 from farm.campaign import one_model, plan_models, tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
-from farm.inventory.board_types import BoardType, require_board_type
+from farm.inventory import board_types
 from farm.search import gpus
 from farm.search.graph import half_precision, pipeline
 from farm.settings import Settings
@@ -34,13 +33,6 @@ LOCAL = "local"
 _MOST_LABELS = 16 << 20
 Folder = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="A folder that `farm model compile` wrote.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm model`."""
-    app.command("compile")(compile_)
-    app.command("verify")(verify)
-    app.command("package")(package)
 
 
 @output.command
@@ -100,7 +92,7 @@ def compile_(
         chosen, for_virtual = _choose_type(store, board_type, board, simulated)
     own = pipeline.make_exact(chosen, exact)
     kinds = [pipeline.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
-    require_place(out)
+    places.require_place(out)
     found = artifact_brought.bring(model, shape or (), batch, trust_model)
     options.require_float(found.source, weights)
     orders = [
@@ -220,10 +212,10 @@ def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
     return "The model without schedules is right: its compiled code is at fault. Report it."
 
 
-def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[BoardType, bool]:
+def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> tuple[board_types.BoardType, bool]:
     """What is compiled for, and whether for virtual boards of the type. Raises UsageError."""
     if not board:
-        kind = require_board_type(board_type or LOCAL)
+        kind = board_types.require_board_type(board_type or LOCAL)
         own = [row for row in store.fetch_boards() if row["board_type"] == kind.name]
         if own and not simulated and all(row["simulated"] for row in own):
             output.note(

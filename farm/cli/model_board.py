@@ -12,10 +12,9 @@ from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
 from farm.artifacts import bench as benching
-from farm.artifacts import brought, checking, on_board, package, running
+from farm.artifacts import brought, checking, on_board, package, places, running
 from farm.artifacts import deploy as artifact_deploy
 from farm.artifacts import manifest as artifact_manifest
-from farm.artifacts.places import is_artifact, require_room
 from farm.artifacts.runtime import tasks
 from farm.cli import board_remote, options, output, tables
 from farm.cli.model_artifacts import Folder, Wait
@@ -23,7 +22,7 @@ from farm.cli.options import read_duration_s
 from farm.connectivity import addresses, host_keys, ssh
 from farm.errors import PermanentError, UsageError
 from farm.points import requests
-from farm.points.values import format_conditions
+from farm.points import values as point_values
 from farm.report import bench_page
 from farm.units import format_bytes
 
@@ -54,13 +53,6 @@ Point = Annotated[
     str,
     typer.Option("--operating-point", metavar="POINT", help="Clocks to hold, such as mode=MAXN or a57=921.6MHz."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm model`."""
-    app.command("deploy")(deploy)
-    app.command("run")(run)
-    app.command("bench")(bench)
 
 
 @output.command
@@ -124,7 +116,7 @@ def run(
     Exit code 1 where `farm model verify` found its outputs wrong.
     """
     if out is not None:
-        require_room(out.parent)
+        places.require_room(out.parent)
     artifact = artifact_manifest.open_artifact(folder)
     artifact.require_whole()
     manifest = artifact.manifest
@@ -178,7 +170,7 @@ def bench(
     point = requests.parse_point(operating_point)
     wait_s = read_duration_s("--wait", wait)
     if out is not None:
-        require_room(out)
+        places.require_room(out)
     subjects = [read_subject(text, shape, device) for text in models]
     settings = farm_settings.load()
     for subject in subjects:
@@ -219,7 +211,7 @@ def _say_sent(size: int, sent: int | None) -> str:
 
 def read_subject(text: str, shape: list[str] | None, device: str) -> Any:
     """Read what is timed: a model, or an artifact. Raises UsageError."""
-    if is_artifact(Path(text)):
+    if places.is_artifact(Path(text)):
         artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()
         return benching.Subject(brought.bring_again(artifact.manifest, None), artifact.manifest.device, artifact)
@@ -248,7 +240,7 @@ def _print_run(document: dict[str, Any]) -> None:
 
     if document["simulated"] and document["device"] == GPU:
         simulated = "; simulated: a model gave these times, which no GPU was ever compared with"
-    conditions = format_conditions(document["threads"], document["clocks"], document["operating_point"])
+    conditions = point_values.format_conditions(document["threads"], document["clocks"], document["operating_point"])
     lines = [f"{document['latency']['count']:.0f} runs, {conditions}{simulated}", _say_details(document)]
     lines += tasks.say(document["found"])
     lines += [f"outputs: {document['out']}"] if document["out"] else []
@@ -306,7 +298,8 @@ def _print_bench(document: dict[str, Any]) -> None:
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
     notes.append(
         f"{board['type']}/{board['name']}{simulated}, "
-        f"{format_conditions(document['threads'], document['clocks'], document['operating_point'])}; {document['runs']}"
+        f"{point_values.format_conditions(document['threads'], document['clocks'], document['operating_point'])}; "
+        f"{document['runs']}"
     )
     notes += [f"report: {path}" for path in document.get("report", ())]
     output.say(*notes)

@@ -13,7 +13,7 @@ from farm import settings as farm_settings
 from farm.cli import output
 from farm.errors import UsageError
 from farm.services.notices import document as notices
-from farm.services.notices.sending import Notice, send
+from farm.services.notices import sending
 
 app = typer.Typer(no_args_is_help=True, help="Notices: who hears of what, by a command, a webhook or a URL of Apprise.")
 
@@ -37,7 +37,7 @@ def try_way(name: Annotated[str, typer.Argument(metavar="NAME", help="A way.")])
     if name not in ways:
         hint = f"{foreign.suggest(name, ways)} There are: {', '.join(ways)}.".strip()
         raise UsageError(f"there is no way {name!r} in {notices.FILE_NAME}", hint)
-    send(ways[name], Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
+    sending.send(ways[name], sending.Notice("test", ways[name].classes[0], time.time(), "a test", "nothing happened"))
     output.say(f"sent: {ways[name].shown}")
 
 

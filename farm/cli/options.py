@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,19 +21,16 @@ from farm.inventory import fleet_addresses
 from farm.models import inputs as model_inputs
 from farm.models import shape_hints
 from farm.models import source as model_source
+from farm.points import values
 from farm.processes import machine
 from farm.settings import Settings
+from farm.units import DURATION_EXAMPLES, parse_duration_s
 from farm.values import Ssh
 
 if TYPE_CHECKING:
     from farm.models.inputs import InputSpec
     from farm.models.source import ModelSource
     from farm.store import Store
-import re
-from collections.abc import Callable
-
-from farm.points.values import Goal, Objective
-from farm.units import DURATION_EXAMPLES, parse_duration_s
 
 # Of an inference, where minutes would only puzzle.
 LATENCIES = "20ms, 1.5s"
@@ -41,6 +42,38 @@ def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -
         return parse_duration_s(text)
     except ValueError as error:
         raise UsageError(f"{option} {error}", f"Examples: {examples}.") from error
+
+
+def spread(
+    parameter: str, group: Callable[..., Any], annotations: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., output.Document]], Callable[..., output.Document]]:
+    """Give a command the fields of a dataclass as options, in the place of one parameter.
+
+    The fields are typer's options by their annotations, or by `annotations`; their defaults are the options' defaults.
+    """
+
+    def decorate(function: Callable[..., output.Document]) -> Callable[..., output.Document]:
+        fields = annotations or typing.get_type_hints(group, include_extras=True)
+        defaults = group()
+
+        @functools.wraps(function)
+        def carried_out(*values: Any, **options: Any) -> output.Document:
+            chosen = group(**{name: options.pop(name) for name in fields})
+            yield from function(*values, **{parameter: chosen}, **options)
+
+        signature = inspect.signature(function, eval_str=True)
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=option)
+            for name, option in fields.items()
+        ]
+        own = [each for each in signature.parameters.values() if each.name != parameter]
+        # Arguments come first, the command's own options last.
+        at = sum(each.default is inspect.Parameter.empty for each in own)
+        own = [*own[:at], *parameters, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own[at:])]
+        carried_out.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return carried_out
+
+    return decorate
 
 
 Json = output.Json
@@ -161,12 +194,12 @@ MaxPower = Annotated[str, typer.Option("--max-power", metavar="7.5W|none", help=
 Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|edp", help="Quantity to minimise.")]
 
 
-def read_goal(goal: Goal, deadline: str, max_power: str, objective: str) -> Goal:
+def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str) -> values.Goal:
     """`goal` with what was typed; `none` takes a limit away. Raises UsageError."""
-    if objective and objective not in list(Objective):
-        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(Objective)}.")
-    return Goal(
-        Objective(objective) if objective else goal.objective,
+    if objective and objective not in list(values.Objective):
+        raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(values.Objective)}.")
+    return values.Goal(
+        values.Objective(objective) if objective else goal.objective,
         _read(deadline, goal.deadline_s, lambda: read_duration_s("--deadline", deadline, LATENCIES)),
         _read(max_power, goal.max_power_w, lambda: _read_watts(max_power)),
         goal.deadline_on_p95,

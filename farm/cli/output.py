@@ -25,7 +25,7 @@ from rich.segment import Segment
 
 from farm import backup, foreign, settings
 from farm.errors import FarmError
-from farm.services.checks import Check, Level
+from farm.services import checks
 
 FOLDER = "docs/howto"
 # The longest name that begins a module's counts. What serves everything (store, settings, units) says nothing of what
@@ -313,17 +313,17 @@ class _ConsoleHandler(logging.Handler):
 
 
 _MARKS = {
-    Level.OK: "[green]ok  [/]",
-    Level.WARNING: "[yellow]warn[/]",
-    Level.FAILED: "[red]FAIL[/]",
-    Level.NOT_TRIED: "[dim]–   [/]",
+    checks.Level.OK: "[green]ok  [/]",
+    checks.Level.WARNING: "[yellow]warn[/]",
+    checks.Level.FAILED: "[red]FAIL[/]",
+    checks.Level.NOT_TRIED: "[dim]–   [/]",
 }
 
 
-def print_check(check: Check) -> None:
+def print_check(check: checks.Check) -> None:
     """Print one."""
     seconds = f"  ({check.seconds:.1f} s)" if check.seconds >= 0.1 else ""
     line = f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}"
     stdout.print(line, soft_wrap=not stdout.is_terminal)
-    if check.advice and check.level is not Level.OK:
+    if check.advice and check.level is not checks.Level.OK:
         say(f"  → {check.advice}")

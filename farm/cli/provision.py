@@ -15,20 +15,16 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import first_contact, options, output, tables
-from farm.connectivity.addresses import to_ssh_address
-from farm.connectivity.host_keys import FILE_NAME, KnownHosts
-from farm.connectivity.services import Services, using_services
+from farm.connectivity import addresses as connectivity_addresses
+from farm.connectivity import host_keys, services
 from farm.crew import calibration
 from farm.errors import FarmError, UsageError
-from farm.processes.machine import name_user
-from farm.provision.board import ProvisioningJob, ProvisioningTarget
-from farm.provision.boards import StoreHold, prove, provision_boards
-from farm.provision.bundle_build import BundleCache
-from farm.provision.layout import AgentOptions
-from farm.provision.plan import GOOD, BoardReport, ProvisioningOutcome, StepReport, StepStatus
+from farm.processes import machine
+from farm.provision import board as provision_board
+from farm.provision import boards, bundle_build, layout, plan
 from farm.search.build import golden
 from farm.settings import Settings
-from farm.store.standing import parse_transport
+from farm.store import standing
 from farm.values import Health, Ssh
 
 # The agent comes up within seconds once it is started; the farm's way to the board may be pausing.
@@ -64,7 +60,7 @@ def provision(
     settings = farm_settings.load()
     settings.share_linker_cache()
     targets = _find_targets(settings, names)
-    known_hosts = KnownHosts(settings.home_path / FILE_NAME)
+    known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     addresses = {target.name: target.address for target in targets}
     unknown = [name for name, at in addresses.items() if not at.host_key and not known_hosts.find(at.host, at.port)]
     refused = first_contact.confirm_host_keys(addresses, known_hosts, accept_host_key or (), first_contact.find_asker())
@@ -72,19 +68,21 @@ def provision(
     reports = {name: _refused(name, error) for name, error in refused.items()}
     with contextlib.ExitStack() as stack:
         proof = _Proof(settings, [target.name for target in going], set(unknown), stack)
-        job = ProvisioningJob(
-            BundleCache(settings.home_path / "cache" / "bundles", bundle, output.tell),
+        job = provision_board.ProvisioningJob(
+            bundle_build.BundleCache(settings.home_path / "cache" / "bundles", bundle, output.tell),
             proof,
             known_hosts,
             prefix,
             dry_run,
             uninstall,
-            StoreHold(lambda: options.open_store(settings), f"{name_user()}:{os.getpid()}"),
+            boards.StoreHold(lambda: options.open_store(settings), f"{machine.name_user()}:{os.getpid()}"),
             _show_step,
         )
         if going:
-            reports |= {report.board: report for report in provision_boards(going, job, jobs)}
-        notes = proof.record_health([r.board for r in reports.values() if r.outcome is ProvisioningOutcome.PROVISIONED])
+            reports |= {report.board: report for report in boards.provision_boards(going, job, jobs)}
+        notes = proof.record_health(
+            [r.board for r in reports.values() if r.outcome is plan.ProvisioningOutcome.PROVISIONED]
+        )
     yield from _tell_all([reports[name] for name in addresses], notes)
 
 
@@ -97,17 +95,19 @@ class _Proof:
         self._unknown = unknown
         self._stack = stack
         self._lock = threading.Lock()
-        self._services: Services | None = None
+        self._services: services.Services | None = None
         self._kernels = golden.GoldenKernels(settings.home_path / calibration.KERNEL_FOLDER)
 
-    def __call__(self, target: ProvisioningTarget) -> str:
+    def __call__(self, target: provision_board.ProvisioningTarget) -> str:
         with self._lock:
             if self._services is None:
-                self._services = self._stack.enter_context(using_services(self._settings, self._names, output.tell))
+                self._services = self._stack.enter_context(
+                    services.using_services(self._settings, self._names, output.tell)
+                )
                 if self._unknown:  # ways that were refused until now
                     self._services.retry(sorted(self._unknown))
         self._services.wait_reachable(target.name, _REACH_TIMEOUT_S)
-        return prove(self._services.tracker, self._kernels, target)
+        return boards.prove(self._services.tracker, self._kernels, target)
 
     def record_health(self, names: list[str]) -> dict[str, str]:
         """Have the services probe boards that are new or changed; what they say, by board. Never fails."""
@@ -125,37 +125,39 @@ class _Proof:
         }
 
 
-def _find_targets(settings: Settings, names: list[str]) -> list[ProvisioningTarget]:
+def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.ProvisioningTarget]:
     """Boards by name, each once. Raises UsageError for one that is not reached over SSH, or not registered."""
     targets = []
     with options.open_store(settings) as store:
         for name in dict.fromkeys(names):
             board = store.require_board(name)
-            transport = parse_transport(board["transport"])
+            transport = standing.parse_transport(board["transport"])
             if not isinstance(transport, Ssh):
                 raise UsageError(
                     f"board {name!r} is {transport.kind}: the farm starts its agent itself",
                     "Only boards that are reached over SSH are provisioned.",
                 )
-            agent = AgentOptions(name, board["board_type"], transport.agent_port, transport.tracker_port)
-            targets.append(ProvisioningTarget(name, to_ssh_address(transport), agent))
+            agent = layout.AgentOptions(name, board["board_type"], transport.agent_port, transport.tracker_port)
+            targets.append(
+                provision_board.ProvisioningTarget(name, connectivity_addresses.to_ssh_address(transport), agent)
+            )
     return targets
 
 
-def _refused(name: str, error: FarmError) -> BoardReport:
-    step = StepReport("connect", StepStatus.FAILED, str(error), 0.0)
-    return BoardReport(name, ProvisioningOutcome.FAILED, "", "nothing was done to it", (step,))
+def _refused(name: str, error: FarmError) -> plan.BoardReport:
+    step = plan.StepReport("connect", plan.StepStatus.FAILED, str(error), 0.0)
+    return plan.BoardReport(name, plan.ProvisioningOutcome.FAILED, "", "nothing was done to it", (step,))
 
 
-def _show_step(name: str, step: StepReport) -> None:
+def _show_step(name: str, step: plan.StepReport) -> None:
     seconds = f" ({step.seconds:.1f} s)" if step.seconds >= 0.05 else ""
     output.tell(f"{name}: {step.name}: {step.status}{f', {step.detail}' if step.detail else ''}{seconds}")
 
 
-def _tell_all(reports: list[BoardReport], notes: dict[str, str]) -> output.Document:
+def _tell_all(reports: list[plan.BoardReport], notes: dict[str, str]) -> output.Document:
     """Print the result of each board; the exit code is 1 where one failed, 130 after Ctrl-C."""
-    code = 1 if any(report.outcome not in GOOD for report in reports) else None
-    if any(report.outcome is ProvisioningOutcome.INTERRUPTED for report in reports):
+    code = 1 if any(report.outcome not in plan.GOOD for report in reports) else None
+    if any(report.outcome is plan.ProvisioningOutcome.INTERRUPTED for report in reports):
         code = output.INTERRUPTED
     documents = [report.to_dict() | {"probe": notes.get(report.board, "")} for report in reports]
     yield output.Failed({"boards": documents}, code)
@@ -163,7 +165,7 @@ def _tell_all(reports: list[BoardReport], notes: dict[str, str]) -> output.Docum
     tables.print_table(("Board", "Outcome", "Version", "State"), rows, left=(0, 1, 2, 3))
 
 
-def _tell(report: BoardReport, note: str) -> str:
+def _tell(report: plan.BoardReport, note: str) -> str:
     """How a board is left, and why."""
-    failed = next((step for step in report.steps if step.status is StepStatus.FAILED), None)
+    failed = next((step for step in report.steps if step.status is plan.StepStatus.FAILED), None)
     return "\n".join(filter(None, (f"{failed.name}: {failed.detail}" if failed else "", report.state, note)))

@@ -8,8 +8,8 @@ import typer
 
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
-from farm.crew.queue_place import to_document
-from farm.processes.machine import name_user
+from farm.crew import queue_place
+from farm.processes import machine
 from farm.units import format_duration
 
 app = typer.Typer(help="The queue for boards: what waits, who asked, why not yet, and who has boards.")
@@ -22,7 +22,7 @@ def show(context: typer.Context) -> output.Document:
     if context.invoked_subcommand is not None:
         return
     with options.open_store(farm_settings.load()) as store:
-        document = to_document(store)
+        document = queue_place.to_document(store)
     yield document
     tables.print_table(
         ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],
@@ -68,6 +68,6 @@ def priority(
 ) -> output.Document:
     """Change the priority of a waiting request. Interactive work below 0 takes only boards that no campaign wants."""
     with options.open_store(farm_settings.load()) as store:
-        request = store.set_queue_priority(number, value, name_user())
+        request = store.set_queue_priority(number, value, machine.name_user())
     yield {"id": request.id, "purpose": request.purpose, "priority": request.priority}
     output.say(f"{request.purpose} has priority {request.priority} now")

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts.places import require_room
+from farm.artifacts import places
 from farm.campaign import tune
 from farm.cli import options, output, tables
 from farm.cli.campaign_screen import CampaignScreen
-from farm.inventory.board_types import require_board_type
+from farm.inventory import board_types
 from farm.quickstart import run as job
 from farm.report import quickstart_page
 from farm.search.graph import pipeline
@@ -52,7 +52,7 @@ def quickstart(
     options.require_trials(trials)
     settings = farm_settings.load()
     source, inputs = options.read_model(model, shape)
-    require_room(out)
+    places.require_room(out)
     screen = CampaignScreen()
 
     with options.open_store(settings) as store:
@@ -60,7 +60,7 @@ def quickstart(
             request = job.QuickstartRequest(
                 source, inputs, trials, out.absolute(), fresh, since, sweep, 0.0 if no_wait else _WAIT_S
             )
-            kind = pipeline.make_exact(require_board_type("local"), exact)
+            kind = pipeline.make_exact(board_types.require_board_type("local"), exact)
             document = job.run(request, settings, store, kind, screen)
         finally:
             screen.close()

@@ -1,12 +1,10 @@
-"""`farm record`: the best verified code there is, looked at and forgotten. Files and other farms: `record_exchange`."""
+"""`farm record`: list, show, prune, export, import and merge the best verified code."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +13,12 @@ import typer
 from farm import backup, emulation
 from farm.cli import options, output, tables
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
+from farm.inventory import board_types
 from farm.metaschedule import exchange
-from farm.processes.machine import name_user
-from farm.report import campaign_rows
-from farm.report.record_document import (
-    Filters,
-    describe_evidence,
-    make_document,
-    name_codes,
-    point_to_others,
-    require_workload,
-    to_document,
-)
+from farm.processes import machine
+from farm.report import campaign_rows, record_document
 from farm.settings import StoreLocation, parse_store
-from farm.store import Store
-from farm.store.database import has_store
-from farm.store.merging import Taken
+from farm.store import Store, database, merging
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
 
@@ -64,40 +51,14 @@ _ALL: dict[str, Any] = {
 }
 
 
-def filtered(function: Callable[..., output.Document]) -> Callable[..., output.Document]:
-    """Give a command all of these options, in the place of its parameter `wanted`."""
-
-    @functools.wraps(function)
-    def carried_out(*values: Any, **options: Any) -> output.Document:
-        chosen = {name: options.pop(name) for name in _ALL}
-        yield from function(*values, wanted=Filters(**chosen), **options)
-
-    signature = inspect.signature(function, eval_str=True)
-    defaults = Filters()
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=option)
-        for name, option in _ALL.items()
-    ]
-    own = [each for each in signature.parameters.values() if each.name != "wanted"]
-    # What a command takes without a name comes first, its own options last.
-    at = sum(each.default is inspect.Parameter.empty for each in own)
-    own = [*own[:at], *parameters, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own[at:])]
-    carried_out.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    return carried_out
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm record`."""
-    app.command("export")(export)
-    app.command("import")(import_)
-    app.command("merge")(merge)
+filtered = options.spread("wanted", record_document.Filters, _ALL)
 
 
 @output.command
 @filtered
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    wanted: Filters,
+    wanted: record_document.Filters,
 ) -> output.Document:
     """Write records as a MetaSchedule database. Any TVM script applies it, and another farm imports it."""
     with options.open_store() as store:
@@ -132,22 +93,22 @@ def import_(
         if board_type:
             raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
         with options.open_store() as store:
-            taken = store.take_in(bundle, str(folder.absolute()), name_user())
+            taken = store.take_in(bundle, str(folder.absolute()), machine.name_user())
             said = f"{taken.records} records of {folder.absolute()}"
-            store.add_event("records_imported", "records", said, name_user())
+            store.add_event("records_imported", "records", said, machine.name_user())
         yield from _tell(taken)
         return
     if not board_type:
         raise UsageError("MetaSchedule's files do not say where they were measured", "Say --board-type TYPE.")
-    kind = require_board_type(board_type).name
+    kind = board_types.require_board_type(board_type).name
     workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline=pipeline)
     with options.open_store() as store:
-        about = {"origin": {"source": str(folder.absolute()), "by": name_user()}}
+        about = {"origin": {"source": str(folder.absolute()), "by": machine.name_user()}}
         number = store.start_campaign("farm record import", folder.name, "", kind, 0, about)
         store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
         count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
         store.finish_campaign(number, "imported")
-    yield from _tell(Taken(workloads=len(workloads), trials=count))
+    yield from _tell(merging.Taken(workloads=len(workloads), trials=count))
     output.stderr.print("they are not verified here: a search starts from them and makes records")
 
 
@@ -164,12 +125,12 @@ def merge(
     with _reading(place) as theirs, options.open_store() as store:
         if theirs.fetch_identity() == store.fetch_identity():
             raise UsageError(f"{other} is this farm's own store, or a copy of it")
-        wanted = Filters(board_type=board_type, simulated=simulated)
+        wanted = record_document.Filters(board_type=board_type, simulated=simulated)
         with exchange.blamed(other):
             bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
         exchange.require_sound(bundle, other)
-        taken = store.take_in(bundle, other, name_user())
-        store.add_event("records_merged", "records", f"{taken.records} records of another farm", name_user())
+        taken = store.take_in(bundle, other, machine.name_user())
+        store.add_event("records_merged", "records", f"{taken.records} records of another farm", machine.name_user())
     yield from _tell(taken)
 
 
@@ -180,13 +141,13 @@ def _reading(place: StoreLocation) -> Iterator[Store]:
         with backup.reading_other(place) as store:
             yield store
         return
-    if not has_store(place):
+    if not database.has_store(place):
         raise UsageError(f"{place} holds no store of a farm", "Give another farm's FARM_STORE.")
     with Store(place) as store:
         yield store
 
 
-def _tell(taken: Taken) -> output.Document:
+def _tell(taken: merging.Taken) -> output.Document:
     yield dataclasses.asdict(taken)
     lines = [f"{taken.records} records, {taken.trials} trials and {taken.workloads} workloads are new"]
     if taken.theirs_won:
@@ -200,7 +161,9 @@ def _tell(taken: Taken) -> output.Document:
 
 
 app = typer.Typer(help="Records: the best verified trial of each workload.", no_args_is_help=True)
-register(app)
+app.command("export")(export)
+app.command("import")(import_)
+app.command("merge")(merge)
 
 # What a virtual board's record says whose code is not the board's.
 _NATIVE = (
@@ -216,13 +179,13 @@ _Which = Annotated[
 @app.command("list")
 @output.command
 @filtered
-def list_records(wanted: Filters) -> output.Document:
+def list_records(wanted: record_document.Filters) -> output.Document:
     """List the records in the store."""
     with options.open_store() as store:
         records = wanted.fetch(store)
-        codes = name_codes(store, records)
+        codes = record_document.name_codes(store, records)
         others = "" if records else wanted.explain_none(store)
-    yield [to_document(each, codes) for each in records]
+    yield [record_document.to_document(each, codes) for each in records]
     empty = "no records that were asked for" if wanted.chooses else "no records yet; `farm tune MODEL` makes some"
     _print_records(records, codes, empty)
     if others:
@@ -234,18 +197,18 @@ def list_records(wanted: Filters) -> output.Document:
 def show_record(workload: _Which) -> output.Document:
     """Show all records of a workload. Where they hold, how they were verified, where they are from."""
     with options.open_store() as store:
-        key, name = require_workload(store, workload)
+        key, name = record_document.require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
         records = store.fetch_records(workloads=[key], simulated=None)
-        codes = name_codes(store, records)
-    yield make_document(about, records, codes)
+        codes = record_document.name_codes(store, records)
+    yield record_document.make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
     told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
     output.say(*told, "target: " + " ".join(f"{key}={_say_value(value)}" for key, value in about["target"].items()))
     _print_records(records, codes, "no record; `farm record best` shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"
-        output.say(f"{where}: {describe_evidence(each.evidence)}")
+        output.say(f"{where}: {record_document.describe_evidence(each.evidence)}")
         if codes.get(each.workload) == emulation.NATIVE and each.simulated:
             output.say(f"{where}: {_NATIVE}")
         if each.origin:
@@ -264,9 +227,9 @@ def best_trials(
     """Show a workload's fastest candidates. Verified or not, at each place where it was measured."""
     if not 1 <= top <= 1000:
         raise UsageError(f"--top must be between 1 and 1000, not {top}")
-    kind = require_board_type(board_type).name if board_type else None
+    kind = board_types.require_board_type(board_type).name if board_type else None
     with options.open_store() as store:
-        key, name = require_workload(store, workload)
+        key, name = record_document.require_workload(store, workload)
         places = [
             (each, point)
             for each, point in store.fetch_operating_points(key, simulated=simulated)
@@ -307,14 +270,14 @@ def best_trials(
     )
     _say_flop([name] if rows else [])
     if others:
-        output.stderr.print(point_to_others("trials", simulated))
+        output.stderr.print(record_document.point_to_others("trials", simulated))
 
 
 @app.command("prune")
 @output.command
 @filtered
 def prune(
-    wanted: Filters,
+    wanted: record_document.Filters,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which, and remove nothing.")] = False,
 ) -> output.Document:
     """Forget records; their trials stay, and a search begins from those. Something must say which."""
@@ -322,12 +285,12 @@ def prune(
         raise UsageError("which records?", "Choose with --until 90d, --imported, --board-type TYPE or the like.")
     with options.open_store() as store:
         records = wanted.fetch(store)
-        codes = name_codes(store, records)
+        codes = record_document.name_codes(store, records)
         others = "" if records else wanted.explain_none(store)
         gone = 0 if dry_run else store.remove_records(records)
         if gone:
-            store.add_event("records_removed", "records", f"{gone} records", name_user())
-    yield {"forgotten": gone, "records": [to_document(each, codes) for each in records]}
+            store.add_event("records_removed", "records", f"{gone} records", machine.name_user())
+    yield {"forgotten": gone, "records": [record_document.to_document(each, codes) for each in records]}
     _print_records(records, codes, "no records that were asked for")
     output.stderr.print(f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten")
     if others:

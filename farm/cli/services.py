@@ -16,13 +16,12 @@ from farm.campaign.engine import client
 from farm.cli import options, output, tables
 from farm.cli import web as cli_web
 from farm.cli.options import read_duration_s
-from farm.connectivity.services import Services, find_services, start_services, using_services
-from farm.connectivity.services_state import is_held
+from farm.connectivity import services as connectivity_services
+from farm.connectivity import services_state
 from farm.errors import DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from farm.services import daemon
 from farm.settings import Settings
-from farm.store import Store
-from farm.store.standing import find_cause, is_on_demand, require_kept
+from farm.store import Store, standing
 from farm.values import Health
 from farm.web import running
 
@@ -63,7 +62,7 @@ def up(
             if web:
                 running.stop(settings.home_path)
         raise SystemExit(code)
-    services, started = start_services(settings, take_over)
+    services, started = connectivity_services.start_services(settings, take_over)
     if started:
         output.stderr.print("the farm's services are up; `farm down` ends them")
     else:
@@ -85,13 +84,13 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
     if force and client.stop_engine(settings):
         output.stderr.print("the engine of campaigns has ended; campaigns under way are interrupted")
 
-    services = find_services(settings)
+    services = connectivity_services.find_services(settings)
     if services is not None and not force:
         _require_unused(settings, services)
     if running.stop(settings.home_path):
         output.stderr.print("the farm's page is served no more")
     if services is None:
-        if is_held(settings.home_path):
+        if services_state.is_held(settings.home_path):
             raise TransientError("the farm's services are starting or ending just now", "Try again in a moment.")
         output.stderr.print("the farm's services are not running")
         return
@@ -103,7 +102,7 @@ def down(force: Annotated[bool, typer.Option("--force", help="Stop even if board
 def status() -> output.Document:
     """Show the farm's services and how each board is reached. Exit code 3 where they do not run."""
     settings = farm_settings.load()
-    services = find_services(settings)
+    services = connectivity_services.find_services(settings)
     if services is None:
         yield output.Failed({"running": False}, 3)
         output.stdout.print("the farm's services are not running; `farm up` starts them")
@@ -125,10 +124,10 @@ def probe(
     with options.open_store(settings) as store:
         chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
         for name in chosen:
-            require_kept(store.require_board(name))
+            standing.require_kept(store.require_board(name))
     if not chosen:
         raise UsageError("there are no boards to probe", "`farm board add` registers one.")
-    with using_services(settings, chosen, output.stderr.print) as services:
+    with connectivity_services.using_services(settings, chosen, output.stderr.print) as services:
         output.note(f"probing {len(chosen)} board{'s' * (len(chosen) > 1)}, for {timeout} at most")
         reports = services.probe(chosen, timeout_s)
     yield output.Failed(reports, _find_failure(reports))
@@ -182,7 +181,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
             return
         if time.monotonic() > deadline:
             first = waiting[0]
-            cause = find_cause(first)
+            cause = standing.find_cause(first)
             why = f"{cause.what}: {cause.why}" if cause else ""
             raise DeadlineError(
                 f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first['name']}: {why}",
@@ -201,7 +200,9 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
 
 def list_in_service(store: Store) -> list[dict[str, Any]]:
     """Return the boards that the services keep connected and that are in service."""
-    return [row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not is_on_demand(row)]
+    return [
+        row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not standing.is_on_demand(row)
+    ]
 
 
 def _require_shared(settings: Settings) -> None:
@@ -212,7 +213,7 @@ def _require_shared(settings: Settings) -> None:
         )
 
 
-def _require_unused(settings: Settings, services: Services) -> None:
+def _require_unused(settings: Settings, services: connectivity_services.Services) -> None:
     with options.open_store(settings) as store:
         leases = [
             f"{board['name']} by {board['lease']['owner']} ({board['lease']['purpose']})"
@@ -225,14 +226,14 @@ def _require_unused(settings: Settings, services: Services) -> None:
         raise UsageError(f"boards are in use: {who}", "Wait for them, or end the services with --force.")
 
 
-def _show(settings: Settings, services: Services) -> output.Document:
+def _show(settings: Settings, services: connectivity_services.Services) -> output.Document:
     status = services.fetch_status()
     with options.open_store(settings) as store:
         rows = {row["name"]: row for row in store.fetch_boards()}
     for board in status["boards"]:
         row = rows.get(board["name"], {})
         board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}
-        cause = find_cause(row) if row else None
+        cause = standing.find_cause(row) if row else None
         board["why"] = "" if cause is None else cause.why
     yield {"running": True, **status}
     tracker = status["tracker"]

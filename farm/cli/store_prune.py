@@ -12,9 +12,9 @@ from farm import backup
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import UsageError
-from farm.processes.machine import name_user
-from farm.report.record_document import to_time
-from farm.store.pruning import PruningPlan
+from farm.processes import machine
+from farm.report import record_document
+from farm.store import pruning
 from farm.units import format_bytes
 
 
@@ -48,15 +48,15 @@ def prune(
         )
     gone = 0
     with options.open_store(settings) as store:
-        plan = store.plan_pruning(to_time("--until", until) if until else None, campaign or ())
-        plan = plan if until or campaign else PruningPlan((), 0)
+        plan = store.plan_pruning(record_document.to_time("--until", until) if until else None, campaign or ())
+        plan = plan if until or campaign else pruning.PruningPlan((), 0)
         if plan.trials and not yes and not dry_run:
             raise UsageError(
                 f"{plan.trials:,} trials of {len(plan.campaigns)} campaigns would be deleted for good",
                 "--dry-run shows which; --yes deletes them. `farm backup FILE` keeps a copy.",
             )
         for each in plan.campaigns if yes else ():
-            for some in store.forget_trials(each.campaign, name_user()):
+            for some in store.forget_trials(each.campaign, machine.name_user()):
                 gone += some
                 output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
     if shrink and not dry_run:
@@ -69,12 +69,12 @@ def prune(
     output.stderr.print(f"the store takes {format_bytes(size)}{left}", markup=False, soft_wrap=True)
 
 
-def _to_document(plan: PruningPlan, gone: int) -> dict[str, Any]:
+def _to_document(plan: pruning.PruningPlan, gone: int) -> dict[str, Any]:
     campaigns = [dataclasses.asdict(each) for each in plan.campaigns]
     return {"trials": plan.trials, "bytes": plan.bytes, "deleted": gone, "campaigns": campaigns}
 
 
-def _print(plan: PruningPlan, dry_run: bool) -> None:
+def _print(plan: pruning.PruningPlan, dry_run: bool) -> None:
     tables.print_table(
         ("Campaign", "Ended", "Trials", "Kept"),
         [

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import on_board
-from farm.artifacts.places import require_room
+from farm.artifacts import on_board, places
 from farm.cli import options, output, sweep_report, sweep_table, tables
 from farm.cli.options import Aim, Deadline, MaxPower, read_duration_s, read_goal
 from farm.errors import UsageError
-from farm.points.values import Goal
-from farm.processes.machine import close_abandoned_sweeps
+from farm.points import values
+from farm.processes import machine
 from farm.report import sweep_page
 from farm.store import Store
 from farm.sweep import stored
@@ -25,9 +24,6 @@ from farm.sweep.plan import order as plan_order
 from farm.sweep.plan import preview
 from farm.sweep.run import programs, runner
 from farm.units import format_minute
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="Sweeps: latency, power and energy of a model over a board's clocks.", no_args_is_help=True)
 
@@ -78,96 +74,99 @@ Ambient = Annotated[str, typer.Option("--ambient", metavar="23C", help="Temperat
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the report.")]
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The options of `farm sweep run` that `farm sweep plan` has, too."""
+
+    board: Board = None
+    board_type: BoardType = None
+    boards: Boards = None
+    cpu_freqs: CpuFreqs = None
+    cores: Cores = ""
+    gpu_freqs: GpuFreqs = ""
+    mem_freqs: MemFreqs = ""
+    power_modes: PowerModes = ""
+    variants: Variants = "compiled"
+    batch: Batch = "1"
+    shape: options.Shapes = None
+    deadline: Deadline = ""
+    max_power: MaxPower = ""
+    objective: Aim = ""
+    device: options.Device = "cpu"
+    exhaustive: Exhaustive = False
+    budget_points: BudgetPoints = None
+    top_k: TopK = 1
+    repeat: Repeat = 1
+    window: MeasuredFor = "5s"
+
+    def require_board(self) -> None:
+        """Raise UsageError without a board to sweep on."""
+        if self.board is None and self.board_type is None:
+            raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
+        if self.boards is not None and self.boards < 1:
+            raise UsageError(f"--boards must be at least 1, not {self.boards}")
+
+    def read_goal(self) -> tuple[values.Goal, bool]:
+        """Return the goal, and whether the user named an objective. Raises UsageError."""
+        return read_goal(values.Goal(), self.deadline, self.max_power, self.objective), bool(self.objective)
+
+    def read_order(self, model: str) -> plan_order.SweepOrder:
+        """Return the order. Raises UsageError."""
+        return plan_order.SweepOrder(
+            model,
+            tuple(self.shape or ()),
+            programs.read_variants(self.variants),
+            programs.read_batches(self.batch),
+            tuple(self.cpu_freqs or ()),
+            self.cores,
+            self.gpu_freqs,
+            self.mem_freqs,
+            self.power_modes,
+            read_duration_s("--window", self.window, "500ms, 5s"),
+            repeat=self.repeat,
+            exhaustive=self.exhaustive,
+            budget_points=self.budget_points,
+            top_k=self.top_k,
+            device=self.device,
+        )
+
+
 @app.command("run")
 @output.command
+@options.spread("asked", Asked)
 def run(
     model: Model,
-    board: Board = None,
-    board_type: BoardType = None,
-    boards: Boards = None,
-    cpu_freqs: CpuFreqs = None,
-    cores: Cores = "",
-    gpu_freqs: GpuFreqs = "",
-    mem_freqs: MemFreqs = "",
-    power_modes: PowerModes = "",
-    variants: Variants = "compiled",
-    batch: Batch = "1",
-    shape: options.Shapes = None,
-    deadline: Deadline = "",
-    max_power: MaxPower = "",
-    objective: Aim = "",
-    device: options.Device = "cpu",
-    exhaustive: Exhaustive = False,
-    budget_points: BudgetPoints = None,
-    top_k: TopK = 1,
-    repeat: Repeat = 1,
-    window: MeasuredFor = "5s",
+    asked: Asked,
     ambient: Ambient = "",
     wait: Annotated[str, typer.Option("--wait", metavar="10m", help="Longest wait for a board.")] = "60s",
     out: Out = None,
 ) -> output.Document:
     """Measure a model over a board's clocks. Says which setting to ship; exit code 1 where none can be."""
-    goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
-    _require_board(board, board_type, boards)
+    goal, named = asked.read_goal()
+    asked.require_board()
     if out is not None:
-        require_room(out)
-    order = dataclasses.replace(
-        _read_order(model, shape, variants, batch, (cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes), window),
-        repeat=repeat,
-        exhaustive=exhaustive,
-        budget_points=budget_points,
-        top_k=top_k,
-        device=device,
-        ambient_c=_read_ambient(ambient),
-    )
+        places.require_room(out)
+    order = dataclasses.replace(asked.read_order(model), ambient_c=_read_ambient(ambient))
     wait_s = read_duration_s("--wait", wait)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        kind, name = on_board.choose_board(store, board_type, board)
-        where = plan_order.SweepPlace(kind.name, name, boards, wait_s)
+        kind, name = on_board.choose_board(store, asked.board_type, asked.board)
+        where = plan_order.SweepPlace(kind.name, name, asked.boards, wait_s)
         sweep = runner.run_sweep(order, where, goal, named, settings, store, output.note)
         yield from _finish(store, sweep, out)
 
 
 @app.command("plan")
 @output.command
-def plan(
-    model: Model,
-    board: Board = None,
-    board_type: BoardType = None,
-    boards: Boards = None,
-    cpu_freqs: CpuFreqs = None,
-    cores: Cores = "",
-    gpu_freqs: GpuFreqs = "",
-    mem_freqs: MemFreqs = "",
-    power_modes: PowerModes = "",
-    variants: Variants = "compiled",
-    batch: Batch = "1",
-    shape: options.Shapes = None,
-    deadline: Deadline = "",
-    max_power: MaxPower = "",
-    objective: Aim = "",
-    device: options.Device = "cpu",
-    exhaustive: Exhaustive = False,
-    budget_points: BudgetPoints = None,
-    top_k: TopK = 1,
-    repeat: Repeat = 1,
-    window: MeasuredFor = "5s",
-) -> output.Document:
+@options.spread("asked", Asked)
+def plan(model: Model, asked: Asked) -> output.Document:
     """Say what `farm sweep run` would do. Points, visits, time; no board is taken."""
-    goal, named = read_goal(Goal(), deadline, max_power, objective), bool(objective)
-    _require_board(board, board_type, boards)
-    order = dataclasses.replace(
-        _read_order(model, shape, variants, batch, (cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes), window),
-        repeat=repeat,
-        exhaustive=exhaustive,
-        budget_points=budget_points,
-        top_k=top_k,
-        device=device,
-    )
+    goal, named = asked.read_goal()
+    asked.require_board()
+    order = asked.read_order(model)
     with options.open_store_to_show() as store:
-        kind, name = on_board.choose_board(store, board_type, board)
-        found = runner.preview_sweep(order, plan_order.SweepPlace(kind.name, name, boards), goal, named, store)
+        kind, name = on_board.choose_board(store, asked.board_type, asked.board)
+        found = runner.preview_sweep(order, plan_order.SweepPlace(kind.name, name, asked.boards), goal, named, store)
     yield found.to_dict(order)
     for line in preview.describe(found, order):
         output.say(line)
@@ -181,7 +180,7 @@ def resume(
 ) -> output.Document:
     """Resume an interrupted sweep. Goes on from the visits that it holds."""
     if out is not None:
-        require_room(out)
+        places.require_room(out)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         runner.resume_sweep(sweep, settings, store, output.note)
@@ -249,7 +248,7 @@ def pick(
     """
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        close_abandoned_sweeps(store)
+        machine.close_abandoned_sweeps(store)
         goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
         if measure:
             runner.resume_sweep(sweep, settings, store, output.note, goal)
@@ -269,37 +268,7 @@ def pick(
     sweep_table.print_picks(document, chosen)
 
 
-def _read_order(
-    model: str,
-    shapes: list[str] | None,
-    variants: str,
-    batches: str,
-    clocks: tuple[list[str] | None, str, str, str, str],
-    window: str,
-) -> plan_order.SweepOrder:
-    cpu_freqs, cores, gpu_freqs, mem_freqs, power_modes = clocks
-    return plan_order.SweepOrder(
-        model,
-        tuple(shapes or ()),
-        programs.read_variants(variants),
-        programs.read_batches(batches),
-        tuple(cpu_freqs or ()),
-        cores,
-        gpu_freqs,
-        mem_freqs,
-        power_modes,
-        read_duration_s("--window", window, "500ms, 5s"),
-    )
-
-
-def _require_board(board: str | None, board_type: str | None, boards: int | None) -> None:
-    if board is None and board_type is None:
-        raise UsageError("say which board to sweep on", "--board NAME, --board-type TYPE, or --board local.")
-    if boards is not None and boards < 1:
-        raise UsageError(f"--boards must be at least 1, not {boards}")
-
-
-def _make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
+def _make_document(store: Store, sweep: int, goal: values.Goal | None = None) -> dict[str, Any]:
     return export_document.make_document(store, sweep, goal)
 
 
@@ -325,4 +294,6 @@ def _read_ambient(text: str) -> float | None:
     return float(found[1])
 
 
-sweep_report.register(app)
+app.command("report")(sweep_report.report)
+app.command("export")(sweep_report.export)
+app.command("compare")(sweep_report.compare)

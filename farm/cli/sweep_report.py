@@ -12,28 +12,17 @@ from farm import units
 from farm.cli import options, output, tables
 from farm.cli.options import Aim, Deadline, MaxPower, read_goal
 from farm.errors import UsageError
-from farm.inventory.board_types import require_board_type
-from farm.points.values import Goal
+from farm.inventory import board_types
+from farm.points import values
 from farm.report import sweep_page
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
 from farm.sweep.export import document as export_document
-from farm.sweep.export.chosen import Chosen, ExportForm
-from farm.sweep.export.compare import PointPair, SeriesPair
-from farm.sweep.export.nvpmodel import export_nvpmodel
-from farm.sweep.export.script import export_script
-from farm.sweep.rows import VariantRatio
+from farm.sweep.export import nvpmodel, script
 
 _Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `farm sweep`."""
-    app.command("report")(report)
-    app.command("export")(export)
-    app.command("compare")(compare)
 
 
 @output.command
@@ -54,7 +43,7 @@ def report(
 def export(
     sweep: _Sweep,
     form: Annotated[
-        ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
+        exporting.ExportForm, typer.Option("--as", help="Format: a stanza for nvpmodel.conf, JSON, or a shell script.")
     ],
     pick: Annotated[
         int, typer.Option("--pick", metavar="P", help="Rank: 1 is the recommended point, 2 and up the runners-up.")
@@ -112,7 +101,7 @@ def compare(
         _print_pair(pair)
 
 
-def _fetch(sweep: int, change: Callable[[Goal], Goal] = lambda goal: goal) -> dict[str, Any]:
+def _fetch(sweep: int, change: Callable[[values.Goal], values.Goal] = lambda goal: goal) -> dict[str, Any]:
     """A sweep's document, its picks for its own goal as `change` makes it."""
     with options.open_store() as store:
         return export_document.make_document(
@@ -130,20 +119,20 @@ def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int 
     return best
 
 
-def _export(chosen: Chosen, form: ExportForm, mode_id: int | None) -> str:
-    board_type = require_board_type(chosen.document["board"]["type"])
-    if form is not ExportForm.NVPMODEL and mode_id is not None:
+def _export(chosen: exporting.Chosen, form: exporting.ExportForm, mode_id: int | None) -> str:
+    board_type = board_types.require_board_type(chosen.document["board"]["type"])
+    if form is not exporting.ExportForm.NVPMODEL and mode_id is not None:
         raise UsageError("--id is for --as nvpmodel")
     match form:
-        case ExportForm.NVPMODEL:
-            return export_nvpmodel(chosen, board_type, mode_id)
-        case ExportForm.SH:
-            return export_script(chosen, board_type)
-        case ExportForm.JSON:
+        case exporting.ExportForm.NVPMODEL:
+            return nvpmodel.export_nvpmodel(chosen, board_type, mode_id)
+        case exporting.ExportForm.SH:
+            return script.export_script(chosen, board_type)
+        case exporting.ExportForm.JSON:
             return exporting.export_json(chosen, board_type)
 
 
-def _print_pair(pair: SeriesPair) -> None:
+def _print_pair(pair: comparing.SeriesPair) -> None:
     names = [f"{series['variant']}, batch {series['batch']}" for series in (pair.one, pair.other)]
     print(f"\n{names[0]}" if names[0] == names[1] else f"\nA: {names[0]}; B: {names[1]}")
     times = [row["latency_s"]["value"] for each in (*pair.points, *pair.bests) for row in (each.one, each.other)]
@@ -164,17 +153,17 @@ def _print_pair(pair: SeriesPair) -> None:
     print("= stands by ratios that chance alone may have moved from 1")
 
 
-def _row(label: str, pair: PointPair, scale: units.Scale) -> Sequence[str]:
+def _row(label: str, pair: comparing.PointPair, scale: units.Scale) -> Sequence[str]:
     times = [scale.number(row["latency_s"]["value"]) for row in (pair.one, pair.other)]
     return label, *times, *(_ratio(pair.ratios[name]) for name in ("latency", "power", "energy"))
 
 
-def _describe_best(pair: PointPair) -> str:
+def _describe_best(pair: comparing.PointPair) -> str:
     keys = [units.format_point(row["key"]) for row in (pair.one, pair.other)]
     return f"{pair.label}: {keys[0]}" + (f" / {keys[1]}" if keys[0] != keys[1] else "")
 
 
-def _ratio(ratio: VariantRatio | None) -> str:
+def _ratio(ratio: sweep_rows.VariantRatio | None) -> str:
     if ratio is None:
         return "–"
     return f"{ratio.value:.3f} ({ratio.low:.3f} – {ratio.high:.3f}){' =' if ratio.is_one else '  '}"

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import checking, on_board
-from farm.artifacts.listed import ToCompile, to_name
-from farm.artifacts.places import require_room
+from farm.artifacts import checking, listed, on_board, places
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_screen import CampaignScreen
 from farm.cli.options import read_duration_s
-from farm.crew.local import require_virtual
+from farm.crew import local
 from farm.errors import UsageError
-from farm.processes.machine import name_user
-from farm.report.campaign_rows import describe_final
+from farm.processes import machine
+from farm.report import campaign_rows
 from farm.search import gpus
 from farm.search.graph import pipeline
 from farm.values import DEFAULT_POINT
@@ -78,12 +76,12 @@ def tune(
         raise UsageError("--virtual needs --board-type, and goes without --board", "`farm board types` lists them.")
     folder = Path() if virtual and compile_to is None else compile_to
     if folder is not None:
-        require_room(folder)
+        places.require_room(folder)
     settings = farm_settings.load()
     screen = CampaignScreen()
     with options.open_store(settings) as store:
         kind, name = on_board.choose_board(store, board_type, board)
-        if virtual and (added := require_virtual(store, kind, name_user())):
+        if virtual and (added := local.require_virtual(store, kind, machine.name_user())):
             screen.note(f"added {' and '.join(added)} (simulated)")
         source, inputs = options.read_model(model, shape, batch, trust_model)
 
@@ -109,14 +107,14 @@ def tune(
             screen.close()
     typed = {"origin": model, "batch": batch, "shapes": shape or ()}
     used = tuned.board["board_type"], DEFAULT_POINT, bool(tuned.board["simulated"]), own.pipeline
-    compiling = ToCompile(typed, *used, to_name(source.name, tuned.board["board_type"]))
+    compiling = listed.ToCompile(typed, *used, listed.to_name(source.name, tuned.board["board_type"]))
     document = _document(source.name, tuned) | {"device": device, "compile": compiling.command}
     error = campaign_tune.find_failure(tuned.trials, tuned.records)
     if not json:
         _print(document, is_compiled=folder is not None and error is None)
     if folder is not None and error is None:
         with options.open_store(settings) as store:
-            store.change_folder(tuned.name, str(campaign_options.to_folder(folder)), name_user())
+            store.change_folder(tuned.name, str(campaign_options.to_folder(folder)), machine.name_user())
         campaign_options.make(settings, tuned.name, screen.note, json, document)
     elif json:
         output.print_json(document)
@@ -167,7 +165,7 @@ def _print(document: dict[str, Any], *, is_compiled: bool) -> None:
     )
     output.say(_say_boards(document))
     if document["final"] is not None:
-        output.say(describe_final(document["final"]))
+        output.say(campaign_rows.describe_final(document["final"]))
     option = " --simulated" if used["simulated"] else ""
     offer = "" if is_compiled else f"; `{document['compile']}` makes a library of them"
     output.say(f"`farm record list{option}` shows the records{offer}.")

@@ -10,7 +10,7 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import UnavailableError
-from farm.processes.machine import name_user
+from farm.processes import machine
 from farm.web import access, running, tokens
 from farm.web import serve as serving
 
@@ -78,7 +78,7 @@ def add_token(
     """Create a named token; it replaces an older one of that name. It is printed once and not kept."""
     require_server()
 
-    home, by = farm_settings.load().home_path, name_user()
+    home, by = farm_settings.load().home_path, machine.name_user()
     made = tokens.add(home, name, tokens.Role(role), by)
     _note("token_added", name, f"role {role}", by)
     print(made)
@@ -109,7 +109,7 @@ def remove_token(name: Who) -> None:
     require_server()
 
     tokens.remove(farm_settings.load().home_path, name)
-    _note("token_removed", name, "", name_user())
+    _note("token_removed", name, "", machine.name_user())
     output.stdout.print(f"the token of {name} is no more", markup=False)
 
 

@@ -142,7 +142,7 @@ class Home:
         os.chdir(self.path)
         try:
             with unittest.mock.patch.dict(os.environ, self.environment | environment, clear=True):
-                done = typer.testing.CliRunner().invoke(make_app(*arguments[:2]), arguments)
+                done = typer.testing.CliRunner().invoke(make_app(*arguments[:1]), arguments)
         finally:
             os.chdir(folder)
             for number, handler in handlers.items():

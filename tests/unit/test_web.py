@@ -65,7 +65,7 @@ def make_client(home: pathlib.Path, *, private: bool = True) -> TestClient:
 def call(home: pathlib.Path, *words: str) -> Any:
     """What the command line prints with --json."""
     runner = typer.testing.CliRunner(env={"FARM_HOME": str(home)})
-    done = runner.invoke(make_app(*words[:2]), [*words, "--json"])
+    done = runner.invoke(make_app(*words[:1]), [*words, "--json"])
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
