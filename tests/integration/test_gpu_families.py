@@ -113,7 +113,8 @@ CASES.update(_grid())
 _RUN = """
 import json, pathlib, sys
 import numpy as np
-from device_agent import board_types, engines, gpu
+from device_agent.platforms import board_types, gpu
+from device_agent.worker import engines
 from device_agent.protocol import GPU, Engine, RunSpec
 gpus, folder, names = sys.argv[1:]
 gpu.use_folder(pathlib.Path(gpus), board_types.load_board_types()["jetson-nano"], simulated=True)

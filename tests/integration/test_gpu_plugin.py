@@ -123,7 +123,7 @@ def test_a_missing_driver_and_a_fork_are_told(said: dict[str, Any]) -> None:
 _FIRST_LOOK = """
 import json
 import tvm.runtime  # the agent has it before it forks: the driver alone is waited for
-from device_agent import gpu
+from device_agent.platforms import gpu
 from device_agent.platforms.board_types import load_board_types
 gpu.use_folder(None, load_board_types()["jetson-nano"], False)
 print(json.dumps([gpu.__file__, *gpu.describe()]))

@@ -103,7 +103,7 @@ def test_what_is_too_slow_to_be_swept_is_named() -> None:
     assert quickstart.find_slow(final) == {"untuned": "untuned code does not run"}
     final["variants"] = {"untuned": {"median": 0.5}, "predicted": {"median": 0.1}}
     assert quickstart.find_slow(final) == {}
-    added, swept = quickstart.quickstart_sweep.list_commands(resolve_model("mlp"), ["x=1,64"])
+    added, swept = quickstart.list_commands(resolve_model("mlp"), ["x=1,64"])
     assert added == "farm board add quickstart-nano --virtual jetson-nano"
     assert swept.startswith("farm sweep run mlp --board quickstart-nano --variants untuned,compiled")
     assert swept.endswith("--shape x=1,64")
