@@ -143,8 +143,8 @@ def to_stream(stream: TextIO, data: bytes) -> None:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    """Print a JSON document on stdout; models of `farm.types` in it are documents, too."""
+    print(json.dumps(document, indent=2, allow_nan=False, default=lambda model: model.model_dump(mode="json")))
 
 
 def say(*texts: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -130,8 +131,6 @@ def url() -> None:
 
 def require_server() -> None:
     """Refuse where the page's packages are not installed. Raises UnavailableError."""
-    import importlib.util
-
     missing = [each for each in ("fastapi", "uvicorn") if importlib.util.find_spec(each) is None]
     if missing:
         raise UnavailableError(

@@ -14,6 +14,7 @@ from farm.inventory.board_types import load_board_types, require_board_type
 from farm.search import workloads
 from farm.store import Store
 from farm.store.records import RecordCriteria
+from farm.types import documents
 from farm.units import format_latency, parse_duration_s
 from farm.values import Record
 
@@ -156,8 +157,25 @@ def describe_evidence(evidence: Mapping[str, Any] | None) -> str:
     return f"measured again as a winner: {'; '.join(filter(None, words))}"
 
 
-def to_document(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
-    """A record in a list; `codes` are those of `name_codes`."""
+def to_document(record: Record, codes: Mapping[str, str]) -> documents.Record:
+    """Return a record as it stands in a list; `codes` are those of `name_codes`."""
+    return documents.Record(**_describe(record, codes))
+
+
+def make_document(
+    about: Mapping[str, Any], records: Iterable[Record], codes: Mapping[str, str]
+) -> documents.WorkloadRecords:
+    """Return a workload, as `Store.fetch_workload_rows` has it, with all that is known of its records."""
+    in_full = [
+        documents.RecordInFull(
+            **_describe(each, codes), evidence=None if each.evidence is None else dict(each.evidence)
+        )
+        for each in records
+    ]
+    return documents.WorkloadRecords(**{field: about[field] for field in _OF_WORKLOAD}, records=in_full)
+
+
+def _describe(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
     return {
         "workload": record.workload,
         "name": record.workload_name,
@@ -173,11 +191,4 @@ def to_document(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:
         "virtual_code": (codes.get(record.workload) or None) if record.simulated else None,
         "verified_at": record.verified_at,
         "origin": record.origin,
-    }
-
-
-def make_document(about: Mapping[str, Any], records: Iterable[Record], codes: Mapping[str, str]) -> dict[str, Any]:
-    """A workload, as `Store.fetch_workload_rows` has it, with all that is known of its records."""
-    return {field: about[field] for field in _OF_WORKLOAD} | {
-        "records": [to_document(each, codes) | {"evidence": each.evidence} for each in records]
     }

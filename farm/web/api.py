@@ -17,7 +17,8 @@ from farm.report.record_document import make_document as make_workload_document
 from farm.report.record_document import name_codes, require_workload
 from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
-from farm.web import documents, orders
+from farm.types import documents
+from farm.web import orders
 from farm.web.tokens import Person
 from farm.web.view import RecordFilters, Text, View
 
@@ -153,17 +154,18 @@ def list_records(request: Request, wanted: RecordFilters, limit: Limit = 100, of
     with _view(request).stores.lend() as store:
         shown, total = wanted.fetch_page(store, limit, offset)
         codes = name_codes(store, shown)
-    return _page(request, [to_record_document(each, codes) for each in shown], total, limit, offset)
+    items = [to_record_document(each, codes).model_dump(mode="json") for each in shown]
+    return _page(request, items, total, limit, offset)
 
 
-@router.get("/records/{workload}", responses=_answer(documents.WorkloadRecords))
-def show_record(request: Request, workload: Name) -> JSONResponse:
+@router.get("/records/{workload}")
+def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
     """All records of a workload, as `farm record show --json` prints them."""
     with _view(request).stores.lend() as store:
         key, _ = require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
         records = store.fetch_records(workloads=[key], simulated=None)
-        return JSONResponse(make_workload_document(about, records, name_codes(store, records)))
+        return make_workload_document(about, records, name_codes(store, records))
 
 
 @router.get("/queue", responses=_answer(documents.Queue))

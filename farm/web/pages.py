@@ -8,10 +8,12 @@ import shlex
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from device_agent.protocol import format_mhz
 from farm import errors, units
@@ -251,8 +253,6 @@ async def read_form(request: Request) -> dict[str, str]:
 
 async def run_apart(work: Any) -> Any:
     """Do what blocks on a thread of its own."""
-    import anyio.to_thread
-
     return await anyio.to_thread.run_sync(work)
 
 
@@ -333,10 +333,6 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
 @router.get("/artifacts/{campaign}/{index}")
 def download_artifact(request: Request, campaign: str, index: int) -> Response:
     """The package that was made of a campaign: a path that the store names, and no other."""
-    from pathlib import Path
-
-    from fastapi.responses import FileResponse
-
     with get_view(request).stores.lend() as store:
         made = artifacts.list_made(store.fetch_fleet_campaign(campaign))
     package = made[index]["package"] if 0 <= index < len(made) else None

@@ -10,7 +10,7 @@ import pydantic
 import farm
 import farm.search
 from farm import errors
-from farm.web import documents
+from farm.types import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What commands print with --json, an entry of it where it is a list; tests/unit/test_web.py holds them to these models.

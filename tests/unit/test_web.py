@@ -23,9 +23,10 @@ from farm.artifacts import listed as made_here
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
+from farm.types import documents
 from farm.values import Virtual
 from farm.web import app as web_app
-from farm.web import documents, now, orders, pages, svg, tokens
+from farm.web import now, orders, pages, svg, tokens
 from farm.web.access import Access, read_token
 from farm.web.courses import Gauges, GoldenRuns, Reading, read_outcome
 from farm.web.live import MOST_WATCHERS, Hub

@@ -1,4 +1,4 @@
-"""The API's documents as models: what they hold, for OpenAPI and for the test that the command line prints the same.
+"""The documents that `--json` prints and the API serves, as models: what they hold, for OpenAPI and for reports.
 
 Stable within `/api/v1`: fields are added, none is taken away or changes its meaning. What is `dict[str, Any]` is an
 account of the engine's or the sweep's own, and may gain keys.
@@ -12,7 +12,7 @@ import pydantic
 
 
 class _Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
 class Problem(_Model):
