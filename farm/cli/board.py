@@ -17,13 +17,13 @@ from farm.cli import (
     board_certify,
     board_power,
     board_remote,
-    board_reserve,
     board_trust,
     board_types,
     doctor,
     options,
     output,
     provision,
+    queue,
     services,
     tables,
 )
@@ -306,4 +306,4 @@ app.command("provision")(provision.provision)
 app.command("doctor")(doctor.board_doctor)
 app.command("certify")(board_certify.certify)
 app.command("power")(board_power.power)
-app.command("reserve")(board_reserve.reserve)
+app.command("reserve")(queue.reserve)

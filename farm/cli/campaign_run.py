@@ -12,8 +12,7 @@ from farm.artifacts import listed, places
 from farm.campaign import artifacts, spec, submit, watch
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, options, output
-from farm.cli.campaign_options import Name
-from farm.cli.campaign_screen import CampaignScreen
+from farm.cli.campaign_options import CampaignScreen, Name
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_rows

@@ -83,7 +83,7 @@ _COMMANDS: Mapping[str, _Entry] = {
     "down": _Entry("services", "down", "End the farm's services."),
     "status": _Entry("services", "status", "Show the farm's services and how each board is reached."),
     "logs": _Entry("logs", "logs", "Show what all processes of the farm wrote, and what happened."),
-    "audit": _Entry("audit", "audit", "Show who changed what."),
+    "audit": _Entry("logs", "audit", "Show who changed what."),
     "backup": _Entry("store", "backup", "Copy the farm's store into a file."),
     "restore": _Entry("store", "restore", "Make such a file the farm's store."),
     "completion": _Entry("completion", "completion", "Print what makes a shell complete commands and names."),

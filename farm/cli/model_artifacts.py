@@ -16,7 +16,7 @@ from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
 from farm.campaign import one_model, plan_models, tune
 from farm.cli import options, output, tables
-from farm.cli.campaign_screen import CampaignScreen
+from farm.cli.campaign_options import CampaignScreen
 from farm.cli.options import read_duration_s
 from farm.errors import PermanentError, UsageError
 from farm.inventory import board_types

@@ -12,7 +12,7 @@ from farm import settings as farm_settings
 from farm.artifacts import places
 from farm.campaign import tune
 from farm.cli import options, output, tables
-from farm.cli.campaign_screen import CampaignScreen
+from farm.cli.campaign_options import CampaignScreen
 from farm.inventory import board_types
 from farm.quickstart import run as job
 from farm.report import quickstart_page

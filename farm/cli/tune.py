@@ -13,7 +13,7 @@ from farm.artifacts import checking, listed, on_board, places
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
-from farm.cli.campaign_screen import CampaignScreen
+from farm.cli.campaign_options import CampaignScreen
 from farm.cli.options import read_duration_s
 from farm.crew import local
 from farm.errors import UsageError

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from farm.report import campaign_plots, canvas
+from farm.report import campaign_page, canvas
 from farm.report.canvas import LatencyRow, ProgressPoint, Reference
 
 ROWS = {
@@ -85,7 +85,7 @@ def test_lines_over_trials_end_at_the_last_trial(tmp_path: pathlib.Path, monkeyp
 
         monkeypatch.setattr(canvas, name, keep)
     curve = {"model": "mlp", "board_type": "jetson-nano", "point": "default", "steps": [[3, 2e-3], [7, 1e-3]]}
-    campaign_plots.plot_course(tmp_path, [curve], 12, "vision", simulated=True)
+    campaign_page.plot_course(tmp_path, [curve], 12, "vision", simulated=True)
     canvas.plot_progress(tmp_path / "p.png", [ProgressPoint(3, 2e-3), ProgressPoint(7, 1e-3)], "m", "s", trials=12)
     assert len({id(figure) for figure in figures}) == 2
     for figure in figures:
