@@ -1,4 +1,4 @@
-"""The `device-agent` command: puts the parts together and runs what was asked for.
+"""The `device-agent` command: parse options, assemble the board, run the subcommand.
 
 Exit codes: 0 ok, 1 the work failed, 2 wrong usage, 3 unavailable (no free port, no clock helper), 4 board unsafe.
 """
@@ -52,9 +52,9 @@ _STOP_TIMEOUT_S = 5.0
 
 
 def find_service_socket() -> str | None:
-    """The clock helper's service of this board; None where there is none.
+    """Find the socket of this board's clock helper service; None without the service.
 
-    Its folder is for root and the agent's group alone: whom it shuts out is told so by the client, with whom to ask.
+    A user outside the agent's group gets the path too; the client then reports which group to join.
     """
     try:
         Path(SERVICE_SOCKET).stat()
@@ -73,7 +73,7 @@ class Rig:
         self.folder = self._stack.enter_context(workspace.work_folder("device-rig-"))
 
     def start_simulator(self, board_type: str, seed: int, faults: Sequence[str], live: bool = False) -> str:
-        """Start a virtual board, `live` or in a time of its own; return the `--root` that names it.
+        """Start a virtual board; return the `--root` that names it. `live` runs it in real time.
 
         Raises HelperUnavailableError.
         """
@@ -87,7 +87,7 @@ class Rig:
         return VIRTUAL_PREFIX + path
 
     def start_emulator(self, folder: Path, clusters: Sequence[Cluster]) -> Emulator | None:
-        """Start what runs aarch64 code as on these clusters' cores; None where one of them cannot be emulated.
+        """Start the aarch64 emulator for these clusters; None if a core cannot be emulated.
 
         Raises HelperUnavailableError.
         """
@@ -105,11 +105,11 @@ class Rig:
         return Emulator(path, core, cores, kept=self.folder / "outputs")
 
     def start_helper(self, root: str) -> str:
-        """Start a clock helper of our own for the tree `root`; return its socket. Raises HelperUnavailableError."""
+        """Start a private clock helper for the tree `root`; return its socket. Raises HelperUnavailableError."""
         path = str(self.folder / "clock-helper.sock")
         state = self.folder / "state"
         state.mkdir()
-        # The helper plays root: on a virtual board it comes in by the privileged door.
+        # The helper acts as root: on a virtual board it uses the privileged socket.
         root = root + ".root" if root.startswith(VIRTUAL_PREFIX) else root
         command = ["-m", "device_agent.clocks.helper", "--socket", path, "--state-dir", str(state), "--root", root]
 
@@ -123,7 +123,7 @@ class Rig:
         return path
 
     def start_metrics(self, root: str, port: int, agent_port: int, name: str, board_type: str) -> None:
-        """Start `device-agent metrics` beside an agent. Where it cannot serve it ends, and the agent goes on."""
+        """Start `device-agent metrics` beside an agent. The agent goes on if it fails."""
         command = ["-m", "device_agent", "metrics", "--root", root, "--name", name, "--board-type", board_type]
         command += ["--port", str(port), "--agent-port", str(agent_port), "--exit-with-parent"]
         self._start(command, lambda: True)
@@ -146,7 +146,7 @@ class Rig:
             select.select([], [], [], 0.01)
 
     def stop(self) -> None:
-        """End both, the helper first: it restores what is still held."""
+        """End the children, the helper first, so that it restores the clocks."""
         self._stack.close()
 
     def __enter__(self) -> Rig:
@@ -169,9 +169,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 _log = logging.getLogger(__name__)
 
-# Set before NumPy and TVM are imported. The runtime library alone starts no threads and is quick to fork; so are
-# BLAS and OpenMP without pools; what needs NumPy is therefore imported in functions here. TVM's pool in a worker is
-# sized by TVM_NUM_THREADS, which wins over OMP_NUM_THREADS.
+# Set before NumPy and TVM are imported. The runtime-only library, and BLAS and OpenMP without pools, start no
+# threads and fork quickly. TVM_NUM_THREADS sizes TVM's pool in a worker and overrides OMP_NUM_THREADS.
 _ENVIRONMENT = {
     "TVM_USE_RUNTIME_LIB": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -187,8 +186,7 @@ class UnavailableError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parent = os.getppid()
-    if argv is None:  # as a process of its own
-        # Until somebody handles it better: what was started beside us ends, and its folder goes.
+    if argv is None:  # in a process of its own, SIGTERM must stop the children and remove their folder
         signal.signal(signal.SIGTERM, _end)
         os.environ.update(_ENVIRONMENT)
     chosen = options.make_parser().parse_args(argv)
@@ -217,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 3)
     except UnsafeError as error:
         return _fail(error, 4)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AgentError, OSError) as error:
@@ -236,7 +234,7 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
-    """The board that the options speak of; what it needs is ended with `stack`."""
+    """Assemble the board that the options describe; `stack` ends its helper processes."""
     from device_agent.clocks.client import HelperClient
     from device_agent.platforms.board import Board
     from device_agent.platforms.board_types import load_board_types
@@ -278,12 +276,12 @@ def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Bo
 
 
 def _writes_clocks(chosen: argparse.Namespace) -> bool:
-    """Whether a one-shot command needs a clock helper. `serve` takes the service's or none: it does not need root."""
+    """Whether a one-shot command needs a clock helper. `serve` runs without root, with the service's helper or none."""
     return getattr(chosen, "verb", "") in ("pin", "restore") or bool(getattr(chosen, "pin", False))
 
 
 def _host_name() -> str:
-    """The host's name as far as it fits a board's name."""
+    """Reduce the host's name to a valid board name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:63]
     return name or "board"
 
@@ -328,7 +326,7 @@ def _listen(chosen: argparse.Namespace, board: Board, parent: int, listener: soc
 
 
 def _announcer(chosen: argparse.Namespace, facts: dict[str, object]) -> Callable[[], None]:
-    """What to do once clients can come: tell whoever waits for it."""
+    """Return the function that reports the agent as ready."""
     text = json.dumps(facts) + "\n"
 
     def announce() -> None:
@@ -336,7 +334,7 @@ def _announcer(chosen: argparse.Namespace, facts: dict[str, object]) -> Callable
         if chosen.ready_file is not None:
             unfinished = chosen.ready_file.with_name(chosen.ready_file.name + ".part")
             unfinished.write_text(text)
-            unfinished.replace(chosen.ready_file)  # whoever waits for the file must never read half of it
+            unfinished.replace(chosen.ready_file)  # atomic: a reader never sees half a file
         if chosen.ready_fd is not None:
             os.write(chosen.ready_fd, text.encode())
             os.close(chosen.ready_fd)

@@ -1,6 +1,6 @@
-"""What the one-shot commands print: `describe`, `clocks`, `power`, `doctor`. Each is a table, or one JSON document.
+"""Print the results of the one-shot commands `describe`, `clocks`, `power` and `doctor` as a table or JSON.
 
-Exit codes are those of `agent.py`. Checks of `doctor` are in `doctor.py`.
+Exit codes are those of `agent.py`. The checks of `doctor` are in `doctor.py`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _show(chosen: argparse.Namespace, board: Board) -> int:
 
 
 def format_clocks(clocks: Clocks) -> str:
-    """A table of every clock in MHz, and what is to be said about them."""
+    """Format every clock in MHz, with the notes on them, as a table."""
     domains: list[DomainClocks] = [*clocks.clusters, *filter(None, (clocks.gpu, clocks.memory))]
     rows = [("CLOCK", "NOW MHz", "MIN", "MAX", "GOVERNOR", "CPUS ONLINE", "AVAILABLE MHz")]
     for domain in domains:
@@ -107,7 +107,7 @@ def format_clocks(clocks: Clocks) -> str:
     lines = list(_columns(rows))
     if clocks.power_modes:
         lines.append(f"power mode   {clocks.power_mode or 'unknown'} of {', '.join(clocks.power_modes)}")
-    lines.append(f"held by      {clocks.holder or 'nobody'}")
+    lines.append(f"held by      {clocks.holder or '-'}")
     if clocks.unsafe:
         lines.append(f"UNSAFE       {clocks.unsafe}")
     lines += [f"note         {note}" for note in clocks.notes]
@@ -131,7 +131,7 @@ def _cpu_list(cpus: tuple[int, ...]) -> str:
 
 
 def _pin(chosen: argparse.Namespace, board: Board) -> int:
-    """Hold a point in the foreground; whatever ends this process, the helper restores."""
+    """Hold a point in the foreground. However this process ends, the helper restores the clocks."""
     point = options.read_point(chosen)
     with _Signals() as signals:
         report = board.pin(point)
@@ -149,7 +149,7 @@ def _pin(chosen: argparse.Namespace, board: Board) -> int:
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP as something to wait for, so that what they interrupt is still put in order."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a wake-up, so that the interrupted work is cleaned up."""
 
     def __enter__(self) -> _Signals:
         self._read, self._write = socket.socketpair()
@@ -210,12 +210,12 @@ def _power(chosen: argparse.Namespace, board: Board) -> int:
         print(json.dumps(trace.to_dict()))
     else:
         print(format_power(trace))
-    # Sensors of which none says anything are broken; a board without any has told all that it can.
+    # Sensors that all fail are an error; a board without sensors is not.
     return 1 if trace.window is not None and not trace.window.rails else 0
 
 
 def format_power(trace: PowerTrace) -> str:
-    """A table of every rail with its interval; the total last."""
+    """Format every rail with its interval as a table, the total last."""
     title = f"{trace.board}{'  (simulated)' if trace.simulated else ''}"
     if trace.window is None:
         return f"{title}\nno power sensor that can be read: power and energy are unknown, not zero"

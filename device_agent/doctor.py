@@ -1,4 +1,4 @@
-"""`device-agent doctor`: everything that a board needs, each thing named, with what to do where it is not there."""
+"""`device-agent doctor`: check each requirement of a board, and advise on what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from device_agent.platforms.board import Board
 from device_agent.platforms.describe import find_engine_versions
 from device_agent.protocol import Engine, OperatingPoint, PinStatus
 
-# What the TVM wheels ask for.
+# Required by the TVM wheels.
 _OLDEST_GLIBC = (2, 27)
 # A candidate's library and a model with its inputs.
 _NEEDED_BYTES = 1 << 30
@@ -32,7 +32,7 @@ class Check:
 
 
 def run(board: Board, as_json: bool, pin: bool) -> int:
-    """Check everything, print it; return 0, 1 where something failed, 4 where the board is unsafe."""
+    """Check everything and print it; return 0, 1 for a failed check, 4 for an unsafe board."""
     checks = [check for part in (_system, _type, _clocks, _thermal, _power) for check in part(board)]
     if pin:
         checks += _pin(board)
@@ -92,12 +92,14 @@ def _clocks(board: Board) -> Iterator[Check]:
         try:
             status = board.access.status()
         except AgentError as error:
-            if isinstance(error.__cause__, PermissionError):  # whoever asks is shut out; the agent is not
+            if isinstance(error.__cause__, PermissionError):  # this user is outside the group; the agent is not
                 yield Check("clock helper", "warning", str(error), "as root, or in that group, more is checked")
             else:
                 yield Check("clock helper", "failed", str(error), "systemctl status tvm-farm-clock-helper")
         else:
-            yield Check("clock helper", "ok", f"answers; clocks held by {status.holder or 'nobody'}")
+            yield Check(
+                "clock helper", "ok", f"answers; clocks {f'held by {status.holder}' if status.holder else 'free'}"
+            )
             advice = "look at the board, then `device-agent clocks restore`"
             yield _check("unsafe", not status.unsafe, status.unsafe or "no: clocks can be restored", advice)
     else:

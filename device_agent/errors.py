@@ -1,6 +1,6 @@
-"""What can go wrong with a board's clocks and sensors, as the agent's own code raises it.
+"""Errors of a board's clocks and sensors.
 
-The RPC functions turn these into a `PinReport` or an outcome; the command line into an exit code.
+RPC functions turn them into a `PinReport` or an outcome; the command line into an exit code.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ class AgentError(Exception):
 
 
 class BadPointError(AgentError):
-    """An operating point that this board does not have; the message names what it has."""
+    """The board lacks this operating point; the message lists what it has."""
 
 
 class ClockError(AgentError):
-    """A clock file did not take what was written; the message says which, and what it holds."""
+    """A clock file did not take a value; the message names the file and its content."""
 
 
 class BusyError(AgentError):
-    """Somebody else holds the clocks; the message says who."""
+    """Another client holds the clocks; the message names it."""
 
 
 class HelperUnavailableError(AgentError):
@@ -35,4 +35,4 @@ class UnsafeError(AgentError):
 
 
 class SensorError(AgentError):
-    """A power sensor gave an error, or a value that cannot be."""
+    """A power sensor failed, or returned an impossible value."""

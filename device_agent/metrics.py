@@ -1,7 +1,7 @@
-"""`device-agent metrics`: what a board can say of itself to Prometheus, read when it is asked, on loopback alone.
+"""`device-agent metrics`: export a board's sensors to Prometheus, on loopback only, read at each scrape.
 
-A small process of its own: the agent's listener forks and must stay single-threaded. It reads the kernel's files that
-the agent reads as well, writes nothing, and needs no agent.
+A separate process, because the agent's listener forks and must stay single-threaded. It only reads kernel files and
+needs no agent.
 """
 
 from __future__ import annotations
@@ -44,20 +44,19 @@ class PortBusyError(AgentError):
 
 
 class BoardMetrics(Collector):
-    """Reads the board on every scrape, one scrape at a time. What cannot be read is absent, never zero."""
+    """Read the board on every scrape, one scrape at a time. Unreadable values are absent, never zero."""
 
     def __init__(self, board: Board, agent_port: int, fan: Fan | None = None) -> None:
-        """`agent_port` is where the agent listens; `fan` where the board type has its fan's files."""
+        """`agent_port` is the agent's port; `fan` the board type's fan files."""
         self._board, self._agent_port = board, agent_port
         self._fan = fan or Fan()
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Family]:
-        """Nothing in advance: the registry would read the board to find out names."""
+        """Return nothing: the registry would otherwise read the board to learn metric names."""
         return ()
 
     def collect(self) -> Iterator[Family]:
-        """Every value that the board has now."""
         with self._lock:
             began = time.monotonic()
             families = [*self._identity(), *self._sensors(), *self._clocks(), *self._power(), *self._fans()]
@@ -72,7 +71,7 @@ class BoardMetrics(Collector):
             "info",
             "Always 1; which board this is. Values of a simulated one come from a model.",
             {who: 1},
-            # Not `board` and `board_type`, which are the scraper's words for whom it reached.
+            # Not `board` and `board_type`: the scraper labels its targets with those.
             "name",
             "type",
             "version",
@@ -122,7 +121,7 @@ class BoardMetrics(Collector):
         yield _gauge(
             "cores_online", "CPU cores that are online.", {(): sum(len(one.online) for one in clocks.clusters)}
         )
-        yield _gauge("clocks_held", "Whether somebody holds the clocks.", {(): bool(clocks.holder)})
+        yield _gauge("clocks_held", "Whether a client holds the clocks.", {(): bool(clocks.holder)})
         yield _gauge("clocks_unsafe", "Whether clocks could not be restored.", {(): bool(clocks.unsafe)})
 
     def _power(self) -> Iterator[Family]:
@@ -164,7 +163,7 @@ def run(chosen: argparse.Namespace, board: Board) -> int:
         processes.die_with_parent(os.getppid())
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BoardMetrics(board, chosen.agent_port, board.facts.fan if board.facts else None))
-    # Before any thread starts, so that none of them takes the signal.
+    # Before any thread starts, so that only this thread takes the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         server, _ = start_http_server(chosen.port, HOST, registry)
@@ -192,7 +191,7 @@ def _labelled(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
 
 
 def _is_listening(port: int) -> bool:
-    """Whether some process listens on a TCP port of this machine, without a connection that it would have to serve."""
+    """Whether a process listens on a TCP port of this machine; opens no connection."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(path).read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""The options of the `device-agent` command, checked where they are read. What they cause is elsewhere."""
+"""The options of the `device-agent` command, validated as they are parsed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from device_agent.protocol import EVERY_CLUSTER, NAME_RULE, OperatingPoint, Prot
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="device-agent", description="The tvm-farm program on a board.")
     parser.add_argument("--version", action="version", version=device_agent.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_point(pin)
     pin.add_argument("--for", dest="seconds", type=_seconds, metavar="SECONDS", help="hold this long instead")
     restore = verbs.add_parser("restore", parents=[common, output], help="put back what was left, and clear `unsafe`")
-    restore.add_argument("--force", action="store_true", help="take the clocks from whoever holds them")
+    restore.add_argument("--force", action="store_true", help="take the clocks from their holder")
 
     power = commands.add_parser("power", parents=[common, output], help="read the power sensors for a while")
     power.add_argument("--seconds", type=_seconds, default=2.0, help="how long to look (default: 2)")
@@ -90,7 +90,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1; whoever reaches it runs code on this board)",
+        help="address to listen on (default: 127.0.0.1; every host that reaches it can run code on this board)",
     )
     serve.add_argument("--port", type=_port, default=9090, help="first port to try (default: 9090)")
     serve.add_argument("--port-end", type=_port, default=9199, help="last port to try (default: 9199)")
@@ -153,7 +153,7 @@ def _add_point(parser: argparse.ArgumentParser) -> None:
 
 
 def read_point(options: argparse.Namespace) -> OperatingPoint:
-    """The operating point that `clocks pin` was asked for. Raises ProtocolError when it is empty."""
+    """The operating point that `clocks pin` was given. Raises ProtocolError for an empty one."""
     point = OperatingPoint(
         power_mode=options.power_mode,
         cores_online=options.cores,

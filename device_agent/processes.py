@@ -1,8 +1,7 @@
-"""Fork processes, and end them so that none is ever left behind.
+"""Fork processes, and end them so that none is left behind.
 
-Three nets, each for a way of dying: a child asks the kernel to be killed with its parent (`die_with_parent`); a parent
-adopts what its children leave behind (`become_subreaper`) and kills it (`kill_children`). What a process does belongs
-elsewhere. Forking is safe here only because the agent's processes have one thread each.
+A child is killed with its parent (`die_with_parent`). A parent adopts its orphaned descendants
+(`become_subreaper`) and kills them (`kill_children`). Forking is safe because the agent's processes have one thread.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-# A killed process is gone within milliseconds; one stuck in a driver may never go, and must not hold up the board.
+# A killed process is gone within milliseconds; one stuck in a driver may stay, and must not block the board.
 KILL_TIMEOUT_S = 1.0
 
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# A forked process has one thread; under user-mode emulation the emulator's own are there as well.
+# A forked process has one thread; user-mode emulation adds its own.
 _threads_at_birth = 1
-# Children of this process that outlive sessions; see `spare`.
+# Children of this process that outlive sessions (`spare`).
 _spared: set[int] = set()
-# The kernel takes a thread off its list after Python or whoever joined it: it is seen for a moment more.
+# The kernel lists a thread for a moment after it was joined.
 _LOOKS, _LOOK_PAUSE_S = 50, 0.001
 
 
@@ -51,9 +50,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose own parent dies, so that `kill_children` can find it.
+    """Adopt orphaned descendants, so that `kill_children` finds them.
 
-    Where that is refused (QEMU's user-mode emulation, up to 7.2 at least), the nearest subreaper above adopts it.
+    QEMU's user-mode emulation (up to 7.2 at least) refuses it; the next subreaper above then adopts them.
     """
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -63,10 +62,10 @@ def become_subreaper() -> None:
 
 
 def fork(body: Callable[[], None]) -> int:
-    """Run `body` in a child process of its own session and process group; return its pid.
+    """Run `body` in a child process with its own session and process group; return its pid.
 
-    The child starts with default signal handling, is killed with its parent, and ends when `body` returns or raises:
-    nothing of the parent's stack, exit handlers or finalizers ever runs in it.
+    The child has default signal handling, dies with its parent, and ends when `body` returns or raises. It runs none of
+    the parent's exit handlers or finalizers.
     """
     parent = os.getpid()
     # A signal between fork and the reset below would run the parent's handler in the child.
@@ -88,7 +87,7 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        # TVM's own handler symbolises the stack on a crash: slow, and unsafe when the heap is what is broken.
+        # TVM's handler symbolises the stack on a crash: slow, and unsafe on a corrupt heap.
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         global _threads_at_birth
@@ -105,15 +104,15 @@ def _run_child(parent: int, body: Callable[[], None]) -> NoReturn:
 
 
 def has_started_threads() -> bool:
-    """Whether foreign code has started threads here: there are more than at birth, Python's own left out.
+    """Whether foreign code has started threads here, Python's own not counted.
 
-    Our own (the heartbeat to the clock helper) hold no lock that a forked process could need.
+    Python's (the heartbeat to the clock helper) hold no lock that a forked process could need.
     """
     return _stay_more(lambda: count_threads() - (threading.active_count() - 1), _threads_at_birth)
 
 
 def has_more_threads(pid: int, than: int) -> bool:
-    """Whether the child `pid` has more than so many threads, those left out that are about to end."""
+    """Whether the child `pid` has more than `than` threads, those that are ending not counted."""
     return _stay_more(lambda: count_threads(pid), than)
 
 
@@ -126,14 +125,14 @@ def _stay_more(count: Callable[[], int], than: int) -> bool:
 
 
 def count_threads(pid: int | None = None) -> int:
-    """The threads of `pid` (by default this process); 0 once it is gone."""
+    """Count the threads of `pid` (default: this process); 0 once it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return len(os.listdir(f"/proc/{pid or 'self'}/task"))
     return 0
 
 
 def find_children(pid: int | None = None) -> list[int]:
-    """Pids of the children of `pid` (by default this process), adopted ones and zombies included."""
+    """Pids of the children of `pid` (default: this process), adopted ones and zombies included."""
     pid = pid or os.getpid()
     children: list[int] = []
     try:
@@ -157,24 +156,24 @@ def kill_group(pid: int) -> None:
 
 
 def spare(pid: int) -> None:
-    """Never take the child `pid` for one that was left behind: it serves this process as long as that runs."""
+    """Exempt the child `pid` from `kill_children`: it serves this process for its lifetime."""
     _spared.add(pid)
 
 
 def spare_no_more(pid: int) -> None:
-    """Treat a child like any other."""
+    """Undo `spare`."""
     _spared.discard(pid)
 
 
 def is_spared(pid: int) -> bool:
-    """Whether a child serves this process as long as that runs."""
+    """Whether a child is exempt from `kill_children`."""
     return pid in _spared
 
 
 def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
-    """Kill and reap all children, and theirs as they are adopted; return whether none is left after `timeout_s`.
+    """Kill and reap all children except the spared, and theirs as they are adopted.
 
-    Those that are to be spared are left alone.
+    Return whether none is left after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while children := [pid for pid in find_children() if pid not in _spared]:
@@ -186,7 +185,7 @@ def kill_children(timeout_s: float = KILL_TIMEOUT_S) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the child `pid` is dead; it stays a zombie, so that its pid cannot be taken by another process."""
+    """Whether the child `pid` is dead. It stays a zombie, so that its pid is not reused."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -194,9 +193,9 @@ def has_ended(pid: int) -> bool:
 
 
 def reap(pid: int, deadline: float) -> int | None:
-    """Wait for the child `pid` until `deadline` (monotonic seconds); its wait status, or None if it lives on.
+    """Wait for the child `pid` until `deadline` (monotonic seconds); return its wait status, None if it still runs.
 
-    A child that somebody reaped already counts as ended with exit code 0.
+    A child that was reaped elsewhere counts as ended with exit code 0.
     """
     pause_s = 0.0002
     with contextlib.ExitStack() as stack:
@@ -222,14 +221,14 @@ def reap(pid: int, deadline: float) -> int | None:
 
 
 def describe_end(status: int) -> str:
-    """How a process ended, from its wait status, in words."""
+    """Describe how a process ended, from its wait status."""
     if os.WIFSIGNALED(status):
         return f"killed by {signal_name(os.WTERMSIG(status))}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
 def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11, and a plain number for one that Python does not know."""
+    """`SIGSEGV` for 11, a plain number for one unknown to Python."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,8 +1,6 @@
-"""Kernel files of a board as the agent sees them: the real ones, a captured tree's, or a virtual board's.
+"""Read and write a board's kernel files: the real ones, a captured tree's, or a virtual board's.
 
-The one place that speaks kernel units (kHz, mW, millidegrees) to the rest of the agent: readers convert. Which files
-mean what is said by `clocks/`, `power/` and `evidence.py`. Paths are absolute as on the board (`/sys/...`, `/proc/...`,
-`/etc/...`), whatever tree they are read from.
+Readers convert kernel units (kHz, mW, millidegrees). Paths are absolute as on the board (`/sys/...`), in every tree.
 """
 
 from __future__ import annotations
@@ -16,26 +14,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-# Kernel files are short; whatever is longer is not one (an uploaded tree may hold anything).
+# Kernel files are short; a longer one in an uploaded tree is not a kernel file.
 MAX_BYTES = 1 << 20
-# A driver that has hung keeps its reader for ever; tools (nvpmodel) are given this long.
+# A hung driver blocks its reader for ever; tools (nvpmodel) get this long.
 TOOL_TIMEOUT_S = 4.0
 # `--root virtual:SOCKET` names a simulator's socket instead of a folder.
 VIRTUAL_PREFIX = "virtual:"
-# Tools run as root at times: what they are, and what they read, is not for the caller's surroundings to say.
+# Tools may run as root: the caller's environment must not change what they do.
 _TOOL_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C"}
 
 
 class Tree(Protocol):
-    """Where /sys, /proc and /etc of a board are. Every method raises OSError as the kernel would."""
+    """The /sys, /proc and /etc of a board. Every method raises OSError as the kernel would."""
 
     @property
     def simulated(self) -> bool:
-        """Whether the values come from a model instead of from hardware."""
+        """Whether values come from a model instead of from hardware."""
         ...
 
     def read(self, path: str) -> str:
-        """The text of a kernel file, without surrounding white space and NULs."""
+        """Read a kernel file, stripped of white space and NULs."""
         ...
 
     def write(self, path: str, text: str) -> None:
@@ -43,32 +41,32 @@ class Tree(Protocol):
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; symbolic links count as what they point to."""
+        """Names in a folder, sorted; symbolic links included."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether the path is there; False too where a parent may not be entered."""
+        """Whether the path exists; False also below an inaccessible folder."""
         ...
 
     def run(self, command: list[str]) -> str:
-        """Run one of the board's own tools (nvpmodel); return what it printed, stdout and stderr together.
+        """Run one of the board's tools (nvpmodel); return its stdout and stderr together.
 
-        Raises OSError when it is not there, fails (its exit code as `errno`) or takes longer than TOOL_TIMEOUT_S.
+        Raises OSError if it is missing, fails (exit code as `errno`) or exceeds TOOL_TIMEOUT_S.
         """
         ...
 
 
 @runtime_checkable
 class RemoteTree(Protocol):
-    """A tree where asking costs more than reading does."""
+    """A tree where a request costs more than the read itself."""
 
     def read_many(self, paths: Sequence[str]) -> list[str | None]:
-        """The texts of several files, None for each that cannot be read. Raises OSError where nobody answers."""
+        """Read several files; None for each unreadable one. Raises OSError without an answer."""
         ...
 
 
 class FileTree:
-    """A tree of real files: `/` for the machine itself, or a captured copy of another's."""
+    """A tree of real files: `/`, or a captured copy of another machine's."""
 
     simulated = False
 
@@ -84,7 +82,7 @@ class FileTree:
         return data.decode(errors="replace").replace("\0", " ").strip()
 
     def write(self, path: str, text: str) -> None:
-        # Kernel files ignore O_TRUNC; files of a captured tree need it.
+        # Kernel files ignore O_TRUNC; a captured tree's files need it.
         fd = os.open(self._at(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
@@ -95,7 +93,7 @@ class FileTree:
         return sorted(os.listdir(self._at(folder)))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._at(path))  # noqa: PTH110  as cheap as it gets: asked for every file of a clock
+        return os.path.exists(self._at(path))  # noqa: PTH110  the cheapest way: called for every file of a clock
 
     def run(self, command: list[str]) -> str:
         if self.root != Path("/"):
@@ -122,9 +120,9 @@ class FileTree:
 
 
 def open_tree(root: str) -> Tree:
-    """The tree that `--root` names: a folder, or `virtual:SOCKET` for a virtual board's.
+    """Open the tree that `--root` names: a folder, or `virtual:SOCKET` for a virtual board's.
 
-    Raises OSError when the folder is not there or no simulator answers.
+    Raises OSError when the folder is missing or no simulator answers.
     """
     if root.startswith(VIRTUAL_PREFIX):
         from device_agent.virtual.client import SimulatedTree
@@ -136,25 +134,25 @@ def open_tree(root: str) -> Tree:
 
 
 def read_text(tree: Tree, path: str) -> str | None:
-    """The text of a file, None if it cannot be read (a powered-down sensor returns an I/O error)."""
+    """Read a file; None if unreadable (a powered-down sensor returns an I/O error)."""
     with contextlib.suppress(OSError):
         return tree.read(path)
     return None
 
 
 def read_int(tree: Tree, path: str) -> int | None:
-    """The integer in a file, its unit stripped (`32760 ma`); None if it cannot be read or is not one."""
+    """Read an integer, its unit stripped (`32760 ma`); None if unreadable or not one."""
     return parse_int(read_text(tree, path))
 
 
 def parse_int(text: str | None) -> int | None:
-    """The integer that a text begins with; None if there is none."""
+    """The integer that `text` begins with; None without one."""
     found = re.match(r"\s*(-?\d+)\b", text or "")
     return int(found.group(1)) if found else None
 
 
 def read_texts(tree: Tree, paths: Sequence[str]) -> list[str | None]:
-    """What `read_text` gives for each of several files."""
+    """Apply `read_text` to several files."""
     if isinstance(tree, RemoteTree):
         with contextlib.suppress(OSError):
             return tree.read_many(paths)
@@ -163,12 +161,12 @@ def read_texts(tree: Tree, paths: Sequence[str]) -> list[str | None]:
 
 
 def read_ints(tree: Tree, path: str) -> tuple[int, ...]:
-    """The integers in a file such as `scaling_available_frequencies`; empty if it cannot be read."""
+    """Read integers, as of `scaling_available_frequencies`; empty if unreadable."""
     return tuple(int(word) for word in (read_text(tree, path) or "").split() if word.isdecimal())
 
 
 def list_names(tree: Tree, folder: str, pattern: str = "*") -> list[str]:
-    """Names in a folder that match, numbers in natural order; empty if the folder cannot be read."""
+    """Matching names in a folder, in natural order; empty if unreadable."""
     with contextlib.suppress(OSError):
         return sorted(fnmatch.filter(tree.names(folder), pattern), key=natural_key)
     return []

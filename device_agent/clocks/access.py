@@ -1,4 +1,4 @@
-"""How clock files are written: the interface between what decides (`controller`) and what may (`client`, `helper`).
+"""The interface for writing clock files, between `controller` and the privileged side (`client`, `helper`).
 
 A transaction begins with a snapshot of every clock file on disk, and ends with that snapshot restored.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from device_agent.errors import AgentError, BusyError, ClockError, HelperUnavailableError, RefusedError, UnsafeError
 
 HEARTBEAT_S = 0.5
-# A holder that is silent for this long has lost its clocks; in between, a loaded machine may lose three beats.
+# A holder silent for this long loses its clocks; a loaded machine may miss three beats.
 HOLDER_TIMEOUT_S = 2.0
 # The longest request is a path and a value; the longest answer a firmware's table.
 MAX_REQUEST_BYTES = 4096
@@ -29,12 +29,12 @@ _KINDS: dict[str, type[AgentError]] = {
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """One packet."""
+    """Encode one packet."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def unpack(packet: bytes) -> dict[str, Any]:
-    """The message in a packet. Raises ValueError."""
+    """Decode a packet. Raises ValueError."""
     try:
         message = json.loads(packet)
     except RecursionError as error:
@@ -45,17 +45,17 @@ def unpack(packet: bytes) -> dict[str, Any]:
 
 
 def receive(sock: socket.socket, limit: int) -> bytes | None:
-    """The next packet, b"" when the other side has gone. None: it was longer than `limit`. Raises OSError."""
+    """The next packet; b"" once the peer has gone, None for one longer than `limit`. Raises OSError."""
     try:
         packet, _, flags, _ = sock.recvmsg(limit)
     except ConnectionResetError:
-        # It hung up before it had read everything; what it said last lies behind this error.
+        # The peer hung up with unread data; its last packet is behind this error.
         packet, _, flags, _ = sock.recvmsg(limit)
     return None if flags & socket.MSG_TRUNC else packet
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """An error as an answer."""
+    """Encode an error as an answer."""
     if isinstance(error, OSError):
         return {"error": "os", "errno": error.errno, "message": error.strerror or str(error), "path": error.filename}
     kind = next((name for name, known in _KINDS.items() if type(error) is known), "clock")
@@ -63,7 +63,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def make_error(answer: dict[str, Any]) -> Exception:
-    """The error in an answer."""
+    """Decode the error in an answer."""
     message = str(answer.get("message", ""))
     if answer["error"] == "os":
         number, path = answer.get("errno"), answer.get("path")
@@ -73,14 +73,14 @@ def make_error(answer: dict[str, Any]) -> Exception:
 
 @dataclasses.dataclass(frozen=True)
 class AccessStatus:
-    """Who holds the clocks ("": nobody) and why they cannot be trusted ("": they can)."""
+    """Who holds the clocks ("": no one) and why they cannot be trusted ("": they can)."""
 
     holder: str = ""
     unsafe: str = ""
 
 
 class ClockAccess(Protocol):
-    """A way to read and write clock files with the rights of root. One transaction at a time.
+    """Reads and writes clock files with root's rights. One transaction at a time.
 
     Every method has a deadline and raises HelperUnavailableError when no answer comes.
     """
@@ -92,38 +92,38 @@ class ClockAccess(Protocol):
     def begin(self, holder: str) -> None:
         """Become the one holder: snapshot every clock file to disk. Heartbeats go on until `restore`.
 
-        Raises BusyError when somebody else holds the clocks, UnsafeError when they cannot be trusted, ClockError when
-        the snapshot cannot be written (disk full): nothing has been changed then.
+        Raises BusyError when another client holds the clocks, UnsafeError when they cannot be trusted, ClockError when
+        the snapshot cannot be written (disk full). Nothing has changed then.
         """
         ...
 
     def read(self, path: str) -> str:
-        """A clock file that only root may read. Raises OSError as the kernel does, RefusedError off the list."""
+        """Read a clock file, root-only ones included. Raises OSError as the kernel, RefusedError off the list."""
         ...
 
     def write(self, path: str, text: str) -> None:
-        """Write one value within the transaction. Raises OSError as the kernel does, RefusedError off the list."""
+        """Write one value within the transaction. Raises OSError as the kernel, RefusedError off the list."""
         ...
 
     def set_power_mode(self, mode_id: int) -> str:
-        """Run `nvpmodel -m` within the transaction; never lets it reboot. Raises OSError, RefusedError."""
+        """Run `nvpmodel -m` within the transaction; never reboots. Raises OSError, RefusedError."""
         ...
 
     def restore(self) -> tuple[str, ...]:
-        """End the transaction: put every file back as the snapshot has it. Returns notes.
+        """End the transaction: restore every file from the snapshot. Returns notes.
 
         Raises UnsafeError when a file does not go back; the board then stays unsafe.
         """
         ...
 
     def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
-        """For an operator: try again to put back what did not go back, and trust the clocks again. Returns notes.
+        """For an operator: retry a failed restore, and trust the clocks again. Returns notes.
 
-        `force` takes the clocks from whoever holds them, and clears even what still does not go back. Raises
-        UnsafeError when something does not go back, BusyError when somebody holds the clocks.
+        `force` takes the clocks from their holder, and clears `unsafe` even if the restore fails again. Raises
+        UnsafeError when a file does not go back, BusyError when a client holds the clocks.
         """
         ...
 
     def close(self) -> None:
-        """Let go; a transaction still open is restored by the helper."""
+        """Release the connection; the helper restores an open transaction."""
         ...

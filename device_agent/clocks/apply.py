@@ -1,6 +1,6 @@
-"""Writes a point that a board has, in the order that kernels take, and reads back what came of it.
+"""Plan an operating point for a board, write it in the order that kernels accept, and read it back.
 
-Within a transaction that `controller` has begun; whether the board has the point was decided in `point`.
+Runs within a transaction that `controller` has begun.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from device_agent.protocol.texts import format_hz, format_table
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A point that this board has. `cores` are those online in the end; None: as they are, or as the mode has them."""
+    """A point that this board has. `cores` are those online at the end; None: unchanged, or as the mode sets them."""
 
     mode: Mode | None
     cores: tuple[int, ...] | None
@@ -32,9 +32,9 @@ class Plan:
 
 
 def plan_point(platform: Platform, point: OperatingPoint, set_mode: bool = True) -> Plan:
-    """Check the whole point against what the board says it has. Raises BadPointError naming what it has.
+    """Check the whole point against the board. Raises BadPointError listing what it has.
 
-    `set_mode` false: the point's mode is in force already.
+    `set_mode` false: the point's mode is already in force.
     """
     online = platform.hotplug.read_online()
     mode = _find_mode(platform, point) if point.power_mode is not None and set_mode else None
@@ -69,7 +69,7 @@ def _find_mode(platform: Platform, point: OperatingPoint) -> Mode:
     )
     if not point.allow_reboot:
         raise BadPointError(f"{reason}; refused")
-    # Whoever holds the clocks would be gone with the reboot, and the clocks restored: an operator must set the mode.
+    # A reboot would end the holder and restore the clocks: an operator must set the mode.
     raise BadPointError(
         f"{reason}, and the agent never reboots a board: run `sudo nvpmodel -m {mode.id}` there, answer yes, "
         "and pin again when the board is back"
@@ -88,7 +88,7 @@ def _require_cores(platform: Platform, wanted: tuple[int, ...]) -> None:
 
 
 def _plan_cpu(platform: Platform, point: OperatingPoint, online: tuple[int, ...]) -> dict[str, int]:
-    """Hz by cluster: `EVERY_CLUSTER` stands for those with a core online; those named go before it."""
+    """Hz by cluster; `EVERY_CLUSTER` means those with a core online, and a named cluster overrides it."""
     wanted = dict(point.cpu_freq_hz)
     everywhere = wanted.pop(EVERY_CLUSTER, None)
     for name in wanted:
@@ -108,7 +108,7 @@ def _plan_cpu(platform: Platform, point: OperatingPoint, online: tuple[int, ...]
             _require_in_range(name, hz, cluster.read_range_hz(now))
         elif set(cluster.cpus) & set(now):
             raise BadPointError(f"{name} has no cpufreq here: its clock cannot be held")
-        # else: the cluster is offline and was never seen; its table is looked at once it is online
+        # else: an offline cluster never seen; its table is read once it is online
     return {name: int(hz) for name, hz in wanted.items()}
 
 
@@ -131,7 +131,7 @@ def _plan_memory(platform: Platform, hz: int | None) -> int | None:
 
 
 def require_listed(name: str, hz: int, table: tuple[int, ...]) -> None:
-    """Raise BadPointError for a clock that is not in the table, with what is: nothing is rounded on the way."""
+    """Raise BadPointError for a clock that is not in the table; nothing is rounded."""
     if not table:
         raise BadPointError(f"{name} does not say which frequencies it has")
     if hz in table:
@@ -146,19 +146,18 @@ def _require_in_range(name: str, hz: int, ends: tuple[int, int] | None) -> None:
         raise BadPointError(f"{name} goes from {format_hz(ends[0])} to {format_hz(ends[1])}, not to {format_hz(hz)}")
 
 
-# The TX2's measured clock jitters by about one percent. Some tables (Orin, Xavier NX) have closer neighbours at their
-# top; those are told apart by the limits, which are compared exactly.
+# The TX2's measured clock jitters by about one percent. Orin and Xavier NX have closer neighbours at the top; the
+# limits, compared exactly, distinguish those.
 TOLERANCE = 0.02
-# Between two looks at something that has not settled.
+# Between two reads of a clock that has not settled.
 _LOOK_AGAIN_S = 0.002
-# An idle core's measured clock reads 0 (TX2), and a capped clock rests below what was asked: so long without another
-# value is taken for the end of it.
+# An idle core's measured clock reads 0 (TX2), and a capped clock rests lower: unchanged for this long is settled.
 _REST_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """A clock that must come to `hz`. `explain` says why it may rest elsewhere, "" where that is a failure."""
+    """A clock that must reach `hz`. `explain` says why it may rest elsewhere; "" makes that a failure."""
 
     name: str
     hz: int
@@ -167,10 +166,10 @@ class _Target:
 
 
 def apply(platform: Platform, access: ClockAccess, plan: Plan, deadline_s: float) -> tuple[OperatingPoint, list[str]]:
-    """Set everything in `plan`; return the point reached and notes on what was rounded, capped or raised.
+    """Set everything in `plan`; return the point reached, and notes on what was rounded, capped or raised.
 
-    `deadline_s` is a time of the monotonic clock. Raises ClockError for what did not take, BadPointError for what is
-    found out only now, and as `ClockAccess`.
+    `deadline_s` is monotonic time. Raises ClockError for a value that did not take, BadPointError for a limit found
+    only now, and as `ClockAccess`.
     """
     notes: list[str] = []
     if plan.mode is not None:
@@ -208,7 +207,7 @@ def apply(platform: Platform, access: ClockAccess, plan: Plan, deadline_s: float
 
 
 def _set_mode(platform: Platform, access: ClockAccess, mode: Mode, deadline_s: float) -> list[str]:
-    """Let nvpmodel set the mode; return what drivers have made of its limits."""
+    """Have nvpmodel set the mode; return notes on limits that drivers rounded."""
     wanted = mode.plan_online(platform.hotplug.read_online(), platform.hotplug.cpus)
     try:
         access.set_power_mode(mode.id)
@@ -247,11 +246,10 @@ def _await_online(platform: Platform, wanted: Collection[int], deadline_s: float
 def _list_targets(
     platform: Platform, plan: Plan, cpu_hz: dict[str, int], gpu_hz: int | None, online: Collection[int]
 ) -> list[_Target]:
-    """Every clock whose current value must follow."""
     targets = []
     for name, hz in cpu_hz.items():
         cluster = platform.find_cluster(name)
-        # A driver without a table (intel_pstate) leaves the clock to the hardware: limits are all there is.
+        # A driver without a table (intel_pstate) leaves the clock to the hardware: only limits can be checked.
         if cluster.read_table_hz(online):
             targets.append(_Target(name, hz, lambda cluster=cluster: cluster.read_hz(online)))  # type: ignore[misc]
     if platform.gpu and gpu_hz is not None:
@@ -274,7 +272,7 @@ def _list_targets(
 
 
 def _settle(targets: list[_Target], deadline_s: float, notes: list[str]) -> dict[str, int]:
-    """Wait until every clock is where it must be; return those that rest elsewhere for a reason. Raises ClockError."""
+    """Wait until every clock is where it must be; return those that rest elsewhere with a reason. Raises ClockError."""
     started_s = time.monotonic()
     rests: dict[str, int] = {}
     pending = list(targets)
@@ -299,16 +297,16 @@ def _settle(targets: list[_Target], deadline_s: float, notes: list[str]) -> dict
         if not late:
             return rests
         if time.monotonic() > deadline_s:
-            stuck = (f"{t.name} stays at {format_hz(hz)} and does not come to {format_hz(t.hz)}" for t, hz in late)
+            stuck = (f"{t.name} stays at {format_hz(hz)} instead of {format_hz(t.hz)}" for t, hz in late)
             raise ClockError("; ".join(stuck))
         pending = [target for target, _ in late]
         time.sleep(_LOOK_AGAIN_S)
 
 
 def _require_true(platform: Platform, access: ClockAccess, cpu_hz: dict[str, int], online: Collection[int]) -> None:
-    """Raise ClockError for a CPU whose hardware stays below what cpufreq says, as firmware that clamps it makes it do.
+    """Raise ClockError if a CPU's hardware runs below what cpufreq reports: firmware clamps it.
 
-    An idle core's measured clock may read anything for a moment: one look that agrees is enough.
+    An idle core's measured clock jumps: one matching read is enough.
     """
     started_s = time.monotonic()
     pending = {name: hz for name, hz in cpu_hz.items() if platform.find_cluster(name).read_table_hz(online)}
@@ -332,7 +330,7 @@ def _require_true(platform: Platform, access: ClockAccess, cpu_hz: dict[str, int
 
 
 def is_close(now_hz: int, wanted_hz: int) -> bool:
-    """Whether a clock that was read is the one that was asked for."""
+    """Whether the clock read matches the clock wanted, within TOLERANCE."""
     return abs(now_hz - wanted_hz) <= TOLERANCE * wanted_hz
 
 

@@ -1,7 +1,6 @@
-"""Clocks with a lower and an upper bound, as cpufreq and devfreq have them: read, and held by closing the bounds.
+"""Clocks with a lower and an upper bound (cpufreq, devfreq): read them, and hold one by closing its bounds.
 
-Which folder a clock has is known by `cpufreq` and `devfreq`. Closing the bounds works with every governor, so governors
-are left alone.
+Closing the bounds works with every governor, so governors stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from device_agent.sysfs import Tree, list_names, read_int, read_ints, read_text
 
 @dataclasses.dataclass(frozen=True)
 class BoundFiles:
-    """Names of one driver's files, and the unit they are in."""
+    """File names of one driver, and their unit."""
 
     low: str
     high: str
@@ -39,13 +38,13 @@ CPUFREQ = BoundFiles(
 DEVFREQ = BoundFiles("min_freq", "max_freq", "cur_freq", "available_frequencies", "governor", 1)
 
 
-# What the hardware says of itself, in kHz, for root alone; `scaling_cur_freq` may only repeat what was asked for.
+# The hardware's own reading in kHz, root only; `scaling_cur_freq` may just repeat the request.
 TRUE_FREQ = "cpuinfo_cur_freq"
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedClock:
-    """One clock's files in `folder`. What cannot be read is None or empty: a core may go offline at any moment."""
+    """One clock's files in `folder`. Unreadable values are None or empty: a core may go offline at any moment."""
 
     tree: Tree
     folder: str
@@ -61,7 +60,6 @@ class BoundedClock:
         return self._read(self.files.now)
 
     def read_table_hz(self) -> tuple[int, ...]:
-        """What the driver offers, ascending."""
         table = read_ints(self.tree, f"{self.folder}/{self.files.table}")
         return tuple(sorted({value * self.files.unit_hz for value in table}))
 
@@ -69,16 +67,15 @@ class BoundedClock:
         return read_text(self.tree, f"{self.folder}/{self.files.governor}")
 
     def is_held_at(self, hz: int) -> bool:
-        """Whether both bounds are `hz`."""
         return self.read_low_hz() == self.read_high_hz() == hz
 
     def hold(self, access: ClockAccess, name: str, hz: int) -> int:
-        """Close the bounds around `hz`; return where they are now, which differs where the driver rounds or caps.
+        """Close the bounds around `hz`; return their value now, which differs if the driver rounds or caps.
 
         Raises ClockError when they do not close.
         """
         low_hz = self.read_low_hz()
-        # A lower bound above the upper one is refused or clamped by the kernel: going up the upper one moves first.
+        # The kernel refuses or clamps a lower bound above the upper one: going up, the upper one moves first.
         order = [self.files.high, self.files.low]
         if low_hz is not None and hz < low_hz:
             order.reverse()
@@ -97,7 +94,7 @@ class BoundedClock:
 
 
 def write(access: ClockAccess, path: str, text: str) -> None:
-    """Write one value. Raises ClockError naming the file where the kernel refuses, and as `ClockAccess.write`."""
+    """Write one value. Raises ClockError naming the file if the kernel refuses, and as `ClockAccess.write`."""
     try:
         access.write(path, text)
     except OSError as error:
@@ -117,37 +114,35 @@ class GpuClock:
         self._tree = tree
         self._clock = BoundedClock(tree, f"{_CLASS}/{device}", DEVFREQ)
         self._table_hz: tuple[int, ...] = ()
-        self._gating: tuple[str, str] | None = None  # the file that kept power on, and what it held before
+        self._gating: tuple[str, str] | None = None  # the file that keeps power on, and its previous value
 
     def read(self) -> DomainClocks:
-        """The clock as it is now. While the GPU is cut off from power its current clock may be an old one."""
+        """Read the clock. While the GPU is power-gated, its current clock may be stale."""
         clock = self._clock
         low_hz, high_hz, now_hz = clock.read_low_hz(), clock.read_high_hz(), clock.read_now_hz()
         return DomainClocks("gpu", low_hz, high_hz, now_hz, clock.read_governor(), self.read_table_hz())
 
     def read_hz(self) -> int | None:
-        """The clock now; None if it cannot be read."""
         return self._clock.read_now_hz()
 
     def read_load(self) -> float | None:
-        """The share of the time that it was busy of late, as its driver says; None where it does not."""
+        """The share of time that the GPU was busy lately, by its driver; None if not reported."""
         permille = read_int(self._tree, f"{self._clock.folder}/device/load")
         return None if permille is None else permille / 1000
 
     def read_table_hz(self) -> tuple[int, ...]:
-        """What the driver offers."""
         self._table_hz = self._table_hz or self._clock.read_table_hz()
         return self._table_hz
 
     def hold(self, access: ClockAccess, hz: int) -> int:
-        """Keep the GPU powered, hold its clock; return what the driver made of it. Raises ClockError."""
+        """Keep the GPU powered and hold its clock; return the clock reached. Raises ClockError."""
         self.keep_power(access)
         return self._clock.hold(access, "gpu", hz)
 
     def keep_power(self, access: ClockAccess) -> None:
         """Keep the GPU powered. Raises ClockError.
 
-        A gated GPU's first kernel would pay for power coming back, and its clock could not be read back.
+        A gated GPU's first kernel would pay for power-up, and its clock could not be read back.
         """
         device = f"{self._clock.folder}/device"
         for file, on in (("railgate_enable", "0"), ("power/control", "on")):
@@ -159,22 +154,21 @@ class GpuClock:
                 break
 
     def release(self, access: ClockAccess) -> None:
-        """Let the GPU lose its power again when it is idle; its limits are nvpmodel's to set. Raises ClockError."""
+        """Allow power gating again; the limits belong to nvpmodel. Raises ClockError."""
         if self._gating is not None:
             write(access, *self._gating)
             self._gating = None
 
     def forget(self) -> None:
-        """Everything was put back by who keeps what was before: there is nothing to release."""
+        """Drop the saved state: the transaction has restored the files."""
         self._gating = None
 
     def is_held_at(self, hz: int) -> bool:
-        """Whether both bounds are `hz`."""
         return self._clock.is_held_at(hz)
 
 
 def find_gpu(tree: Tree, devices: Collection[str] = ()) -> GpuClock | None:
-    """The devfreq device that is a GPU: one of `devices`, else by its own or its device-tree node's name."""
+    """Find the GPU's devfreq device: one of `devices`, else by its own or its device-tree node's name."""
     names = list_names(tree, _CLASS)
     for name in names:
         if name in devices:

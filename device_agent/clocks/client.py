@@ -1,7 +1,7 @@
-"""`ClockAccess` by way of the clock helper: what an unprivileged agent uses.
+"""`ClockAccess` over the clock helper's socket, for an unprivileged agent.
 
-A connection lives only as long as a transaction; everything outside one asks over a connection of its own. Forked
-processes let go of it: the heartbeat stays with the process that began.
+A connection lasts for one transaction; requests outside one use a connection each. A forked process closes its copy:
+the heartbeat stays with the process that began.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from device_agent.errors import HelperUnavailableError, RefusedError, UnsafeErro
 
 # The helper answers within milliseconds; restoring and nvpmodel get more time.
 CALL_TIMEOUT_S = 5.0
-# What may take longer: restoring has 2 s, nvpmodel 4 s.
+# Slow operations: restoring has 2 s, nvpmodel 4 s.
 _WORK_S = 6.0
 _RESTART_S = 1.0
 _QUEUE_PAUSE_S = 0.005
 
 
 class HelperClient:
-    """The clock helper at a socket. Nothing is connected until something is asked. Safe to fork, not to share.
+    """The clock helper at a socket, connected on demand. Safe to fork, not to share.
 
-    `is_wanted` is asked before every heartbeat, in the heartbeat's thread; once it says no, the clocks are let go, even
-    while this process is busy. None: they are wanted as long as this process runs.
+    The heartbeat's thread calls `is_wanted` before each beat; when it returns False the clocks are released, even while
+    this process is busy. Default: wanted for this process's lifetime.
     """
 
     def __init__(self, socket_path: str | Path, timeout_s: float = CALL_TIMEOUT_S) -> None:
@@ -48,7 +48,7 @@ class HelperClient:
         return AccessStatus(**self._ask({"op": "status"}))
 
     def begin(self, holder: str) -> None:
-        """See `ClockAccess`. Begun already: nothing changes, unless that transaction is over."""
+        """See `ClockAccess`. Changes nothing while a transaction of this client is open."""
         with contextlib.suppress(HelperUnavailableError):
             if self._sock is not None:
                 self._call({"op": "begin", "holder": holder}, _WORK_S)
@@ -59,7 +59,7 @@ class HelperClient:
             try:
                 self._begin(holder)
             except HelperUnavailableError as error:
-                # A helper that was killed is back in a moment; one that is not there, or not for us, is not.
+                # A killed helper is back in a moment; a missing one, or one that refuses this user, is not.
                 missing = isinstance(error.__cause__, FileNotFoundError | PermissionError)
                 if missing or time.monotonic() > restarted_s:
                     raise
@@ -87,13 +87,13 @@ class HelperClient:
         return str(self._call({"op": "power_mode", "mode": mode_id}, _WORK_S))
 
     def restore(self) -> tuple[str, ...]:
-        """See `ClockAccess`. A transaction that the helper ended itself has been restored: then a note says why."""
+        """See `ClockAccess`. If the helper has ended the transaction itself, a note says why."""
         if self._sock is None and not self._ended:
             return ()
         try:
             return tuple(self._call({"op": "restore"}, _WORK_S))
         except HelperUnavailableError as error:
-            # Whoever answers now has restored before: at its end, or at its start.
+            # A helper that answers now has restored already: at its end, or at its start.
             status = self.status()
             if status.unsafe:
                 raise UnsafeError(status.unsafe) from error
@@ -102,19 +102,18 @@ class HelperClient:
             self._disconnect("")
 
     def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
-        """See `ClockAccess`."""
         return tuple(self._ask({"op": "clear", "force": force}, _WORK_S))
 
     def close(self) -> None:
         self._disconnect("")
 
     def _ask(self, request: dict[str, Any], extra_s: float = 0.0) -> Any:
-        """Outside any transaction."""
+        """Send a request outside any transaction."""
         with self._connect(extra_s) as sock:
             return self._exchange(sock, request)
 
     def _call(self, request: dict[str, Any], extra_s: float = 0.0) -> Any:
-        """Within the transaction. Raises RefusedError without one, HelperUnavailableError when it is over."""
+        """Send a request within the transaction. Raises RefusedError without one, HelperUnavailableError once over."""
         if self._sock is None:
             if self._ended:
                 raise HelperUnavailableError(self._ended)
@@ -135,21 +134,21 @@ class HelperClient:
                 sock.connect(self.socket_path)
                 return sock
             except OSError as error:
-                # A queue that is full does not make one wait, unlike TCP's.
+                # A Unix socket's full queue refuses at once; TCP's would block.
                 if not isinstance(error, BlockingIOError) or time.monotonic() > deadline_s:
                     sock.close()
                     raise HelperUnavailableError(_explain(self.socket_path, error)) from error
                 time.sleep(_QUEUE_PAUSE_S)
 
     def _exchange(self, sock: socket.socket, request: dict[str, Any]) -> Any:
-        """Send a request, wait for its answer. Raises what the answer says, HelperUnavailableError without one."""
+        """Send a request and wait for its answer. Raises the error in it, HelperUnavailableError without one."""
         self._last_id += 1
         broken: OSError | None = None
         try:
             with self._send_lock:
                 sock.send(access.pack({"id": self._last_id} | request))
         except OSError as error:
-            broken = error  # why it hung up may still be there to read
+            broken = error  # the reason for the hang-up may still be readable
         answer: dict[str, Any] = {}
         try:
             while answer.get("id") != self._last_id:
@@ -170,16 +169,16 @@ class HelperClient:
         return answer["value"]
 
     def _disconnect(self, ended: str) -> None:
-        """Let go of the transaction's connection; `ended` is what later calls are told."""
+        """Close the transaction's connection; later calls report `ended`."""
         self._ended = ended
         self._stop.set()
         sock, self._sock, self._token = self._sock, None, ""
         if sock is not None:
-            with self._send_lock:  # the heartbeat must not send into a descriptor that is somebody else's by then
+            with self._send_lock:  # the heartbeat must not send into a reused descriptor
                 sock.close()
 
     def _forget(self) -> None:
-        """Nothing is held here; also in a forked process, whose locks may be in any state."""
+        """Drop all state, also in a forked process, whose locks may be in any state."""
         self._sock = None
         self._token = ""
         self._ended = ""
@@ -188,7 +187,7 @@ class HelperClient:
         self._stop = threading.Event()
 
     def after_fork(self) -> None:
-        """In a forked process: close our copy of the connection, so that it ends with the one who holds it."""
+        """In a forked process: close its copy of the connection, which then ends with the holder."""
         sock = self._sock
         self._forget()
         if sock is not None:
@@ -200,7 +199,7 @@ def _always() -> bool:
 
 
 def _beat(sock: socket.socket, send_lock: threading.Lock, stop: threading.Event, is_wanted: Callable[[], bool]) -> None:
-    """Tell the helper that this process runs, until the transaction ends. A queue that is full is full of beats."""
+    """Send heartbeats until the transaction ends. A full queue already holds beats."""
     packet = access.pack({"op": "beat"})
     while not stop.wait(access.HEARTBEAT_S):
         with send_lock:

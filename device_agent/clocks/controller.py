@@ -1,7 +1,6 @@
-"""Holds a board at an operating point: as a whole or not at all, and gives it back as it was.
+"""Hold a board at an operating point, all of it or none, and restore it afterwards.
 
-Which points a board has is decided in `point`, how they are written and read back in `apply`, with whose rights in
-`access`. Everything here blocks, and ends by a deadline.
+`apply` plans, writes and reads back points; `access` has the rights. Everything here blocks, up to a deadline.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.protocol.texts import format_hz
 
-# Putting back what somebody else moved must not hold up a measurement.
+# Restoring a clock that another process moved must not delay a measurement.
 _CHECK_S = 1.0
 
 
 class Controller:
-    """One board's clocks in one process. `holder` is how others are told who holds them."""
+    """One board's clocks in one process. `holder` names this client to others."""
 
     def __init__(self, platform: Platform, access: ClockAccess, holder: str = "") -> None:
         self.platform = platform
@@ -35,7 +34,7 @@ class Controller:
 
     @staticmethod
     def read(platform: Platform) -> Clocks:
-        """Every clock now, without knowing who holds them. Never raises."""
+        """Read every clock, but not its holder. Never raises."""
         try:
             platform.hotplug.require_answer()
         except ClockError as error:
@@ -53,7 +52,7 @@ class Controller:
         )
 
     def show(self) -> Clocks:
-        """Every clock now, who holds them, and whether they can be trusted. Never raises."""
+        """Read every clock, its holder, and whether the clocks can be trusted. Never raises."""
         clocks = self.read(self.platform)
         try:
             status = self._access.status()
@@ -64,10 +63,10 @@ class Controller:
         return dataclasses.replace(clocks, holder=status.holder, unsafe=status.unsafe, notes=notes)
 
     def pin(self, point: OperatingPoint, deadline_s: float = 5.0) -> PinReport:
-        """Hold the board at `point`, on top of what is held already; a power mode takes the place of all that.
+        """Hold the board at `point`, on top of what is held already; a power mode replaces everything held.
 
-        Never raises. Refused before the first write, what was held before still is, and `reached` says so. After any
-        other failure nothing is held, and everything was restored.
+        Never raises. If refused before the first write, the earlier point stays held, as `reached` says. After any
+        other failure nothing is held and everything was restored.
         """
         started_s = time.monotonic()
         wanted = self._merge(point)
@@ -96,7 +95,7 @@ class Controller:
         return self._report(PinStatus.OK, "", started_s, (*([locked] if locked else []), *notes))
 
     def unpin(self) -> PinReport:
-        """Let go: every clock as it was before the first pin. Never raises."""
+        """Release: restore every clock from before the first pin. Never raises."""
         started_s = time.monotonic()
         held, self.held = self.held, None
         try:
@@ -107,9 +106,9 @@ class Controller:
 
     @contextlib.contextmanager
     def gpu_powered(self) -> Iterator[None]:
-        """Keep the GPU powered for a block, then leave its power as it was. Never raises of itself.
+        """Keep the GPU powered for a block, then restore its power state. Never raises of itself.
 
-        Where a held point keeps it on, or somebody else holds the clocks, the block goes on without.
+        Does nothing if a held point keeps the GPU on, or another client holds the clocks.
         """
         gpu, held = self.platform.gpu, self.held
         if gpu is None or (held is not None and held.gpu_freq_hz is not None):
@@ -122,7 +121,7 @@ class Controller:
                 gpu.keep_power(self._access)
             yield
         finally:
-            # What does not go back makes the board unsafe: the helper says so to whoever works here next.
+            # A file that does not go back makes the board unsafe; the helper reports that to the next client.
             with contextlib.suppress(AgentError, OSError):
                 gpu.release(self._access)
             if held is None:
@@ -130,9 +129,9 @@ class Controller:
                     self._access.restore()
 
     def check(self, point: OperatingPoint | None = None) -> tuple[str, ...]:
-        """Make sure that `point`, by default what is held, still holds; put back what others moved, with a note each.
+        """Verify `point` (default: what is held); restore what others moved, with a note each.
 
-        Raises ClockError when it cannot be put back, or the board does not answer.
+        Raises ClockError when that fails, or the board does not answer.
         """
         wanted = point or self.held
         if wanted is None:
@@ -149,7 +148,7 @@ class Controller:
         return (*(f"{what}; it was put back" for what in moved), *notes)
 
     def _find_lock(self) -> str:
-        """`find_lock` for a board that is nearly always free: its CPU's limits say so."""
+        """Run `find_lock` only if the CPU's limits suggest a lock: the board is nearly always free."""
         online = self.platform.hotplug.read_online()
         clocks = [clock for cluster in self.platform.clusters for clock in cluster.clocks(online)]
         if any(clock.read_low_hz() != clock.read_high_hz() for clock in clocks):
@@ -157,20 +156,20 @@ class Controller:
         return find_lock(self.read(self.platform))
 
     def _release(self, before: OperatingPoint) -> None:
-        """Let go of what nvpmodel does not reset when a mode takes the place of what was held."""
+        """Release what nvpmodel does not reset when a mode replaces a held point."""
         if self.platform.memory and before.memory_freq_hz is not None:
             self.platform.memory.release(self._access)
         if self.platform.gpu and before.gpu_freq_hz is not None:
             self.platform.gpu.release(self._access)
 
     def _merge(self, point: OperatingPoint) -> OperatingPoint:
-        """`point` on top of what is held. nvpmodel overwrites every limit, so a mode begins anew."""
+        """`point` on top of what is held. A mode replaces it, because nvpmodel overwrites every limit."""
         held = self.held
         if held is None or point.power_mode is not None:
             return point
         cores = held.cores_online if point.cores_online is None else point.cores_online
         kept = {} if EVERY_CLUSTER in point.cpu_freq_hz else dict(held.cpu_freq_hz)
-        if cores is not None:  # a cluster that goes offline is held no more
+        if cores is not None:  # an offline cluster is no longer held
             kept = {name: hz for name, hz in kept.items() if self.platform.find_cluster(name).online_of(cores)}
         return OperatingPoint(
             power_mode=held.power_mode,
@@ -181,7 +180,7 @@ class Controller:
         )
 
     def _must_set_mode(self, point: OperatingPoint, wanted: OperatingPoint) -> bool:
-        """A mode that is asked for is set even if it is the current one: others may have moved its limits."""
+        """A requested mode is set even if it is current: other processes may have moved its limits."""
         if point.power_mode is not None:
             return True
         modes = self.platform.power_modes
@@ -189,11 +188,11 @@ class Controller:
         return current is not None and current.name != wanted.power_mode
 
     def _find_moved(self, wanted: OperatingPoint) -> list[str]:
-        """What is no longer as it was pinned."""
+        """What differs from the pinned point."""
         moved = []
         online = self.platform.hotplug.read_online()
         if self._must_set_mode(OperatingPoint(), wanted):
-            moved.append("somebody has set another power mode")
+            moved.append("another process has set another power mode")
         if wanted.cores_online is not None and set(online) != set(wanted.cores_online):
             moved.append(f"{format_cpus(online)} are online instead of {format_cpus(wanted.cores_online)}")
         for name, hz in wanted.cpu_freq_hz.items():
@@ -209,14 +208,13 @@ class Controller:
         return moved
 
     def _restore(self) -> tuple[str, ...]:
-        """Have everything put back as it was; returns notes. Raises AgentError, OSError."""
         notes = self._access.restore()
         if self.platform.gpu is not None:
             self.platform.gpu.forget()
         return notes
 
     def _give_up(self, error: Exception, started_s: float) -> PinReport:
-        """Restore everything, and say why."""
+        """Restore everything, and report why."""
         self.held = None
         try:
             notes = self._restore()
@@ -231,7 +229,7 @@ class Controller:
 
 
 def find_lock(clocks: Clocks) -> str:
-    """What to say where somebody holds every clock already: then there is no clean state to go back to. "": not so."""
+    """Describe a lock on every clock by another process, which leaves no clean state to restore; "" without one."""
     domains: list[DomainClocks] = [domain for domain in clocks.clusters if domain.online and domain.max_hz is not None]
     domains += [clocks.gpu] if clocks.gpu else []
     if not domains or any(domain.min_hz != domain.max_hz or len(domain.available_hz) == 1 for domain in domains):
@@ -239,7 +237,7 @@ def find_lock(clocks: Clocks) -> str:
     memory = clocks.memory
     if memory and memory.current_hz is not None and memory.max_hz is not None and memory.current_hz < memory.max_hz:
         return ""
-    return "somebody holds every clock already (jetson_clocks?): letting go restores that, not a board left to itself"
+    return "every clock is locked already (jetson_clocks?): unpin restores that lock, not a board left to itself"
 
 
 def _status_of(error: Exception) -> PinStatus:

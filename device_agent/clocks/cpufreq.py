@@ -1,7 +1,7 @@
-"""CPU clocks: which cores share one, its table and bounds, wherever the kernel keeps them just now.
+"""CPU clocks: which cores share one, their tables and bounds, and which cores are online.
 
-Which cores are online is `hotplug`'s business. A core that goes offline may take its cpufreq folder along, and the last
-of a cluster takes the policy; so files are looked for through a core that is online, each time anew.
+An offline core may take its cpufreq folder along, and a cluster's last one takes the policy. So files are looked up
+through an online core each time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CPUS = "/sys/devices/system/cpu"
 
 
 class CpuCluster:
-    """Cores that are set together. `groups` are the cores of each cpufreq policy; usually there is one.
+    """Cores with one clock. `groups` are the cores of each cpufreq policy, usually one.
 
-    `default_hz` is the board type's table, for a cluster that has never been seen online; `floors` its pairs of a CPU
-    clock and the memory clock that goes with it at least.
+    `default_hz` is the board type's table, for a cluster never seen online; `floors` pairs a CPU clock with the lowest
+    memory clock beside it.
     """
 
     def __init__(
@@ -43,15 +43,13 @@ class CpuCluster:
         self._default_hz = tuple(default_hz)
         self._floors = tuple(floors)
         self._table_hz: tuple[int, ...] = ()
-        self._folders: dict[int, str] = {}  # as long as the same cores are online
+        self._folders: dict[int, str] = {}  # valid while the same cores are online
         self._online: frozenset[int] = frozenset()
 
     def online_of(self, online: Collection[int]) -> tuple[int, ...]:
-        """The cluster's cores that are online."""
         return tuple(cpu for cpu in self.cpus if cpu in online)
 
     def clocks(self, online: Collection[int]) -> list[BoundedClock]:
-        """One clock per policy that has a core online."""
         if self._online != frozenset(online):
             self._online = frozenset(online)
             self._folders.clear()
@@ -59,7 +57,7 @@ class CpuCluster:
         return [BoundedClock(self._tree, self._find_folder(cpu), CPUFREQ) for cpu in first if cpu is not None]
 
     def read(self, online: Collection[int]) -> DomainClocks:
-        """The cluster as it is now; of several policies, the first."""
+        """Read the cluster; of several policies, the first."""
         clocks = self.clocks(online)
         clock = clocks[0] if clocks else None
         return DomainClocks(
@@ -75,13 +73,12 @@ class CpuCluster:
         )
 
     def read_table_hz(self, online: Collection[int]) -> tuple[int, ...]:
-        """The board's own table; remembered, since it goes with the last core. Empty where none was ever seen."""
+        """The board's own table; cached, since it disappears with the last core. Empty if never seen."""
         if not self._table_hz and (clocks := self.clocks(online)):
             self._table_hz = clocks[0].read_table_hz()
         return self._table_hz
 
     def find_table_hz(self, online: Collection[int]) -> tuple[int, ...]:
-        """The board's own table, else the board type's."""
         return self.read_table_hz(online) or self._default_hz
 
     def read_range_hz(self, online: Collection[int]) -> tuple[int, int] | None:
@@ -93,12 +90,12 @@ class CpuCluster:
         return None
 
     def read_hz(self, online: Collection[int]) -> int | None:
-        """The clock now, in some boards a measurement; None if it cannot be read."""
+        """The clock now, a measurement on some boards; None if unreadable."""
         clocks = self.clocks(online)
         return clocks[0].read_now_hz() if clocks else None
 
     def read_true_hz(self, access: ClockAccess, online: Collection[int]) -> int | None:
-        """What the hardware says that it runs at, of several policies the lowest; None where it does not say."""
+        """The lowest hardware clock over the policies; None if not reported."""
         found = []
         for clock in self.clocks(online):
             with contextlib.suppress(OSError, ValueError, AgentError):
@@ -106,11 +103,11 @@ class CpuCluster:
         return min(found, default=None)
 
     def find_floor_hz(self, cpu_hz: int) -> int:
-        """The lowest memory clock beside this CPU clock, as far as the board's type knows."""
+        """The lowest memory clock beside this CPU clock, as the board type says."""
         return max((floor_hz for from_hz, floor_hz in self._floors if cpu_hz >= from_hz), default=0)
 
     def hold(self, access: ClockAccess, hz: int, online: Collection[int]) -> int:
-        """Hold every policy at `hz`; return what the driver made of it. Raises ClockError."""
+        """Hold every policy at `hz`; return the clock reached. Raises ClockError."""
         clocks = self.clocks(online)
         if not clocks:
             raise ClockError(f"{self.name} went offline")
@@ -120,12 +117,11 @@ class CpuCluster:
         return reached.pop()
 
     def is_held_at(self, hz: int, online: Collection[int]) -> bool:
-        """Whether the bounds of every policy are `hz`."""
         clocks = self.clocks(online)
         return bool(clocks) and all(clock.is_held_at(hz) for clock in clocks)
 
     def _find_folder(self, cpu: int) -> str:
-        """Where the files of a core that is online are: its policy's folder, which may come back under another name."""
+        """The folder of an online core's policy, which may return under another name."""
         if cpu not in self._folders:
             names = (name for name, cpus in find_policies(self._tree, ()).items() if cpu in cpus)
             name = next(names, None)
@@ -134,13 +130,13 @@ class CpuCluster:
 
 
 def find_policies(tree: Tree, online: Collection[int]) -> dict[str, tuple[int, ...]]:
-    """CPUs that share a clock, by the policy's name; empty without cpufreq. Offline cores may be missing."""
+    """CPUs that share a clock, by policy; empty without cpufreq. Offline cores may be missing."""
     found: dict[str, tuple[int, ...]] = {}
     for name in list_names(tree, f"{CPUS}/cpufreq", "policy[0-9]*"):
         if cpus := read_ints(tree, f"{CPUS}/cpufreq/{name}/related_cpus"):
             found[name] = cpus
     seen = {cpu for cpus in found.values() for cpu in cpus}
-    for cpu in sorted(online):  # a captured tree may hold the cores' own folders only
+    for cpu in sorted(online):  # a captured tree may hold only the cores' own folders
         if cpu not in seen and (cpus := read_ints(tree, f"{CPUS}/cpu{cpu}/cpufreq/related_cpus")):
             found[f"policy{min(cpus)}"] = cpus
             seen.update(cpus)
@@ -148,43 +144,42 @@ def find_policies(tree: Tree, online: Collection[int]) -> dict[str, tuple[int, .
 
 
 def read_isolated(tree: Tree) -> tuple[int, ...]:
-    """Cores that the scheduler leaves alone (`isolcpus=` on the kernel's command line)."""
+    """Cores excluded from the scheduler (`isolcpus=` on the kernel's command line)."""
     try:
         return texts.parse_cpus(read_text(tree, f"{CPUS}/isolated") or "")
     except ValueError:
         return ()
 
 
-# The boot core: many kernels cannot let it go, and no point needs it to.
+# The boot core: many kernels cannot take it offline, and no point requires it.
 BOOT_CPU = 0
 
 
 class Hotplug:
-    """The cores of a board. Everything is read anew: whoever is root may change it."""
+    """The cores of a board. Read anew each time: any root process may change it."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.cpus = self._find_cpus()
 
     def read_online(self) -> tuple[int, ...]:
-        """Cores online now; all of them where the kernel does not say."""
+        """Cores online now; all of them if the kernel does not say."""
         return self._read_list("online") or self.cpus
 
     def require_answer(self) -> None:
-        """Raise ClockError for a board that has hung: each of its files would be waited for in vain."""
+        """Raise ClockError if the board hangs, before a read of each file runs into its timeout."""
         try:
             self._tree.read(f"{CPUS}/online")
         except TimeoutError as error:
             raise ClockError("the board does not answer") from error
         except OSError:
-            pass  # not every kernel says which cores are online
+            pass  # not every kernel has this file
 
     def can_switch(self, cpu: int) -> bool:
-        """Whether the core can be taken offline and online."""
         return cpu != BOOT_CPU and read_text(self._tree, f"{CPUS}/cpu{cpu}/online") is not None
 
     def set_online(self, access: ClockAccess, wanted: Collection[int]) -> None:
-        """Bring exactly these cores online. Raises ClockError where the kernel refuses; the caller reads back."""
+        """Bring exactly these cores online. Raises ClockError if the kernel refuses; the caller reads back."""
         online = self.read_online()
         for cpu in sorted(set(wanted) - set(online)):
             write(access, f"{CPUS}/cpu{cpu}/online", "1")
@@ -204,5 +199,5 @@ class Hotplug:
 
 
 def format_cpus(cpus: Collection[int]) -> str:
-    """CPU numbers for people, e.g. `CPUs 1, 2`."""
+    """Format CPU numbers, e.g. `CPUs 1, 2`."""
     return ("CPU " if len(cpus) == 1 else "CPUs ") + (", ".join(map(str, sorted(cpus))) or "none")

@@ -1,7 +1,7 @@
 """The memory clock of Tegra boards, in debugfs: drivers `override` (T210) and `bpmp` (T186 and later), and the cap.
 
-File sequences: rbonghi/jetson_stats, jtop/core/memory.py. A rate that firmware does not have is dropped without an
-error: whoever holds a rate must read it back.
+File sequences: rbonghi/jetson_stats, jtop/core/memory.py. Firmware drops an unknown rate without an error: read back
+every rate that is held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCKED = "locked"
 
 @dataclasses.dataclass(frozen=True)
 class _Driver:
-    """Files of one driver. `hold` is what is written, in order: a path and its value, None for the rate."""
+    """Files of one driver. `hold` lists the writes in order: a path and its value, None for the rate."""
 
     name: str
     lock: str
@@ -61,9 +61,9 @@ _DRIVERS = (
 
 
 class MemoryClock:
-    """The memory clock. debugfs is root's own: what `tree` may not read is asked of `access`.
+    """The memory clock. debugfs is root's: files closed to `tree` are read through `access`.
 
-    `default_hz` is the board type's table, used within the board's bounds where the board itself has none.
+    `default_hz` is the board type's table, used within the board's bounds if the board has none.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MemoryClock:
         self._table_hz: tuple[int, ...] = ()
 
     def read(self) -> DomainClocks:
-        """The clock as it is now; its governor is `locked` while somebody holds it."""
+        """Read the clock; its governor is `locked` while it is held."""
         return DomainClocks(
             name="memory",
             min_hz=self._read(self._files.low),
@@ -88,26 +88,23 @@ class MemoryClock:
         )
 
     def read_hz(self) -> int | None:
-        """The clock now; None if it cannot be read."""
         return next((hz for hz in map(self._read, self._files.now) if hz is not None), None)
 
     def read_high_hz(self) -> int | None:
-        """The highest clock that the board allows now; None if it cannot be read."""
         return self._read(self._files.high)
 
     def is_locked(self) -> bool:
-        """Whether somebody holds it."""
         return bool(self._read(self._files.lock))
 
     def read_table_hz(self) -> tuple[int, ...]:
-        """What the board offers; where it does not say, the board type's table from the lowest clock on."""
+        """The board's table; without one, the board type's from the lowest clock up."""
         if not self._table_hz:
             text = read_privileged(self._tree, self._access, self._files.table) if self._files.table else None
             table_hz = sorted({int(word) * 1000 for word in (text or "").split() if word.isdecimal()})
             if not table_hz:
                 low_hz = self._read(self._files.low)
                 table_hz = [hz for hz in self._default_hz if hz >= (low_hz or 0)]
-                if low_hz is None:  # nobody reads it yet
+                if low_hz is None:  # no access to it yet
                     return tuple(table_hz)
             self._table_hz = tuple(table_hz)
         return self._table_hz
@@ -127,7 +124,7 @@ class MemoryClock:
         return tuple(notes)
 
     def release(self, access: ClockAccess) -> None:
-        """Let it follow the load again. Raises ClockError."""
+        """Let the clock follow the load again. Raises ClockError."""
         write(access, self._files.lock, "0")
 
     def _read(self, path: str) -> int | None:
@@ -136,7 +133,7 @@ class MemoryClock:
 
 
 def read_privileged(tree: Tree, access: ClockAccess | None, path: str) -> str | None:
-    """A file that only root may read, by way of `access` if need be; None if it cannot be read."""
+    """Read a root-only file, through `access` if necessary; None if unreadable."""
     try:
         return tree.read(path)
     except PermissionError:
@@ -153,7 +150,7 @@ def read_privileged(tree: Tree, access: ClockAccess | None, path: str) -> str | 
 def find_memory(
     tree: Tree, access: ClockAccess | None = None, driver: str = "", default_hz: Sequence[int] = ()
 ) -> MemoryClock | None:
-    """The memory clock whose files are there; where nobody can look, the one of the `driver` that the type expects."""
+    """Find the memory clock by its files; if all are inaccessible, the one of the type's `driver`."""
     expected = sorted(_DRIVERS, key=lambda known: known.name != driver)
     for known in expected:
         if read_privileged(tree, access, known.lock) is not None:
@@ -163,7 +160,7 @@ def find_memory(
 
 
 def _is_hidden(tree: Tree, access: ClockAccess | None, path: str) -> bool:
-    """Whether nobody who may look answers; the clock helper may come later."""
+    """Whether the file is inaccessible for now; the clock helper may start later."""
     try:
         tree.read(path)
     except PermissionError:

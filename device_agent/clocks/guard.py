@@ -1,4 +1,4 @@
-"""Clock files as a whole: finding them, keeping what they hold on disk, putting it back in an order the kernel takes.
+"""Clock files as a whole: find them, save their content to disk, restore it in an order that the kernel accepts.
 
 Who holds them, and when they are put back, is in `transaction.py`.
 """
@@ -19,15 +19,15 @@ from device_agent.clocks.rules import Kind
 from device_agent.errors import ClockError, RefusedError
 from device_agent.sysfs import Tree, list_names, read_text
 
-# Drivers need milliseconds; one that has not come round by then will not.
+# Drivers need milliseconds; one that has not recovered by then will not.
 RESTORE_DEADLINE_S = 2.0
 _PAUSE_S = 0.02
-# For so many passes everything waits its turn; after that, one file that does not go back holds up no other.
+# In so many passes writes wait for their prerequisites; later passes write every file, so that none blocks another.
 _PATIENT_PASSES = 5
 _CPUS = "/sys/devices/system/cpu"
 _VERSION = 1
 
-# What moves by itself (a fan's speed, a sensor's mode, a memory clock that is not locked) is put back, not compared.
+# Values that change by themselves (fan speed, sensor mode, an unlocked memory clock) are restored, not compared.
 _NOT_COMPARED = {Kind.FAN_SPEED, Kind.SENSOR, Kind.MEMORY_STATE, Kind.MEMORY_RATE, Kind.SPEED}
 # The order in which files are written, pass by pass; cores online come before and cores offline after all of it.
 _ORDER = (
@@ -60,11 +60,11 @@ _FIXED = (
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What every clock file held, by resolved path; who asked, and in which boot."""
+    """The content of every clock file by resolved path; the holder, and the boot."""
 
     files: dict[str, str]
     power_mode: int | None = None
-    power_mode_set: bool = False  # only then is it put back: nvpmodel takes its time
+    power_mode_set: bool = False  # restored only if set: nvpmodel is slow
     holder: str = ""
     boot_id: str = ""
 
@@ -74,9 +74,9 @@ class Snapshot:
 
     @staticmethod
     def load(path: Path) -> Snapshot | None:
-        """The snapshot on disk, None if there is none.
+        """Load the snapshot from disk; None without one.
 
-        Raises ClockError for one that cannot be read; it is kept aside as `*.corrupt`.
+        Raises ClockError for an unreadable one, which is kept as `*.corrupt`.
         """
         try:
             document = json.loads(path.read_bytes())
@@ -99,7 +99,7 @@ class Snapshot:
 
 
 def save_json(path: Path, document: object) -> None:
-    """Replace a file as a whole, on the disk when this returns. Raises OSError."""
+    """Replace a file atomically and durably. Raises OSError."""
     unfinished = path.with_name(path.name + ".part")
     try:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -115,7 +115,7 @@ def save_json(path: Path, document: object) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have names that were added or removed on the disk. Raises OSError."""
+    """Flush a folder's added and removed names to disk. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -124,7 +124,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def find_clock_files(tree: Tree) -> list[str]:
-    """Every file that this board may have and that may be written, as resolved paths."""
+    """Every writable clock file that this board may have, as resolved paths."""
     paths = [f"{_CPUS}/{cpu}/online" for cpu in list_names(tree, _CPUS, "cpu[0-9]*")]
     for policy in list_names(tree, f"{_CPUS}/cpufreq", "policy*"):
         paths += [f"{_CPUS}/cpufreq/{policy}/{name}" for name in _POLICY_FILES]
@@ -152,7 +152,7 @@ def find_clock_files(tree: Tree) -> list[str]:
 
 
 def take_snapshot(tree: Tree, holder: str = "") -> Snapshot:
-    """Read every clock file that is there and can be read, cores that are offline included."""
+    """Read every readable clock file, offline cores included."""
     return Snapshot(
         read_files(tree, find_clock_files(tree)),
         read_power_mode(tree),
@@ -162,13 +162,13 @@ def take_snapshot(tree: Tree, holder: str = "") -> Snapshot:
 
 
 def read_files(tree: Tree, paths: Iterable[str]) -> dict[str, str]:
-    """What can be read and may be a value; what cannot is left out (`<unsupported>`, a core's folder that has gone)."""
+    """Read valid values; others are left out (`<unsupported>`, an offline core's folder)."""
     texts = {path: read_text(tree, path) for path in paths}
     return {path: text for path, text in texts.items() if text is not None and rules.is_value(text)}
 
 
 def read_power_mode(tree: Tree) -> int | None:
-    """The mode that nvpmodel says is in force; None without nvpmodel."""
+    """The power mode that nvpmodel reports; None without nvpmodel."""
     with contextlib.suppress(OSError):
         lines = tree.run(["nvpmodel", "-q"]).split("\n")
         return next((int(line) for line in lines if re.fullmatch(r"\s*[0-9]{1,2}\s*", line)), None)
@@ -176,10 +176,10 @@ def read_power_mode(tree: Tree) -> int | None:
 
 
 def plan_restore(wanted: Mapping[str, str], current: Mapping[str, str], patient: bool = True) -> list[tuple[str, str]]:
-    """What to write next, in order; empty when everything is as wanted.
+    """Plan the next writes, in order; empty when everything is as wanted.
 
-    First cores online, alone: their files come with them. Cores go offline last, once nothing else is left to do. Not
-    `patient`: everything at once, in the same order.
+    Cores go online first, alone, because their files appear with them; they go offline last. Not `patient`: all at
+    once, in the same order.
     """
     kinds = {path: rule.kind for path in wanted if (rule := rules.find_rule(path))}
     different = [path for path in kinds if path in current and current[path] != wanted[path]]
@@ -199,7 +199,7 @@ def plan_restore(wanted: Mapping[str, str], current: Mapping[str, str], patient:
 
 
 def _moves_by_itself(path: str, kind: Kind, wanted: Mapping[str, str]) -> bool:
-    """Whether what the file held was a reading of something that others control."""
+    """Whether the file's saved content is a reading of a value that other files control."""
     folder = path.rpartition("/")[0]
     if kind is Kind.MEMORY_RATE:
         return wanted.get(f"{folder}/mrq_rate_locked", "1") == "0"
@@ -209,7 +209,7 @@ def _moves_by_itself(path: str, kind: Kind, wanted: Mapping[str, str]) -> bool:
 
 
 def _order_limits(changes: list[tuple[str, str]], current: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Going up, the upper limit comes first; going down, the lower one: min must never exceed max."""
+    """Order bounds so that min never exceeds max: upward the upper one first, downward the lower."""
     ordered: list[tuple[str, str]] = []
     for path, text in changes:
         ordered.append((path, text))
@@ -227,9 +227,9 @@ def restore(
     deadline_s: float = RESTORE_DEADLINE_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Put everything back as the snapshot has it; try again until `deadline_s` is over, a few times in any case.
+    """Restore the snapshot; retry until `deadline_s`, with a minimum of passes.
 
-    Returns notes, and what did not go back (empty: everything did). Never raises OSError.
+    Returns notes, and the files that did not go back (empty: all did). Never raises OSError.
     """
     started = time.monotonic()
     notes: list[str] = []
@@ -240,7 +240,7 @@ def restore(
             notes.append(f"power mode {snapshot.power_mode} set again")
         except OSError as error:
             refused["nvpmodel"] = error.strerror or str(error)
-    # After a boot the kernel starts afresh, perhaps with other files.
+    # A boot resets the kernel's values, and may change its files.
     same_boot = snapshot.boot_id == (read_text(tree, "/proc/sys/kernel/random/boot_id") or "")
     written: dict[str, None] = {}
     passes = 0
@@ -248,7 +248,7 @@ def restore(
         passes += 1
         current = read_files(tree, snapshot.files)
         missing = _find_missing(snapshot.files, current) if same_boot else []
-        # However slow the board is, one pass is made in which no file holds up another.
+        # Even on a slow board, one pass runs in which no file blocks another.
         late = passes > _PATIENT_PASSES + 1 and time.monotonic() - started > deadline_s
         changes = plan_restore(snapshot.files, current, passes <= _PATIENT_PASSES)
         compared = [(path, text) for path, text in changes if not _is_free(path, snapshot.files)]
@@ -277,7 +277,6 @@ def restore(
 
 
 def _is_free(path: str, wanted: Mapping[str, str]) -> bool:
-    """Whether the file need not hold what it held: see _NOT_COMPARED."""
     rule = rules.find_rule(path)
     if rule is None or rule.kind not in _NOT_COMPARED:
         return rule is None
@@ -290,7 +289,7 @@ def _is_free(path: str, wanted: Mapping[str, str]) -> bool:
 
 
 def _find_missing(wanted: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """Files that should be compared and cannot be read. A policy may go with the core that it is named after."""
+    """Compared files that are unreadable. A policy may disappear with the core that it is named after."""
     missing = []
     for path in wanted:
         if path not in current and not _is_free(path, wanted):

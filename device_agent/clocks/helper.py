@@ -1,9 +1,8 @@
 """The clock helper: `python -m device_agent.clocks.helper --socket S --state-dir D`. Standard library only; for root.
 
-Two processes that guard each other. The guardian holds the listening socket and touches no clock; its child serves
-(`server.py`). A child that is dead or silent for GUARD_TIMEOUT_S is ended, and the next one begins by restoring what
-the snapshot on disk says, as it does at boot. A child whose guardian is gone restores and ends with exit code 1: there
-is never one without the other for longer than that takes, and systemd starts both anew.
+Two processes guard each other. The guardian holds the listening socket and touches no clock; its child serves
+(`server.py`). The guardian kills a child that is dead or silent for GUARD_TIMEOUT_S; the next child first restores the
+snapshot on disk, as at boot. A child without its guardian restores and exits with 1, and systemd restarts both.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from device_agent.errors import BusyError
 from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 
 DEFAULT_GROUP = "tvm-farm"
-# A child that misses its sign of life for this long is killed and replaced.
+# A child silent for this long is killed and replaced.
 GUARD_TIMEOUT_S = 1.0
-# A killed process is gone within milliseconds; one stuck in a driver may never go, and the next one need not wait.
+# A killed process is gone within milliseconds; one stuck in a driver may stay, and the next one need not wait.
 _KILL_TIMEOUT_S = 0.3
-# A predecessor that lost its guardian is still restoring.
+# A predecessor without its guardian is still restoring.
 _LOCK_TIMEOUT_S = 3.0
 _MAX_FAILED_STARTS = 5
 _FAILED_START_PAUSE_S = 0.2
@@ -41,7 +40,7 @@ _log = logging.getLogger("clock-helper")
 
 
 class Guardian:
-    """Keeps one serving child, and sees to it that whatever a child leaves behind is restored."""
+    """Keep one serving child, and have the clocks restored after each child's death."""
 
     def __init__(self, listener: socket.socket, state_dir: Path, root: str, parent: int | None) -> None:
         self._listener = listener
@@ -56,7 +55,7 @@ class Guardian:
         self._pid = 0
 
     def run(self) -> int:
-        """Guard until told to end; return the exit code."""
+        """Guard until stopped; return the exit code."""
         while True:
             heart = self._start_child()
             ready, how = self._watch(heart)
@@ -68,7 +67,7 @@ class Guardian:
             _log.error("the serving process %s%s", how or "ended", "" if ready else " before it was ready")
             if not ready and how == "fell silent":
                 self._hung_restores += 1
-                if self._hung_restores == 2:  # the first may have been stopped by somebody
+                if self._hung_restores == 2:  # the first may have been a SIGSTOP
                     self._mark_unsafe("restoring the clocks hangs; a driver does not answer, reboot the board")
             elif ready:
                 self._hung_restores = 0
@@ -81,7 +80,7 @@ class Guardian:
 
     def _start_child(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        # A signal between fork and the child's own handlers would be taken for one to us.
+        # A signal between fork and the child's handlers would count as one to the guardian.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -91,7 +90,7 @@ class Guardian:
                 _run_child(theirs, self._listener, self._state_dir, self._root)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        with contextlib.suppress(OSError):  # whoever of us is first
+        with contextlib.suppress(OSError):  # both sides set the group; the later call may fail
             os.setpgid(pid, pid)
         theirs.close()
         ours.setblocking(False)
@@ -101,7 +100,7 @@ class Guardian:
         return ours
 
     def _watch(self, heart: socket.socket) -> tuple[bool, str]:
-        """Watch the child until it is gone or silent; return whether it was ready, and how it went."""
+        """Watch the child until it is gone or silent; return whether it was ready, and how it ended."""
         poll = select.poll()
         poll.register(heart, select.POLLIN)
         if not self._stopping:
@@ -110,7 +109,7 @@ class Guardian:
         while True:
             events = dict(poll.poll(BEAT_S * 1000))
             if heart.fileno() in events:
-                # Everything is read before it is judged: we may have been stopped ourselves.
+                # Read everything before judging: this process may have been stopped itself.
                 try:
                     message = heart.recv(1 << 16)
                 except ConnectionResetError:
@@ -129,7 +128,7 @@ class Guardian:
                 self._stopping = why
                 poll.unregister(self._wakeup)
                 notify("STOPPING=1")
-                os.kill(self._pid, signal.SIGTERM)  # ours, and not reaped: nobody else's pid
+                os.kill(self._pid, signal.SIGTERM)  # not reaped yet, so the pid cannot be reused
 
     def _find_reason_to_stop(self, signalled: bool) -> str:
         if signalled:
@@ -139,7 +138,7 @@ class Guardian:
         return ""
 
     def _describe_end(self) -> str:
-        """How a child went that hung up, "" if it ended by itself."""
+        """How a child that hung up ended; "" if it exited by itself."""
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
         while time.monotonic() < deadline_s:
             end = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -151,13 +150,13 @@ class Guardian:
         return "hung up"
 
     def _end_child(self) -> None:
-        """Kill it and what it has started (nvpmodel); it keeps its pid until it is reaped here."""
+        """Kill the child and its processes (nvpmodel); its pid stays reserved until it is reaped here."""
         for send in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(self._pid, signal.SIGKILL)
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            # An earlier one that was stuck in a driver may have come loose as well.
+            # An earlier child that was stuck in a driver may have ended as well.
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(-1, os.WNOHANG)[0] == self._pid:
                     return
@@ -171,7 +170,7 @@ class Guardian:
 
 
 def _run_child(guardian: socket.socket, listener: socket.socket, state_dir: Path, root: str) -> NoReturn:
-    """Restore what was left, then serve. Exit codes: 0 told to end, 1 alone or unable to start."""
+    """Restore what was left, then serve. Exit codes: 0 stopped, 1 orphaned or unable to start."""
     code = 1
     try:
         with contextlib.suppress(OSError):
@@ -196,7 +195,7 @@ def _run_child(guardian: socket.socket, listener: socket.socket, state_dir: Path
 
 
 def catch_signals() -> socket.socket:
-    """Have the signals that end us make this socket readable."""
+    """Make the stop signals wake a socket; return it."""
     wakeup, ring = socket.socketpair()
     ring.setblocking(False)
     signal.set_wakeup_fd(ring.detach(), warn_on_full_buffer=False)
@@ -206,7 +205,7 @@ def catch_signals() -> socket.socket:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if it started us. Protocol: sd_notify(3)."""
+    """Notify systemd, if it started this process. Protocol: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] in ("/", "@"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -214,9 +213,9 @@ def notify(state: str) -> None:
 
 
 def open_listener(path: str, group: str | None) -> socket.socket:
-    """The listening socket, for its owner and `group` only. `group` None: DEFAULT_GROUP where there is one.
+    """Open the listening socket for its owner and `group` only. `group` None: DEFAULT_GROUP if it exists.
 
-    Raises BusyError where somebody serves already, OSError, KeyError for a group that does not exist.
+    Raises BusyError if another helper serves it, OSError, KeyError for an unknown group.
     """
     gid = None
     with contextlib.ExitStack() as stack:
@@ -228,12 +227,12 @@ def open_listener(path: str, group: str | None) -> socket.socket:
         probe.settimeout(1.0)
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             probe.connect(path)
-            raise BusyError(f"somebody serves {path} already")
-    # It takes the place of a killed helper's socket at once: a client that finds none takes it that no helper comes.
+            raise BusyError(f"another clock helper serves {path} already")
+    # Replace a killed helper's socket atomically: a client that finds no socket gives up.
     coming = f"{path}.new"
     Path(coming).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    old_mask = os.umask(0o177)  # nobody may connect before the group is set
+    old_mask = os.umask(0o177)  # no client may connect before the group is set
     try:
         listener.bind(coming)
     finally:
@@ -251,7 +250,7 @@ def open_listener(path: str, group: str | None) -> socket.socket:
 
 
 def wait_for_lock(state_dir: Path) -> int | None:
-    """The lock on the state folder; None where it cannot be made: then nothing can begin. Raises BusyError."""
+    """Lock the state folder; None if it cannot be made, then no transaction can begin. Raises BusyError."""
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
@@ -266,7 +265,7 @@ def wait_for_lock(state_dir: Path) -> int | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the helper; return its exit code: 0 told to end, 1 otherwise, 2 wrong usage."""
+    """Run the helper; return its exit code: 0 stopped, 1 failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="device_agent.clocks.helper", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--socket", required=True, help="where to listen")
     parser.add_argument("--state-dir", required=True, type=Path, help="where snapshots are kept; survives a reboot")
@@ -277,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     parent = os.getppid() if chosen.exit_with_parent else None
     logging.basicConfig(level=logging.INFO, format="%(name)s[%(process)d] %(levelname)s %(message)s", stream=sys.stderr)
     if chosen.root.startswith(VIRTUAL_PREFIX):
-        import device_agent.virtual.client  # noqa: F401  once, for every child
+        import device_agent.virtual.client  # noqa: F401  loaded once, for every child
     try:
         lock = wait_for_lock(chosen.state_dir)
         listener = open_listener(chosen.socket, chosen.group)

@@ -1,4 +1,4 @@
-"""nvpmodel's power modes: read from the board's own configuration, asked for by name. Setting one needs `ClockAccess`.
+"""nvpmodel's power modes, read from the board's configuration. Setting one needs `ClockAccess`.
 
 Syntax: LineageOS/android_device_nvidia_quill and _galen, nvpmodel/*.conf.
 """
@@ -15,19 +15,19 @@ from device_agent.sysfs import Tree, list_names, read_int, read_text
 
 _CONFIGURATION = "/etc/nvpmodel.conf"
 _FOLDER = "/etc/nvpmodel"
-# A user's PATH may lack the second.
+# The second may be missing from a user's PATH.
 _TOOLS = ("nvpmodel", "/usr/sbin/nvpmodel")
 _STANZA = re.compile(r"<\s*(PARAM|POWER_MODEL)\s+([^>]*?)\s*>")
 _CPU = re.compile(r"/cpu(\d+)/")
-# Beyond any clock: what configurations write for "the hardware's own limit".
+# Configurations write this for "the hardware's own limit".
 _UNLIMITED = 0x7FFFFFFF
 
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """One power mode. Limits that are missing are the hardware's own; `cpu_max_hz` is by CPU number.
+    """One power mode. Missing limits are the hardware's; `cpu_max_hz` is by CPU number.
 
-    `gating` maps files of power-gated GPU units to their masks; a change in them takes effect with a reboot.
+    `gating` maps files of power-gated GPU units to their masks; changing one takes a reboot.
     """
 
     id: int
@@ -39,14 +39,14 @@ class Mode:
     gating: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def plan_online(self, online: Iterable[int], present: Iterable[int]) -> tuple[int, ...]:
-        """Which cores are online after the mode is set; a configuration may name some that this board lacks."""
+        """Cores online after the mode is set; a configuration may name cores that this board lacks."""
         on = {cpu for cpu, is_on in self.online.items() if is_on}
         off = {cpu for cpu, is_on in self.online.items() if not is_on}
         return tuple(sorted(((set(online) | on) - off) & set(present)))
 
 
 class PowerModes:
-    """The modes of a board, and how nvpmodel is asked."""
+    """The modes of a board, read through nvpmodel."""
 
     def __init__(self, tree: Tree, modes: Iterable[Mode]) -> None:
         self._tree = tree
@@ -57,11 +57,11 @@ class PowerModes:
         return tuple(mode.name for mode in self.modes)
 
     def find(self, name: str) -> Mode | None:
-        """The mode of this name, in whatever case."""
+        """The mode of this name, case ignored."""
         return next((mode for mode in self.modes if mode.name.lower() == name.lower()), None)
 
     def read_current(self) -> Mode | None:
-        """The mode that nvpmodel says is set; None where it does not say, or may not."""
+        """The mode that nvpmodel reports; None if it does not report one."""
         text = _ask(self._tree) or ""
         if found := re.search(r"NV Power Mode:\s*(\S+)\s*(\d+)?", text):
             if found.group(2):
@@ -70,7 +70,7 @@ class PowerModes:
         return None
 
     def needs_reboot(self, mode: Mode) -> bool | None:
-        """Whether the mode gates other GPU units than are gated now; None where the board does not say."""
+        """Whether the mode gates other GPU units than now; None if the board does not say."""
         if all(other.gating == mode.gating for other in self.modes):
             return False
         masks = {path: read_int(self._tree, path) for path in mode.gating if path.startswith("/")}
@@ -83,12 +83,12 @@ class PowerModes:
 def find_power_modes(
     tree: Tree, defaults: Iterable[PowerMode] = (), clusters: Mapping[str, tuple[int, ...]] | None = None
 ) -> PowerModes | None:
-    """The modes in the board's configuration; those of its type where that cannot be read but nvpmodel answers.
+    """The modes in the board's configuration, or its type's if that is unreadable and nvpmodel answers.
 
-    `clusters` says which CPUs the type's clusters have. None: this board has no nvpmodel.
+    `clusters` maps the type's clusters to CPUs. None: the board has no nvpmodel.
     """
     names = list_names(tree, _FOLDER, "*.conf")
-    # Several lie side by side in images that serve several boards; only nvpmodel knows which is whose.
+    # Images for several boards hold several configurations; only nvpmodel knows which applies.
     candidates = [_CONFIGURATION, *(f"{_FOLDER}/{name}" for name in names if len(names) == 1)]
     for path in candidates:
         if modes := parse_configuration(read_text(tree, path) or ""):
@@ -98,7 +98,7 @@ def find_power_modes(
 
 
 def parse_configuration(text: str) -> tuple[Mode, ...]:
-    """The modes in nvpmodel's configuration; empty for a text that is none."""
+    """Parse nvpmodel's configuration; empty for any other text."""
     paths: dict[tuple[str, str], str] = {}
     modes: list[Mode] = []
     kind, section = "", {}
@@ -118,7 +118,7 @@ def parse_configuration(text: str) -> tuple[Mode, ...]:
 
 
 def _add(mode: Mode, group: str, parameter: str, text: str, paths: Mapping[tuple[str, str], str]) -> Mode:
-    """The mode with one more line of its stanza."""
+    """Add one line of a stanza to the mode."""
     try:
         value = int(text, 0)
     except ValueError:
@@ -141,7 +141,7 @@ def _add(mode: Mode, group: str, parameter: str, text: str, paths: Mapping[tuple
 
 
 def convert(mode: PowerMode, clusters: Mapping[str, tuple[int, ...]]) -> Mode:
-    """A board type's mode as the board's own configuration would say it."""
+    """Express a board type's mode as the board's own configuration would."""
     everything = sorted(cpu for cpus in clusters.values() for cpu in cpus)
     caps = {name: mode.cpu_max_hz.get(name, mode.cpu_max_hz.get(EVERY_CLUSTER)) for name in clusters}
     return Mode(

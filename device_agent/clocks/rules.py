@@ -1,7 +1,7 @@
 """What the clock helper may write and read: an allow-list of kernel files with a check of every value.
 
-This is the line between the unprivileged agent and root. It knows files, not operating points: what is sensible is
-decided by `controller`. Values are the kernel's own (kHz for the CPU, Hz elsewhere).
+This is the boundary between the unprivileged agent and root. It knows files, not operating points. Values are in the
+kernel's units (kHz for the CPU, Hz elsewhere).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLES = ("1", "4", "16", "64", "128", "256", "512", "1024")
 _TEXT = re.compile(r"-?[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*\Z", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,11}\Z", re.ASCII)
 
-# "" or what is wrong with a value.
+# Returns what is wrong with a value, "" if nothing.
 Check = Callable[[Tree, str, str], str]
 
 
@@ -38,7 +38,7 @@ class Kind(enum.Enum):
     """What a file is, as far as restoring needs to know."""
 
     ONLINE = "online"
-    MIN = "min"  # its MAX lies in the same folder
+    MIN = "min"  # its MAX is in the same folder
     MAX = "max"
     GOVERNOR = "governor"
     SPEED = "speed"  # takes effect with the governor `userspace` only
@@ -54,7 +54,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Files whose resolved path matches are of this kind and take these values."""
+    """The kind and the accepted values of files whose resolved path matches."""
 
     pattern: re.Pattern[str]
     kind: Kind
@@ -86,7 +86,7 @@ def _gpu_freq(tree: Tree, path: str, text: str) -> str:
 
 
 def _gpu_folder(path: str) -> str:
-    """The devfreq folder that a file is in, `.../devfreq/NAME`."""
+    """The devfreq folder of a file, `.../devfreq/NAME`."""
     head, _, tail = path.rpartition("/devfreq/")
     return f"{head}/devfreq/{tail.partition('/')[0]}"
 
@@ -115,7 +115,7 @@ def _governor(available: str) -> Check:
 
 
 def _named(names: tuple[str, ...], check: Check) -> Check:
-    """Only where the file `name` beside it says that the driver is one of `names`."""
+    """Apply `check` only if the file `name` beside it names one of these drivers."""
 
     def check_both(tree: Tree, path: str, text: str) -> str:
         name = read_text(tree, f"{os.path.dirname(path)}/name")  # noqa: PTH120
@@ -125,7 +125,7 @@ def _named(names: tuple[str, ...], check: Check) -> Check:
 
 
 _POLICY = rf"{_CPUS}/(?:cpufreq/policy[0-9]+|cpu[0-9]+/cpufreq)"
-# A GPU's devfreq folder as /sys/class lists it, and where that leads.
+# A GPU's devfreq folder as /sys/class lists it, and its target.
 _DEVFREQ = r"/sys/(?:class|devices/(?:[^/]+/)*)/?devfreq/[^/]+"
 _GPU_DEVICE = (
     rf"(?:{_DEVFREQ}/device|/sys/devices/(?:platform/(?:bus@0/)?)?(?:[0-9a-f]+\.(?:{'|'.join(GPU_NAMES)})|gpu\.0))"
@@ -165,7 +165,7 @@ _WRITABLE: tuple[tuple[str, Kind, Check], ...] = (
 )
 RULES = tuple(Rule(re.compile(pattern + r"\Z", re.ASCII), kind, check) for pattern, kind, check in _WRITABLE)
 
-# What only root may read, beside everything that may be written.
+# Root-only files that may be read, beside everything writable.
 _READABLE = re.compile(
     "(?:"
     + "|".join(
@@ -187,19 +187,19 @@ _READABLE = re.compile(
 
 
 def find_rule(real_path: str) -> Rule | None:
-    """The rule for a resolved path; None: it may not be written."""
+    """The rule for a resolved path; None: not writable."""
     return next((rule for rule in RULES if rule.pattern.match(real_path)), None)
 
 
 def is_value(text: str) -> bool:
-    """Whether a text may be the value of a clock file: one short word."""
+    """Whether a text may be a clock file's value: one short word."""
     return len(text) <= MAX_TEXT_CHARS and _TEXT.match(text) is not None
 
 
 def resolve(tree: Tree, path: str) -> str:
-    """The path with its symbolic links followed, as on the board. Raises RefusedError where it leaves the tree.
+    """Resolve a path's symbolic links, as on the board. Raises RefusedError if it leaves the tree.
 
-    The links of a virtual board are its own and lead nowhere else; its paths are taken as they are.
+    A virtual board's links stay inside it; its paths are taken as they are.
     """
     if not path.startswith("/") or len(path) > MAX_PATH_CHARS or not path.isascii() or not path.isprintable():
         raise RefusedError(f"not a path: {path[:MAX_TEXT_CHARS]!r}")
@@ -218,7 +218,7 @@ def resolve(tree: Tree, path: str) -> str:
 
 
 def check_write(tree: Tree, path: str, text: str) -> tuple[str, Rule]:
-    """The resolved path to write to, and its rule. Raises RefusedError for a path or value that is not on the list."""
+    """The resolved path to write to, and its rule. Raises RefusedError for an unlisted path or value."""
     real = resolve(tree, path)
     rule = find_rule(real)
     if rule is None:
@@ -231,7 +231,7 @@ def check_write(tree: Tree, path: str, text: str) -> tuple[str, Rule]:
 
 
 def check_read(tree: Tree, path: str) -> str:
-    """The resolved path to read. Raises RefusedError for one that is not on the list."""
+    """The resolved path to read. Raises RefusedError for an unlisted one."""
     real = resolve(tree, path)
     if find_rule(real) is None and not _READABLE.match(real):
         raise RefusedError(f"{path} is not a file that the clock helper reads")
@@ -239,7 +239,7 @@ def check_read(tree: Tree, path: str) -> str:
 
 
 def check_power_mode(mode_id: object) -> int:
-    """The number of a power mode, for nvpmodel's command line. Raises RefusedError for anything else."""
+    """Check a power mode's number for nvpmodel's command line. Raises RefusedError."""
     if isinstance(mode_id, bool) or not isinstance(mode_id, int) or not 0 <= mode_id <= MAX_POWER_MODE:
         raise RefusedError(f"a power mode is a number from 0 to {MAX_POWER_MODE}, not {str(mode_id)[:20]}")
     return mode_id

@@ -1,6 +1,6 @@
-"""The half of the clock helper that serves: many who ask, at most one who holds, and the watchdog over that one.
+"""The serving half of the clock helper: many clients, at most one holder, and a watchdog over the holder.
 
-One thread, one loop. It beats for its guardian (`helper.py`); when the guardian is gone it restores and ends.
+One thread, one loop. It sends beats to its guardian (`helper.py`); without a guardian it restores and ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from device_agent.clocks.transaction import Transaction
 from device_agent.errors import AgentError, BusyError, HelperUnavailableError, RefusedError, UnsafeError
 from device_agent.sysfs import Tree
 
-# The guardian waits GUARD_TIMEOUT_S for a beat (helper.py): five are lost before it acts.
+# The guardian waits GUARD_TIMEOUT_S for a beat (helper.py): it acts after five missed beats.
 BEAT_S = 0.2
 BEAT, READY = b"b", b"r"
-# A worn SD card may take seconds to write; nvpmodel has 4 s.
+# A worn SD card may need seconds to write; nvpmodel has 4 s.
 _ASIDE_LIMIT_S = 8.0
-# One client's requests are not to keep the others waiting.
+# One client's requests must not delay the others.
 _REQUESTS_AT_ONCE = 16
 _MAX_CLIENTS = 64
 _CREDENTIALS = struct.Struct("3i")
@@ -39,26 +39,26 @@ _log = logging.getLogger("clock-helper")
 
 
 class Heart:
-    """Beats for the guardian. Whatever blocks for longer than a beat runs `aside`, in a thread of its own."""
+    """Beats for the guardian. Work that blocks for longer than a beat runs `aside`, in a thread."""
 
     def __init__(self, guardian: socket.socket) -> None:
         self._guardian = guardian
         self._beaten_s = 0.0
 
     def beat(self) -> None:
-        """Say that we live; cheap enough for every access to a file."""
+        """Send a beat if one is due; cheap enough for every file access."""
         now_s = time.monotonic()
         if now_s - self._beaten_s > BEAT_S / 2:
             self._beaten_s = now_s
             self.send(BEAT)
 
     def send(self, message: bytes) -> None:
-        """Tell the guardian. One that is stopped hears it later; that it is gone is seen elsewhere."""
+        """Send to the guardian. A stopped one reads it later; its death is detected elsewhere."""
         with contextlib.suppress(OSError):
             self._guardian.send(message, socket.MSG_DONTWAIT)
 
     def aside(self, work: Callable[[], _T]) -> _T:
-        """Do `work` (a tool, a disk) and beat meanwhile, for _ASIDE_LIMIT_S at most. Raises what `work` raises."""
+        """Run `work` (a tool, a disk) and beat meanwhile, for up to _ASIDE_LIMIT_S. Raises what `work` raises."""
         results: list[_T] = []
         errors: list[Exception] = []
 
@@ -81,7 +81,7 @@ class Heart:
 
 
 class BeatingTree:
-    """A tree that beats at every access."""
+    """A tree that sends a beat at every access."""
 
     def __init__(self, tree: Tree, heart: Heart) -> None:
         self.simulated = tree.simulated
@@ -111,7 +111,7 @@ class BeatingTree:
 
 @dataclasses.dataclass(eq=False)
 class _Client:
-    """A connection, and who is at its other end."""
+    """A connection and its peer."""
 
     sock: socket.socket
     uid: int
@@ -133,7 +133,7 @@ class Server:
         self._poll.register(listener, select.POLLIN)
 
     def serve(self, guardian: socket.socket, wakeup: socket.socket) -> str:
-        """Serve until told to end; return why. The transaction is over then: restored, or the board is unsafe."""
+        """Serve until stopped; return why. The transaction is then restored, or the board is unsafe."""
         self._poll.register(guardian, 0)  # hang-ups are reported anyway
         self._poll.register(wakeup, select.POLLIN)
         why = ""
@@ -148,7 +148,7 @@ class Server:
                 self._serve_client(client)
             if self._listener.fileno() in ready:
                 self._accept()
-            # Judged only after everything that has arrived is read: we may have been stopped ourselves.
+            # Judge only after reading everything that arrived: this process may have been stopped itself.
             if self._holder is not None and time.monotonic() - self._heard_s > access.HOLDER_TIMEOUT_S:
                 self._end_transaction(f"no heartbeat for {access.HOLDER_TIMEOUT_S:g} s")
         self._end_transaction(f"the clock helper ends: {why}")
@@ -169,7 +169,7 @@ class Server:
         self._poll.register(sock, select.POLLIN)
 
     def _serve_client(self, client: _Client) -> None:
-        """Read what has come; a client that breaks the rules, or has gone, is let go."""
+        """Read what has come; drop a client that breaks the protocol or has gone."""
         try:
             for _ in range(_REQUESTS_AT_ONCE):
                 packet = access.receive(client.sock, access.MAX_REQUEST_BYTES)
@@ -191,13 +191,13 @@ class Server:
 
     def _drop(self, client: _Client) -> None:
         if client is self._holder:
-            self._end_transaction("its connection closed")  # comes back here
+            self._end_transaction("its connection closed")  # calls `_drop` again
         if self._clients.pop(client.sock.fileno(), None) is not None:
             self._poll.unregister(client.sock)
             client.sock.close()
 
     def _handle(self, client: _Client, message: dict[str, Any]) -> None:
-        """Answer one request. Raises ValueError, KeyError, TypeError for one that makes no sense, OSError to let go."""
+        """Answer one request. Raises ValueError, KeyError, TypeError for an invalid one, OSError to drop the client."""
         if client is self._holder:
             self._heard_s = time.monotonic()
         if message["op"] == "beat":
@@ -210,7 +210,7 @@ class Server:
         if len(packet) > access.MAX_ANSWER_BYTES:
             packet = access.pack({"id": message["id"], "error": "clock", "message": "too long to be a clock file"})
         client.sock.send(packet)
-        if client is self._holder:  # what took long was our own work
+        if client is self._holder:  # the delay was the helper's own work
             self._heard_s = time.monotonic()
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> Any:
@@ -242,19 +242,19 @@ class Server:
             return self._token
         if self._holder is not None:
             raise BusyError(f"{self._transaction.holder} holds the clocks")
-        name = "".join(filter(str.isprintable, holder[:80])) or "somebody"
+        name = "".join(filter(str.isprintable, holder[:80])) or "unknown"
         self._transaction.begin(f"{name} (pid {client.pid}, uid {client.uid})")
         self._holder, self._token, self._heard_s = client, secrets.token_hex(8), time.monotonic()
         _log.info("held by %s", self._transaction.holder)
         return self._token
 
     def _require(self, client: _Client, message: dict[str, Any]) -> None:
-        """The transaction that the client speaks of must be the one there is."""
+        """Require the client's transaction to be the open one."""
         if client is not self._holder or message["token"] != self._token:
             raise HelperUnavailableError("this transaction is over: the clocks have been restored")
 
     def _clear(self, client: _Client, force: bool) -> tuple[str, ...]:
-        # Who may open the socket runs code of strangers: taking clocks away and calling a board safe are an operator's.
+        # The socket's group runs foreign clients' code: taking clocks away and clearing `unsafe` are for an operator.
         if force and client.uid not in (0, os.geteuid()):
             raise RefusedError(f"force is for root, not for uid {client.uid}")
         notes: tuple[str, ...] = ()
@@ -266,7 +266,7 @@ class Server:
         return notes + self._transaction.clear_unsafe(force)
 
     def _end_transaction(self, why: str) -> None:
-        """Restore for a holder that did not; tell it if it still listens, and let it go."""
+        """Restore on behalf of a holder; notify it if it still listens, and drop it."""
         client, self._holder, self._token = self._holder, None, ""
         if client is None:
             return

@@ -1,7 +1,7 @@
 """One transaction at a time over a tree: begin with a snapshot on disk, write, end with everything put back.
 
-Also what outlives it: the snapshot and `unsafe.json` in the state folder. `LocalAccess` is this for a process that is
-root itself; the clock helper puts a socket and two watchdogs around it (`server.py`, `helper.py`).
+Also the state folder: the snapshot and `unsafe.json`. `LocalAccess` uses this in a root process; the clock helper adds
+a socket and two watchdogs (`server.py`, `helper.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _at_once(work: Callable[[], None]) -> None:
 
 
 class Transaction:
-    """The state of one board's clocks. The caller makes sure that there is one of these for each state folder."""
+    """The state of one board's clocks. The caller ensures that each state folder has one."""
 
     def __init__(self, tree: Tree, state_dir: Path, aside: Callable[[Callable[[], None]], None] = _at_once) -> None:
-        """`aside` runs what waits for the disk."""
+        """`aside` runs blocking disk writes."""
         self.unsafe = read_unsafe(state_dir)
         self._aside = aside
         self._tree = tree
@@ -44,11 +44,11 @@ class Transaction:
 
     @property
     def holder(self) -> str:
-        """Who holds the clocks, "" for nobody."""
+        """Who holds the clocks; "" for no one."""
         return self._snapshot.holder if self._snapshot else ""
 
     def recover(self) -> tuple[str, ...]:
-        """Put back what a transaction that nobody ended has left; return notes. Failing makes the board unsafe."""
+        """Restore what an unfinished transaction left; return notes. Failing makes the board unsafe."""
         if self.unsafe:
             return ()
         try:
@@ -66,15 +66,15 @@ class Transaction:
             raise UnsafeError(self.unsafe)
         if self._snapshot is not None:
             raise BusyError(f"{self._snapshot.holder} holds the clocks")
-        snapshot = guard.take_snapshot(self._tree, holder or "somebody")
+        snapshot = guard.take_snapshot(self._tree, holder or "unknown")
         self._save(snapshot)
 
     def read(self, path: str) -> str:
-        """A clock file, in a transaction or not. Raises OSError, RefusedError."""
+        """Read a clock file, in a transaction or not. Raises OSError, RefusedError."""
         return self._tree.read(rules.check_read(self._tree, path))
 
     def write(self, path: str, text: str) -> None:
-        """Write one value. Raises OSError as the kernel does, RefusedError, ClockError when the disk is full."""
+        """Write one value. Raises OSError as the kernel, RefusedError, ClockError when the disk is full."""
         snapshot = self._require()
         real, rule = rules.check_write(self._tree, path, text)
         if real not in snapshot.files and rule.kind is not Kind.MEMORY_RATE:
@@ -84,7 +84,7 @@ class Transaction:
             self._extend(snapshot)
 
     def set_power_mode(self, mode_id: int) -> str:
-        """Run `nvpmodel -m`; return what it printed. Raises OSError, RefusedError, ClockError."""
+        """Run `nvpmodel -m`; return its output. Raises OSError, RefusedError, ClockError."""
         snapshot = self._require()
         number = rules.check_power_mode(mode_id)
         if snapshot.power_mode is None:
@@ -96,7 +96,7 @@ class Transaction:
         return printed
 
     def restore(self) -> tuple[str, ...]:
-        """Put everything back and forget the snapshot; return notes. Raises UnsafeError."""
+        """Restore everything and delete the snapshot; return notes. Raises UnsafeError."""
         if self._snapshot is None:
             return ()
         snapshot, self._snapshot = self._snapshot, None
@@ -108,9 +108,9 @@ class Transaction:
         return notes
 
     def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
-        """Try again to put back what did not go back; `force`: then forget it whatever came of it.
+        """Retry a failed restore; `force` then deletes the snapshot in any case.
 
-        Returns notes. Raises UnsafeError when something still does not go back.
+        Returns notes. Raises UnsafeError when a file still does not go back.
         """
         if not self.unsafe:
             return self.restore() if force else ()
@@ -135,13 +135,13 @@ class Transaction:
         return self._snapshot
 
     def _extend(self, snapshot: Snapshot) -> None:
-        """Take in files that came with a core or a mode, before anything is written to them."""
+        """Add files that appeared with a core or a mode, before they are written to."""
         new = [path for path in guard.find_clock_files(self._tree) if path not in snapshot.files]
         if found := guard.read_files(self._tree, new):
             self._save(dataclasses.replace(snapshot, files=snapshot.files | found))
 
     def _save(self, snapshot: Snapshot) -> None:
-        """Nothing is written to the clocks that is not on the disk before. Raises ClockError."""
+        """Save the snapshot before any clock is written. Raises ClockError."""
 
         def save() -> None:
             self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -159,7 +159,7 @@ class Transaction:
             self._aside(lambda: write_unsafe(self._state_dir, reason))
 
     def _forget(self, name: str) -> None:
-        # A file that stays makes the next start put the same back once more; that does no harm.
+        # A file that stays makes the next start restore once more, which does no harm.
         with contextlib.suppress(OSError):
             self._aside(lambda: _remove(self._state_dir / name))
 
@@ -170,12 +170,12 @@ def _remove(path: Path) -> None:
 
 
 def has_snapshot(state_dir: Path) -> bool:
-    """Whether a transaction has left something to put back."""
+    """Whether a transaction left something to restore."""
     return (state_dir / _SNAPSHOT).exists()
 
 
 def read_unsafe(state_dir: Path) -> str:
-    """Why the board was marked unsafe, "" if it was not."""
+    """Why the board was marked unsafe; "" if it was not."""
     try:
         return str(json.loads((state_dir / _UNSAFE).read_bytes())["reason"])
     except (FileNotFoundError, NotADirectoryError):
@@ -190,14 +190,14 @@ def write_unsafe(state_dir: Path, reason: str) -> None:
 
 
 def lock_state(state_dir: Path) -> int:
-    """Become the one process that uses this state folder; the lock ends with the returned file descriptor.
+    """Lock this state folder for one process; the returned file descriptor holds the lock.
 
-    Raises BusyError when another has it, OSError when the folder cannot be made.
+    Raises BusyError when another process has it, OSError when the folder cannot be made.
     """
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # another user who could open the folder could hold the lock
-        if not os.fstat(fd).st_mode & stat.S_ISVTX:  # /tmp is everybody's
+    with contextlib.suppress(OSError):  # a folder open to other users would let them take the lock
+        if not os.fstat(fd).st_mode & stat.S_ISVTX:  # /tmp is shared
             os.fchmod(fd, 0o700)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +208,7 @@ def lock_state(state_dir: Path) -> int:
 
 
 class LocalAccess:
-    """`ClockAccess` without a daemon: for root, where nobody restores after a kill but the next `begin`."""
+    """`ClockAccess` without a daemon, for root. After a kill only the next `begin` restores."""
 
     def __init__(self, tree: Tree, state_dir: Path) -> None:
         self._tree = tree
@@ -259,7 +259,7 @@ class LocalAccess:
             self.restore()
 
     def _open(self) -> Transaction:
-        """Lock the state folder and put back what an earlier process left there."""
+        """Lock the state folder and restore what an earlier process left there."""
         try:
             self._lock = lock_state(self._state_dir)
         except OSError as error:
