@@ -1,7 +1,7 @@
-"""How a worker has its board's code run: a connection to the emulator's process, and memory that both see.
+"""A worker's connection to the emulator's process, over shared memory.
 
-Nothing of the emulator is loaded here. What comes of a call is in `Run`; what it costs at a board's clocks is decided
-in `device_agent/virtual/pace.py`.
+Nothing of the emulator is loaded here. `Run` holds the result of a call; `device_agent/virtual/pace.py` converts its
+cost to time at a board's clocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from device_agent.worker.arguments import numpy_dtype
 _ALIGNED = 128
 _MOST_ANSWER = 1 << 20
 _PAGE = 4096
-# NumPy knows no kind of its own for it.
+# NumPy has no dtype kind for it.
 _HALVED = "bfloat16"
 
 
@@ -33,7 +33,7 @@ class EmulatorError(Exception):
 
 
 class ProgramError(Exception):
-    """What the program itself came to: `kind` is cap, fault, missing or memory."""
+    """The program failed: `kind` is cap, fault, missing or memory."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -42,14 +42,14 @@ class ProgramError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a call took: instructions, and segments as `price.Segment` has them."""
+    """The cost of a call: instructions, and segments as `price.Segment`."""
 
     instructions: int
     segments: tuple[tuple[float, int, float, int], ...]
 
 
 class Emulation:
-    """A library in an emulated machine. A context manager."""
+    """A library in an emulated machine; a context manager."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Emulation:
         heap_bytes: int,
         timeout_s: float,
     ) -> None:
-        """`core` is what `inventory/core_types` says of it, `tasks` how many threads compute at a time.
+        """`core` comes from `inventory/core_types`; `tasks` is the number of threads that compute at a time.
 
-        Raises EmulatorError; ProgramError where the library cannot be loaded.
+        Raises EmulatorError; ProgramError for a library that cannot be loaded.
         """
         size = max(_PAGE, (shared_bytes + _PAGE - 1) & -_PAGE)
         descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC)
@@ -102,13 +102,12 @@ class Emulation:
         self.close()
 
     def close(self) -> None:
-        """Let go of the machine."""
         with contextlib.suppress(OSError):
             self._stream.close()
             self._socket.close()
 
     def place(self, shape: Sequence[int], dtype: str) -> Placed:
-        """Room for a tensor in the shared memory. Raises MemoryError."""
+        """Allocate a tensor in shared memory. Raises MemoryError."""
         kind = numpy_dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         offset = (self._used + _ALIGNED - 1) & -_ALIGNED
@@ -121,10 +120,10 @@ class Emulation:
     def call(
         self, entry: str, tensors: Sequence[Placed], cap: int, warm: Sequence[int] = (), *, first_only: bool = False
     ) -> Run:
-        """Call a function. `warm` are the tensors that the second cache holds already.
+        """Call a function. `warm` lists the tensors already in L2.
 
-        `first_only`: of each parallel region the first task alone is run, and the others taken to cost as much: outputs
-        are not complete. Raises ProgramError, EmulatorError.
+        `first_only`: run the first task of each parallel region and assume that the others cost the same; outputs are
+        then incomplete. Raises ProgramError, EmulatorError.
         """
         order: dict[str, Any] = {"entry": entry, "tensors": [each.order for each in tensors]}
         order |= {"cap": cap, "warm": list(warm), "first_only": first_only}
@@ -147,7 +146,7 @@ class Emulation:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A tensor in the shared memory, and the array over it."""
+    """A tensor in shared memory, and the array over it."""
 
     offset: int
     shape: tuple[int, ...]
@@ -155,7 +154,7 @@ class Placed:
 
     @property
     def order(self) -> list[Any]:
-        """As a call names it. Raises ProgramError for a type that the machine cannot tell the library of."""
+        """The tensor as a call names it. Raises ProgramError for a dtype without a DLPack code."""
         dtype = self.array.dtype
         kind = dtype.name if dtype.name == _HALVED else dtype.kind
         if kind not in ("i", "u", "f", "b", _HALVED):

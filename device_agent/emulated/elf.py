@@ -1,4 +1,4 @@
-"""An aarch64 library or program as bytes: its segments, symbols and relocations. Nothing is loaded here.
+"""Parse an aarch64 library or program: its segments, symbols and relocations. Loads nothing.
 
 Formats: System V ABI, ELF-64 object files; Arm, ELF for the Arm 64-bit Architecture (AAELF64), dynamic relocations.
 """
@@ -22,12 +22,12 @@ _MOST_SYMBOLS = 100_000
 
 
 class ElfError(ValueError):
-    """The bytes are no aarch64 ELF file, or are cut short."""
+    """Not an aarch64 ELF file, or truncated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A part of the file that is mapped: at `address`, `size` bytes, of which `data` come from the file."""
+    """A mapped part of the file: `size` bytes at `address`, of which `data` come from the file."""
 
     address: int
     size: int
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Relocation:
-    """Where (`offset`), of which kind, to which symbol ("" for none), and how far beyond it."""
+    """One relocation: `offset`, kind, symbol ("" for none) and addend."""
 
     offset: int
     kind: int
@@ -45,7 +45,7 @@ class Relocation:
 
 
 class Elf:
-    """One file. Raises ElfError where it is none."""
+    """One file. Raises ElfError for anything else."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -77,7 +77,6 @@ class Elf:
         return self._data[start : self._data.index(b"\0", start)].decode()
 
     def _find_text(self, names: tuple[int, ...] | None) -> tuple[int, bytes]:
-        """Address and bytes of the instructions."""
         for section in self._sections if names else ():
             assert names is not None
             if self._string(names[4] + section[0]) == ".text":
@@ -85,7 +84,7 @@ class Elf:
         raise ElfError("the library holds no code")
 
     def _read_symbols(self) -> tuple[dict[str, int], list[tuple[str, int]]]:
-        """Addresses by name, and what relocations call by number: name, and address or 0 where it is not here."""
+        """Addresses by name; and by symbol number the name, with its address or 0 for an import."""
         defined: dict[str, int] = {}
         dynamic: list[tuple[str, int]] = []
         for section in self._sections:
@@ -125,7 +124,6 @@ class Elf:
                     yield tag, value
 
     def _find_offset(self, address: int) -> int:
-        """Where in the file an address is."""
         for each in self._segments:
             if each[0] == _PT_LOAD and each[3] <= address < each[3] + each[5]:
                 return int(address - each[3] + each[2])

@@ -83,7 +83,7 @@ done:
 
 #include "caches.inc"
 
-/* Have the second cache hold what lies at an address, as far as there is room. */
+/* Load the data at an address into L2, as far as it fits. */
 void farm_warm(struct memory *m, uint64_t address, uint64_t size) {
     for (uint64_t line = address >> 6; line <= (address + size - 1) >> 6; line++) find(&m->second, line + 1);
 }

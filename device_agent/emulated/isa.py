@@ -1,7 +1,7 @@
-"""What an aarch64 instruction is to a core: its kind, what it reads and writes. What that costs: `pipeline.py`.
+"""Decode aarch64 instructions: the kind of each, what it reads and writes. Costs are in `pipeline.py`.
 
-Only `server.py`'s process imports this. Kinds are those that cores' guides tell apart; a kind with `_q` is the same on
-128-bit registers, for cores to which that is not the same.
+Only `server.py`'s process imports this. Kinds are those of the cores' optimization guides; a `_q` kind is the same on
+128-bit registers, for cores that treat those differently.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ADDING = (
 _PRODUCTS = frozenset({"mul", "madd", "msub", "mneg", "smull", "umull", "smaddl", "umaddl", "smsubl", "umsubl"})
 _FIELDS = frozenset({"bfi", "bfxil", "bfm", "extr"})
 _MOVES = frozenset({"dup", "ins", "fmov", "mov", "umov", "smov"})
-# Of these the disassembler says that they read what they write, which they overwrite whole (Arm ARM, C6.2 and C7.2).
-# Loads of one lane do read the others.
+# The disassembler lists these results as read, but they are overwritten whole (Arm ARM, C6.2 and C7.2). Single-lane
+# loads do read their results.
 _OVERWRITING = frozenset(
     {"ld1r", "ld2r", "ld3r", "ld4r", "ld1", "ld2", "ld3", "ld4", "fmov", "movi", "mvni", "sshr", "ushr", "shl"}
     | {"asr", "lsl", "lsr", "ror", "sbfx", "ubfx", "sbfiz", "ubfiz", "sxtb", "sxth", "sxtw", "uxtb", "uxth"}
@@ -41,9 +41,9 @@ _SAME = {"wsp": "sp", "fp": "x29", "lr": "x30"}
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """`adds_to` is the register that a multiply-add adds to, "" for all others; `times` how many registers it moves.
+    """`adds_to` is the accumulator of an FMA, "" for others; `times` is the number of registers moved.
 
-    `writes_back`: it also moves its address on, which takes an operation of its own.
+    `writes_back`: also updates its address, which takes a separate operation.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Instruction:
 
 
 class Decoder:
-    """Reads instructions. Not for several threads."""
+    """Reads instructions. Not thread-safe."""
 
     def __init__(self) -> None:
         self._capstone = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
@@ -63,7 +63,7 @@ class Decoder:
         self._known: dict[bytes, Instruction] = {}
 
     def read(self, code: bytes) -> list[Instruction]:
-        """The instructions of some code. One that is not known counts as a simple one: it was executed."""
+        """Decode code; an unknown instruction counts as a simple one, since it was executed."""
         return [self._read_one(code[at : at + 4]) for at in range(0, len(code), 4)]
 
     def _read_one(self, word: bytes) -> Instruction:
@@ -95,7 +95,7 @@ def _judge(each: capstone.CsInsn) -> Instruction:
 
 
 def _without_results(each: capstone.CsInsn, reads: tuple[str, ...]) -> tuple[str, ...]:
-    """What an instruction reads: other than results, which are the registers listed by a load, the first by others."""
+    """Drop pure results from the registers read: those a load lists, the first one of others."""
     count = each.op_str.split("}")[0].count("v") if each.op_str.startswith("{") else 1
     numbers = [number for operand in each.operands[count:] for number in _list_registers(operand)]
     sources = {_name(each.reg_name(number)) for number in numbers}
@@ -111,7 +111,7 @@ def _list_registers(operand: Any) -> list[int]:
 
 
 def find_kind(mnemonic: str, operands: str) -> tuple[str, int]:
-    """The kind of an instruction as an assembler writes it, and how many registers it moves."""
+    """The kind of an instruction in assembler syntax, and the number of registers it moves."""
     quad, vector = bool(_QUAD.search(operands)), bool(_VECTOR.search(operands))
     wide = "_q" if quad else ""
     if mnemonic.startswith("b.") or mnemonic in _BRANCHES:
@@ -136,7 +136,6 @@ def find_kind(mnemonic: str, operands: str) -> tuple[str, int]:
 
 
 def _find_move(mnemonic: str, operands: str, quad: bool, vector: bool) -> tuple[str, int]:
-    """The kind of a load or store."""
     word = "load" if mnemonic[0] == "l" else "store"
     wide = "_q" if quad else ""
     listed = operands.split("}")[0] if operands.startswith("{") else ""
@@ -179,7 +178,7 @@ def _find_vector(mnemonic: str, operands: str) -> str:
 
 
 def _name(register: str) -> str:
-    """A register by one name, however wide it is used; "" for the one that is always zero."""
+    """The canonical name of a register of any width; "" for the zero register."""
     if register in ("xzr", "wzr"):
         return ""
     letter, number = register[:1], register[1:]

@@ -1,7 +1,7 @@
-"""An aarch64 machine that holds one library: loads it, calls its packed functions, counts what is executed.
+"""An aarch64 machine with one library: load it, call its packed functions, count executed instructions.
 
-Only `server.py`'s process imports this. Tensors lie in memory that the caller shares; results are prices' business
-(`price.py`). Calling convention: TVM's packed functions over its C ABI (tvm_ffi/c_api.h), tensors as DLPack has them.
+Only `server.py`'s process imports this. Tensors are in memory that the caller shares; costs are in `price.py`. Calling
+convention: TVM's packed functions over its C ABI (tvm_ffi/c_api.h), tensors as DLPack lays them out.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from unicorn.unicorn_py3.unicorn import uclib
 from device_agent.emulated.elf import Elf
 from device_agent.emulated.price import Block
 
-# Where things lie; the world at its own addresses, below all of these. Nothing is mapped at 0.
+# The memory map; the C library is at its own addresses, below all of these. Nothing is mapped at 0.
 _LIBRARY, _HEAP, TENSORS, _CALL = 0x1_0000_0000, 0x10_0000_0000, 0x20_0000_0000, 0x8000_0000
 _STACK_BYTES, _ARGUMENT_BYTES, _PAGE, _LINE = 8 << 20, 64 << 10, 4096, 64
 _R_ABS64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_RELATIVE = 257, 1025, 1026, 1027
-# By what a library calls it: what of the world answers.
+# Imports of a library that the emulator itself serves.
 _ANSWERS = {
     "TVMBackendParallelLaunch": "farm_launch",
     "TVMBackendParallelBarrier": "farm_barrier",
@@ -50,30 +50,30 @@ _TENSOR = struct.Struct("<QiiiBBHQQQ")
 _ANY = struct.Struct("<iIQ")
 _INDEX_OF_TENSOR = 7  # kTVMFFIDLTensorPtr
 _CPU = 1  # kDLCPU
-# DLPack's codes of types, by NumPy's kinds, and one that it has none for.
+# DLPack's type codes by NumPy's kind; bfloat16 has no kind.
 _CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "b": 6}
 
 
-# Unicorn's own cores that have the instructions of an architecture: of the second one also half precision and products
-# of four bytes, which are options of Armv8.2.
+# Unicorn's cores with the instructions of an architecture; the second adds half precision and int8 dot products,
+# which are optional in Armv8.2.
 _MODELS = {"armv8": arm64_const.UC_CPU_ARM64_A72, "armv8.2": arm64_const.UC_CPU_ARM64_MAX}
 
 
 class CapError(Exception):
-    """The program executed more instructions than it may."""
+    """The program exceeded its instruction limit."""
 
 
 class FaultError(Exception):
-    """The program did what ends it on a board, too: a bad address, an instruction that there is not."""
+    """The program did what would kill it on a board: a bad address, an undefined instruction."""
 
 
 class MissingError(Exception):
-    """The library asks for a function that there is not, or lacks one that it is asked for."""
+    """The library imports a function that does not exist, or lacks the one called."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor in the shared memory: where, how long it is in each dimension, and DLPack's type code and bits."""
+    """A tensor in shared memory: address, shape, and DLPack's type code and bits."""
 
     offset: int
     shape: tuple[int, ...]
@@ -140,7 +140,7 @@ class _Math(ctypes.Structure):
 
 
 class Machine:
-    """The machine with a library in it. `tasks` is how many threads a parallel region is told that there are."""
+    """A machine with a library in it. `tasks` is the number of threads in a parallel region."""
 
     def __init__(
         self,
@@ -152,15 +152,15 @@ class Machine:
         architecture: str,
         caches: Sequence[int] | None = None,
     ) -> None:
-        """`folder` holds what `farm/emulation.py` builds; `tensors` is the shared memory, of whole pages. With `caches`
-        (bytes and ways of two) accesses to memory are followed, which takes five times as long. `architecture` says
-        which instructions there are.
+        """`folder` holds the build of `farm/emulation.py`; `tensors` is the shared memory, of whole pages. `caches`
+        (bytes and ways of two) turns on cache simulation, which is five times slower. `architecture` selects the
+        instructions.
 
         Raises ElfError, MissingError.
         """
         self._uc = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
         self._uc.ctl_set_cpu_model(_MODELS[architecture])
-        self._uc.reg_write(arm64_const.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # vector registers may be used
+        self._uc.reg_write(arm64_const.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # enable vector registers
         self._kept: list[Any] = [tensors]
         self._world = Elf((folder / "world.elf").read_bytes())
         self._elf = Elf(library)
@@ -219,7 +219,7 @@ class Machine:
             return _LIBRARY + at
         found = self._world.symbols.get(_ANSWERS.get(name, name))
         if found is None and name.startswith("TVMFFI"):
-            # What raises an error ends the call: a wrong shape must not look like a result.
+            # Raising an error ends the call: a wrong shape must not look like a result.
             found = self._world.symbols["farm_stop"]
         if found is None:
             raise MissingError(f"the library needs {name}, which the emulated board does not have")
@@ -244,7 +244,7 @@ class Machine:
         )
 
     def _follow(self, hooks: ctypes.CDLL, sizes: Sequence[int]) -> None:
-        """Follow memory through two caches, of which `sizes` tells bytes and ways."""
+        """Simulate two caches; `sizes` holds bytes and ways of each."""
         first_bytes, first_ways, second_bytes, second_ways = sizes
         caches = [
             np.zeros((size // _LINE // ways, ways), np.uint64)
@@ -286,17 +286,16 @@ class Machine:
             raise UcError(status)
 
     def warm(self, tensor: Tensor) -> None:
-        """Have the second cache hold a tensor, as far as there is room."""
+        """Load a tensor into L2, as far as it fits."""
         start = TENSORS + tensor.offset
         self._hooks.farm_warm(ctypes.byref(self._memory), start, ctypes.c_uint64(tensor.size_bytes))
 
     @property
     def functions(self) -> list[str]:
-        """The packed functions that the library has."""
         return [name.removeprefix("__tvm_ffi_") for name in self._elf.symbols if name.startswith("__tvm_ffi_")]
 
     def call(self, entry: str, tensors: Sequence[Tensor], cap: int, *, first_only: bool = False) -> int:
-        """Call a packed function; returns how many instructions it took. `first_only`: of a region's tasks, the first.
+        """Call a packed function; return the number of instructions. `first_only`: only the first task of a region.
 
         Raises MissingError, CapError after `cap` instructions, FaultError.
         """
@@ -321,7 +320,7 @@ class Machine:
         except UcError as error:
             raise FaultError(self._describe(error)) from error
         if refused := self._math.refused:
-            raise FaultError(f"an instruction that there is not, at {refused:#x}")
+            raise FaultError(f"an undefined instruction at {refused:#x}")
         if self._counts.total > cap:
             raise CapError(f"more than {cap:,} instructions")
         status = uc.reg_read(arm64_const.UC_ARM64_REG_X0) & 0xFFFFFFFF
@@ -330,7 +329,7 @@ class Machine:
         return int(self._counts.total)
 
     def _place(self, tensors: Sequence[Tensor]) -> tuple[int, int]:
-        """Write down a call's arguments; returns where they and the result are."""
+        """Write a call's arguments; return the addresses of arguments and result."""
         start = _STACK_BYTES + _PAGE
         at = start + (len(tensors) + 1) * _ANY.size
         result = _CALL + start + len(tensors) * _ANY.size
@@ -361,7 +360,7 @@ class Machine:
         return start <= at < start + 32
 
     def blocks(self) -> Iterator[Block]:
-        """What the last call executed, by address."""
+        """The basic blocks that the last call executed, by address."""
         for slot in np.flatnonzero(self._counted.any(axis=0)):
             first = 0
             for base, data in self._texts:
@@ -373,12 +372,11 @@ class Machine:
                 first += len(data) // 4
 
     def count_by_lane(self) -> Any:
-        """Instructions of the last call, by lane."""
         return self._counted @ (self._sizes.astype(np.uint64) // 4)
 
     @property
     def heap_peak_bytes(self) -> int:
-        """How much workspace the last call held at most."""
+        """The peak workspace of the last call."""
         return int(_DESK.unpack_from(self._desk)[-1]) - _HEAP
 
 

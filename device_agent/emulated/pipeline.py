@@ -1,6 +1,6 @@
-"""A core as data: its pipes, and what each kind of instruction does in them; how long a loop of instructions takes.
+"""A core's pipelines as data, and the cycles that a loop of instructions takes in them.
 
-Numbers belong in `inventory/core_types/*.yaml` under `pipeline`, with their sources. What memory adds is in `price.py`.
+The numbers are in `inventory/core_types/*.yaml` under `pipeline`, with sources. Memory is in `price.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from device_agent.emulated.isa import Instruction
 from device_agent.platforms.board_types import find_inventory_folders
 
 FOLDER = "core_types"
-# Names a folder with constants that were fitted to a board, one YAML file a core type; the farm reads the same one.
+# Names a folder with constants fitted to a board, one YAML file per core type; the farm reads the same one.
 FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
 FITTED = ("wait_cycles", "crowding")
 
 
 def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any] | None:
-    """The core type called `name`, as the emulator takes it; None where its pipes are not known.
+    """Load the core type `name` for the emulator; None if its pipes are not known.
 
-    The constants in `FITTED` are those of the user's folder, where it has them. Raises OSError, YAMLError, KeyError.
+    The constants in `FITTED` come from the user's folder if it has them. Raises OSError, YAMLError, KeyError.
     """
     for folder in folders or [each.parent / FOLDER for each in find_inventory_folders()]:
         path = folder / f"{name}.yaml"
@@ -34,7 +34,7 @@ def load_core(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any
             data = yaml.safe_load(path.read_text())
             if pipeline := data.get("pipeline"):
                 pipeline |= _read_fitted(name)
-                # Two caches are followed: a core's first one, and the last one, which cores share.
+                # Two caches are simulated: L1d, and the last level, which cores share.
                 last = data.get("l3_bytes") or data["l2_bytes"]
                 return {
                     "name": name,
@@ -62,14 +62,14 @@ def _read_fitted(name: str) -> dict[str, float]:
     return {each: float(data[each]) for each in FITTED if each in data}
 
 
-# A loop's time per iteration is that of later ones; so many instructions are looked at.
+# The steady state counts: this many instructions of later iterations are simulated.
 _LOOKED_AT, _FEWEST, _MOST = 400, 4, 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The pipes of a kind's operations, its latency in cycles, how soon after a multiply-add its sum can be added to
-    again (`forward`; None: after the latency), and for how many cycles each operation keeps its pipe to itself.
+    """The pipes of a kind's operations, its latency in cycles, the cycles from an FMA to the next on its accumulator
+    (`forward`; None: the latency), and the cycles for which an operation blocks its pipe.
     """
 
     pipes: tuple[str, ...]
@@ -79,14 +79,14 @@ class Cost:
 
 
 class Pipeline:
-    """How one kind of core executes. `dispatch` operations begin in a cycle, `window` may be under way.
+    """How one core type executes. `dispatch` operations start per cycle, `window` may be in flight.
 
-    `in_order`: nothing begins before what comes earlier in the program. Some of the pipes of a kind can more than the
-    others: `parts` says by such a pipe's name of which kind it is, and what takes it takes one of these.
+    `in_order`: operations start in program order. Some pipes of a kind can do more than the others: `parts` maps such a
+    pipe to its kind, and an operation on it occupies one of that kind.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """`data` as YAML has it. Raises KeyError."""
+        """`data` as loaded from YAML. Raises KeyError."""
         self.dispatch, self.window = int(data["dispatch"]), int(data["window"])
         self.in_order = bool(data.get("in_order", False))
         self.pipes: dict[str, int] = dict(data["pipes"])
@@ -98,7 +98,7 @@ class Pipeline:
         self._write_back = tuple(data["write_back"])
 
     def find_cost(self, kind: str) -> Cost:
-        """What a kind costs; where the core has no word for 128 bits, what the narrower one does."""
+        """The cost of a kind; a 128-bit kind without an entry costs as the narrower one."""
         found = self._costs.get(kind) or self._costs.get(kind.removesuffix("_q"))
         return found or self._costs["vector" if kind.endswith("_q") else "integer"]
 
@@ -108,9 +108,9 @@ class Pipeline:
         return cost.pipes * instruction.times + (self._write_back if instruction.writes_back else ()), cost
 
     def count_cycles(self, instructions: Sequence[Instruction]) -> float:
-        """Cycles of one iteration of a loop of these instructions, all data in the first cache.
+        """Cycles of one iteration of a loop, all data in L1d.
 
-        Never less than the pipes need, nor than dispatching takes.
+        Never below the throughput limits of the pipes or of dispatch.
         """
         if not instructions:
             return 0.0
@@ -127,12 +127,12 @@ class Pipeline:
         return max(bound, self._simulate(instructions))
 
     def _simulate(self, instructions: Sequence[Instruction]) -> float:
-        """Cycles per iteration once a loop has got going: dispatch in order, then each pipe takes what is ready."""
+        """Cycles per iteration in the steady state: dispatch in order, pipes take the first ready operation."""
         operations = [(*self.expand(each), each) for each in instructions]
         count = sum(len(pipes) for pipes, _, _ in operations)
         rounds = max(_FEWEST, min(_MOST, 1 + _LOOKED_AT // max(1, count)))
         taken: dict[str, collections.Counter[int]] = {pipe: collections.Counter() for pipe in self.pipes}
-        ready: dict[str, tuple[float, float]] = {}  # when a register is there, and when a sum may be added to
+        ready: dict[str, tuple[float, float]] = {}  # when a register is ready, and when it is as an accumulator
         retired: list[float] = []
         dispatched, last_begin = 0, 0
         marks = []
@@ -163,7 +163,7 @@ class Pipeline:
                 for name in each.writes:
                     at = end + cost.latency
                     if each.writes_back and name in each.reads:
-                        at = end + 1  # the address, which is there at once
+                        at = end + 1  # the updated address is ready at once
                     ready[name] = (at, end + cost.forward if cost.forward and each.adds_to == name else at)
             marks.append(retired[-1])
         half = rounds // 2

@@ -1,8 +1,8 @@
-"""What an executed program costs on a core: cycles in its pipes, lines that come from memory. Pure.
+"""Estimate what an executed program costs on a core: cycles in its pipes, cache lines from memory. Pure.
 
-The rule: a segment (the calling thread alone, or a parallel region) takes the longest of its lanes; a lane takes its
-instructions' cycles and what it waits for lines that its first cache lacks, longer where others wait as well; all lanes
-together take no less than memory needs for their lines. So nothing beats the pipes or the memory.
+A segment (the calling thread, or a parallel region) takes as long as its longest lane. A lane takes its instructions'
+cycles plus its stalls on L1d misses, which grow while other lanes miss too. All lanes together take at least the memory
+time of their lines.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from device_agent.emulated.isa import Decoder, Instruction
 from device_agent.emulated.pipeline import Pipeline
 
-# Lines of a cache, in bytes: of all cores here.
+# Cache line size in bytes, of all cores here.
 LINE_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A basic block that was executed: its address, its bytes, how often by each lane.
+    """An executed basic block: address, bytes, executions by lane.
 
     Lane 0 is the calling thread; 1 + region x tasks + task is a task of a parallel region.
     """
@@ -31,7 +31,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """`cycles` and `lines` (from memory) of its longest lane, and of all its lanes."""
+    """`cycles` and memory `lines` of the longest lane, and of all lanes."""
 
     cycles: float
     lines: int
@@ -41,9 +41,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Misses:
-    """Lines that a lane's first cache lacked, and the second. And what it called of the C library's mathematics, of
-    which the board's own code is not at hand.
-    """
+    """A lane's L1d and L2 misses in lines, and its calls of C math functions, whose board code is not available."""
 
     first: int
     second: int
@@ -51,11 +49,11 @@ class Misses:
 
 
 class Pricer:
-    """Prices programs for one kind of core; remembers what blocks cost."""
+    """Estimates programs for one core type; caches the cycles of blocks."""
 
     def __init__(self, pipeline: Pipeline, wait_cycles: float, crowding: float, math_cycles: float) -> None:
-        """Cycles that a core waits for a line which its first cache lacks, by what part of them longer for each other
-        core that computes, and those of a function such as `expf`.
+        """Cycles of a stall on an L1d miss, its relative growth per other busy core, and cycles of a function as
+        `expf`.
         """
         self._pipeline, self._wait_cycles, self._crowding = pipeline, wait_cycles, crowding
         self._math_cycles = math_cycles
@@ -71,10 +69,10 @@ class Pricer:
         *,
         first_only: bool = False,
     ) -> list[Segment]:
-        """The segments of a run: of `blocks`, by address, and each lane's misses.
+        """Estimate the segments of a run from its `blocks`, by address, and each lane's misses.
 
-        A region's lanes share what they read, of `most_lines` in all; one lane alone may read some again.
-        `first_only`: of each region only the first lane was run, and the others cost as much.
+        A region's lanes share their reads, `most_lines` in all; a single lane may read some again. `first_only`: only
+        each region's first lane was run, and the others cost the same.
         """
         lanes = [each.math_calls * self._math_cycles for each in misses]
         for block in merge(blocks):
@@ -103,15 +101,14 @@ class Pricer:
         return found
 
     def read(self, code: bytes) -> list[Instruction]:
-        """The instructions of a block."""
         return self._decoder.read(code)
 
 
 def merge(blocks: Iterable[Block]) -> list[Block]:
-    """Blocks by address: the emulator ends one wherever it likes, so what is only run after it belongs to it.
+    """Merge blocks by address: the emulator may end a block anywhere, so one that always follows belongs to it.
 
-    Where a loop is parted, its rest follows both the loop's beginning and what went before the first time round, so
-    that it is run as often as these together, and is a part of each.
+    The rest of a split loop follows both the loop's start and the code before the first iteration: it runs as often as
+    these together, and is part of each.
     """
     merged: list[Block] = []
     ending: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
-"""A virtual board's own code as a worker runs it: candidates, kernels and whole models, in the emulator's process.
+"""Run a virtual board's own code for a worker, in the emulator's process: candidates, kernels and whole models.
 
-What a run costs is gathered here and priced at the board's clocks by `device_agent/virtual/pace.py`.
+Costs are collected here; `device_agent/virtual/pace.py` converts them to time at the board's clocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_MODULES = 64
 
 
 def read_executable(library: bytes) -> bytes:
-    """The bytes of the executable in a library. Raises ElfError where it holds none."""
+    """Extract the executable in a library. Raises ElfError without one."""
     elf = Elf(library)
     at = elf.symbols.get(_SYMBOL)
     if at is None:
@@ -67,9 +67,9 @@ class _Reader:
 
 
 def _find(reader: _Reader) -> bytes:
-    reader.number()  # the length of all
+    reader.number()  # the total length
     modules = len(reader.numbers()) - 1
-    reader.numbers()  # whose children they are
+    reader.numbers()  # the children of each module
     for _ in range(max(0, modules)):
         kind = reader.bytes().decode()
         if kind == _HERE:
@@ -80,25 +80,24 @@ def _find(reader: _Reader) -> bytes:
     raise ElfError("the library holds no Relax VM program")
 
 
-# After so many instructions, of all threads, a candidate is not looked at any further: a tenth of a second of a slow
-# core, twenty of this machine. A function of a model may take more.
+# A candidate is stopped after this many instructions over all threads: 0.1 s of a slow core, 20 s of emulation. A
+# model's function may take more.
 _MOST_IN_CANDIDATE, _MOST_IN_MODEL = 200_000_000, 10_000_000_000
-# Outputs kept beside each other, and how long they may be.
+# Limits on cached outputs.
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 16 << 20
-# The session ends a worker that takes too long, and with it this.
+# The session kills a worker that takes too long, and this process with it.
 _ANSWER_TIMEOUT_S = 3600.0
 _HEAP_BYTES = 1 << 30
 _ALIGNED = 256
-# Where a core says none: only shares are asked for.
+# For a core without a clock: only ratios are needed then.
 _ANY_HZ = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Where programs are emulated, and as on which core: by cluster, and that of those open to the scheduler (`core`).
+    """The emulator and the cores to emulate, by cluster; `core` is that of the clusters open to the scheduler.
 
-    `tasks` is how many threads compute. In `kept` lie outputs of programs that have run: blocks of runs come again and
-    again, and all are the same.
+    `tasks` is the number of threads. `kept` caches the outputs of programs: blocks of runs repeat the same program.
     """
 
     socket: Path
@@ -108,7 +107,6 @@ class Emulator:
     kept: Path | None = None
 
     def open(self, library: bytes, shared_bytes: int, heap_bytes: int) -> Emulation:
-        """Load a library. Raises LoadError, EmulatorError."""
         heap_bytes = min(heap_bytes, _HEAP_BYTES)
         try:
             return Emulation(self.socket, library, self.core, self.tasks, shared_bytes, heap_bytes, _ANSWER_TIMEOUT_S)
@@ -122,7 +120,7 @@ def is_for_board(library: bytes) -> bool:
 
 
 class Candidate:
-    """One candidate with its arguments; `segments` is what a call cost."""
+    """One candidate with its arguments; `segments` is the cost of a call."""
 
     beside_s = 0.0
 
@@ -140,17 +138,17 @@ class Candidate:
             arguments.fill_argument(flat, spec.arguments[index].dtype, spec.seed, index)
 
     def warm_up(self, calls: int) -> None:
-        """Nothing: what is in the caches is said with each call."""
+        """Do nothing: each call names what is in the caches."""
 
     def evaluate(self, number: int, repeat: int) -> list[float]:
-        """Not asked of emulated code, whose board has a pace."""
+        """Not implemented: emulated code is timed by its board's pace."""
         return [self.run(number) for _ in range(repeat)]
 
     def run(self, calls: int) -> float:
-        """Call it once, whatever `calls` says: every call costs the same. Returns 0."""
+        """Call it once for any `calls`: every call costs the same. Returns 0."""
         del calls
         last = len(self._tensors) - 1
-        # What the layer before has written and what is written are in the second cache, weights come from memory.
+        # L2 holds the previous layer's output and this layer's output; weights come from memory.
         middle = () if self._spec.cold_weights else range(1, last)
         warm = [0, *middle, last] if last > 0 else [0] * len(self._tensors)
         run = _call(self._emulation, self._spec.entry, self._tensors, self._most, warm, first_only=True)
@@ -159,7 +157,7 @@ class Candidate:
 
 
 class Execution:
-    """A kernel or a model on given arrays, which runs when its outputs, or what it costs, are not known yet."""
+    """A kernel or a model on given arrays; runs only if its outputs or cost are not cached."""
 
     def __init__(self, emulator: Emulator, spec: RunSpec, program: bytes, arrays: Mapping[str, Any]) -> None:
         self._emulator, self._spec, self._program, self._arrays = emulator, spec, program, arrays
@@ -170,18 +168,18 @@ class Execution:
         self._path = emulator.kept / f"{digest.hexdigest()}.npz" if emulator.kept else None
 
     def run(self) -> Any:
-        """Its result. Raises LoadError, EmulatorError, ProgramError, OverrunError."""
+        """Return its result. Raises LoadError, EmulatorError, ProgramError, OverrunError."""
         if self._path is not None and self._path.exists():
             with np.load(self._path, allow_pickle=False) as found:
                 return [found[name] for name in found.files]
         return self._run()
 
     def count(self) -> Sequence[Segment]:
-        """What it costs. Raises what `run` does."""
+        """Return its cost. Raises as `run`."""
         return self._look().segments
 
     def profile(self) -> dict[str, tuple[int, float]]:
-        """What each function of a model takes at its core's usual clock, in s, with its calls; empty for a kernel."""
+        """Calls and seconds of each function of a model at its core's usual clock; empty for a kernel."""
         loaded, core = self._look(), self._emulator.core
         if not isinstance(loaded, Model):
             return {}
@@ -193,7 +191,7 @@ class Execution:
         }
 
     def _look(self) -> Kernel | Model:
-        """The program, which has run, and what that cost. Raises what `run` does."""
+        """Run the program if necessary. Raises as `run`."""
         if self._loaded is None:
             self._run()
         assert self._loaded is not None
@@ -208,7 +206,7 @@ class Execution:
         return result
 
     def _keep(self, outputs: list[Any]) -> None:
-        """Keep outputs that are not too many; a folder that is full keeps none."""
+        """Cache outputs up to a limit; a full folder caches none."""
         plain = all(each.dtype.kind in "iufb" for each in outputs)
         if self._path is None or not plain or sum(each.nbytes for each in outputs) > _MOST_KEPT_BYTES:
             return
@@ -222,7 +220,7 @@ class Execution:
 
 
 def collect(result: Any) -> list[Any]:
-    """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
+    """Copy the tensors in a result: one, or nested tuples of them; other values are dropped."""
     if isinstance(result, np.ndarray):
         return [result]
     if hasattr(result, "numpy"):
@@ -250,14 +248,13 @@ class Kernel:
             self._tensors.append(placed)
 
     def run(self) -> list[Any]:
-        """Call it; returns the arrays, as it left them."""
         run = _call(self._emulation, self._entry, self._tensors, _MOST_IN_MODEL)
         self.segments = list(run.segments)
         return [each.array for each in self._tensors]
 
 
 class Model:
-    """A whole model: TVM's virtual machine runs its program here, each function that it calls in the emulator."""
+    """A whole model: TVM's virtual machine runs its program, the emulator each function that it calls."""
 
     def __init__(self, emulator: Emulator, spec: RunSpec, library: bytes, arrays: Mapping[str, Any]) -> None:
         """Raises LoadError, EmulatorError."""
@@ -283,14 +280,13 @@ class Model:
         self._inputs = [tvm.runtime.tensor(each, tvm.runtime.cpu()) for each in arrays.values()]
 
     def run(self) -> Any:
-        """Run it once; returns its result."""
         self._gathered = []
         result = self._function(*self._inputs)
         self.segments = [each for _, run in self._gathered for each in run.segments]
         return result
 
     def profile(self) -> dict[str, tuple[int, list[Segment]]]:
-        """What each function of the latest run cost, and how often it was called."""
+        """Calls and cost of each function in the latest run."""
         found: dict[str, tuple[int, list[Segment]]] = {}
         for name, run in self._gathered:
             calls, segments = found.get(name, (0, []))
@@ -325,7 +321,7 @@ def _call(
     *,
     first_only: bool = False,
 ) -> Run:
-    """Call a function. Raises OverrunError for one that takes too long, else what the emulation does."""
+    """Call a function. Raises OverrunError for one that takes too long, else as the emulation."""
     try:
         return emulation.call(entry, tensors, most, warm, first_only=first_only)
     except ProgramError as error:

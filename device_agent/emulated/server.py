@@ -1,7 +1,7 @@
-"""The emulator's process: for each connection a child that holds one library and calls its functions when told to.
+"""The emulator's process: a child per connection holds one library and calls its functions on request.
 
-`python -m device_agent.emulated --socket PATH --natives FOLDER`. Messages are a line of JSON each (`client.py`);
-tensors lie in memory that the client shares. A child that is left alone in a call ends.
+`python -m device_agent.emulated --socket PATH --natives FOLDER`. Messages are lines of JSON (`client.py`); tensors are
+in memory that the client shares. A child ends with its connection, also during a call.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
 from device_agent.worker import limits
 
 _MOST_MESSAGE = 1 << 20
-# Of each call so many instructions are followed through the caches; the others are taken to be alike.
+# So many instructions of each call go through the cache simulation; the rest is extrapolated.
 _WATCHED = 3_000_000
-# What the emulator keeps of translated code, and counts.
+# Memory for translated code and counters.
 _EMULATOR_BYTES = 3 << 30
 _ENDED_BY = {CapError: "cap", FaultError: "fault", MissingError: "missing", ElfError: "missing", MemoryError: "memory"}
 
 
 def main() -> None:
-    """Serve until a signal ends it, or the parent's end."""
+    """Serve until a signal or the parent's end."""
     parser = argparse.ArgumentParser(prog="device_agent.emulated", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--socket", required=True)
     parser.add_argument("--natives", type=Path, required=True)
@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.exit_with_parent:
         processes.die_with_parent(os.getppid())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are nobody's business once they have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(options.socket)
         Path(options.socket).chmod(0o600)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _live(connection: socket.socket, natives: Path) -> None:
-    """A child's life; leaves by os._exit."""
+    """Run a child; leaves by os._exit."""
     code = 1
     with contextlib.suppress(BaseException):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -83,7 +83,7 @@ def _serve(connection: socket.socket, natives: Path) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process as soon as the client is gone, also in the middle of a call."""
+    """End this process when the client is gone, also during a call."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()
@@ -95,10 +95,10 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 class _Held:
-    """A library in two machines, and what its core is.
+    """A library in two machines, and its core.
 
-    One runs it for its outputs and counts; the other one follows memory, in a copy, for a part of each call, at the
-    same time: it takes as long.
+    One machine runs it for outputs and counts. The other simulates the caches for a part of each call, on a copy of the
+    memory; both take about as long and run in parallel.
     """
 
     def __init__(self, order: dict[str, Any], library: bytes, descriptor: int, natives: Path) -> None:
@@ -114,7 +114,7 @@ class _Held:
         self._pricer = Pricer(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
-        """One call, and what it came to."""
+        """Call a function; return its outcome and cost."""
         tensors = [Tensor(each[0], tuple(each[1]), each[2], each[3]) for each in order["tensors"]]
         watching = threading.Thread(target=self._watch, args=(order, tensors))
         watching.start()
@@ -137,20 +137,21 @@ class _Held:
         }
 
     def _watch(self, order: dict[str, Any], tensors: list[Tensor]) -> None:
-        """Follow the first instructions of each region's first task. What goes wrong will go wrong once more.
+        """Simulate the caches over the first instructions of each region's first task. The other machine reports
+        errors.
 
-        It sees inputs, which nobody changes, and of outputs what it wrote itself, whatever is written beside it.
+        It reads the inputs, which stay constant, and its own private outputs.
         """
         for index in order["warm"]:
             self._watched.warm(tensors[index])
         with contextlib.suppress(*_ENDED_BY):
             self._watched.call(order["entry"], tensors, min(order["cap"], _WATCHED), first_only=True)
-        self._copy.madvise(mmap.MADV_DONTNEED)  # what it wrote
-        for each in tensors[-1:]:  # all of the output is there, not only the first task's
+        self._copy.madvise(mmap.MADV_DONTNEED)  # drop its writes
+        for each in tensors[-1:]:  # the whole output is in L2, not only the first task's part
             self._watched.warm(each)
 
     def _extrapolate(self) -> list[Misses]:
-        """What each lane lacked, if its instructions lack as much as those of its region that were followed."""
+        """Extrapolate each lane's misses from those of the simulated lane of its region."""
         tasks = self.machine.tasks
         counted, seen = self.machine.count_by_lane().astype(float), self._watched.count_by_lane().astype(float)
         missed = self._watched.missed.astype(float)
@@ -164,7 +165,7 @@ class _Held:
         return found
 
     def _count_lines(self, tensors: list[Tensor], warm: list[int]) -> int:
-        """Lines of all that a call reads and writes, but for what the second cache holds at first."""
+        """Count the lines that a call reads and writes, without those in L2 at the start."""
         sizes = [each.size_bytes for each in tensors]
         held = min(self._second_bytes, sum(sizes[index] for index in set(warm)))
         return (sum(sizes) + self.machine.heap_peak_bytes - held) // LINE_BYTES

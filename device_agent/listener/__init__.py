@@ -1,1 +1,1 @@
-"""The listening process: TVM's RPC handshake, the tracker, and which lease is the latest."""
+"""The listening process: TVM's RPC handshake, the tracker, and lease fencing."""

@@ -1,7 +1,7 @@
-"""Which lease is the latest: the greatest token of each store, kept on disk by the listener and asked by sessions.
+"""Lease fencing: keep the greatest token of each store on disk, and tell sessions whether theirs is still the latest.
 
-The listener alone writes (`Fences`); a session asks it over a socket pair (`Claimant`), so that a session which is
-stopped in the middle holds up nobody. What follows for a session is decided in `rpc.py`.
+Only the listener writes (`Fences`). A session asks over a socket pair (`Claimant`), so that a stopped session blocks no
+other process. `rpc.py` decides what follows for a session.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, ProtocolError
 
-# A farm has one store; a few more come from tests and from coordinators that were set up anew.
+# A farm has one store; tests and newly set up coordinators add a few.
 MAX_STORES = 64
 FILE_NAME = "fences.json"
-# The listener answers within milliseconds, and within seconds where a slow disk has to take the token first.
+# The listener answers within milliseconds, or seconds if a slow disk must store the token first.
 _ANSWER_TIMEOUT_S = 5.0
 _MAX_MESSAGE_BYTES = 4096
 
@@ -27,38 +27,38 @@ _log = logging.getLogger(__name__)
 
 
 class Fences:
-    """The latest lease of each store. Used by one process; what it says holds from the moment it is said.
+    """The latest lease of each store, for one process; an answer is durable when given.
 
-    `path` None: nothing outlives the process. A file that cannot be read counts as lost, one that cannot be written is
-    done without; both are logged.
+    `path` None: nothing outlives the process. An unreadable file counts as lost, an unwritable one is skipped; both are
+    logged.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._latest: dict[str, LeaseClaim] = {}  # the store whose token rose last is last
+        self._latest: dict[str, LeaseClaim] = {}  # ordered by when a store's token last rose
         if path is not None:
             self._load(path)
 
     def find_latest(self, store: str) -> LeaseClaim | None:
-        """The latest lease known of a store."""
+        """The latest known lease of a store."""
         return self._latest.get(store)
 
     def raise_to(self, claim: LeaseClaim) -> ClaimReport:
-        """Take a lease for the latest of its store, unless a later one is known."""
+        """Record a lease as the latest of its store, unless a later one is known."""
         latest = self._latest.get(claim.store)
         if latest is not None and claim.token < latest.token:
             return ClaimReport(
                 ClaimStatus.REFUSED,
-                f"the lease {claim.token} of {claim.owner or 'somebody'} is over: "
-                f"{latest.owner or 'somebody'} has had the board since, under lease {latest.token}",
+                f"the lease {claim.token} of {claim.owner or 'an unnamed client'} is over: "
+                f"{latest.owner or 'an unnamed client'} has had the board since, under lease {latest.token}",
                 latest.token,
                 latest.owner,
             )
         if latest is not None and claim.token == latest.token and not claim.is_same(latest):
             return ClaimReport(
                 ClaimStatus.REFUSED,
-                f"the lease {claim.token} of {claim.owner or 'somebody'} is not the one of that number that "
-                f"{latest.owner or 'somebody'} has here: its store has been put back to an earlier state",
+                f"the lease {claim.token} of {claim.owner or 'an unnamed client'} is not the one of that number that "
+                f"{latest.owner or 'an unnamed client'} has here: its store has been put back to an earlier state",
                 latest.token,
                 latest.owner,
             )
@@ -92,7 +92,7 @@ class Fences:
             with unfinished.open("w") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(file.fileno())  # a token must outlive a power cut, or who was cut off comes back
+                os.fsync(file.fileno())  # a token must survive a power cut, or a fenced client returns
             unfinished.replace(self._path)
         except OSError as error:
             _log.warning("%s cannot be written; until this agent ends it remembers by itself (%s)", self._path, error)
@@ -101,7 +101,7 @@ class Fences:
 
 
 class Claimant:
-    """The session's end: claims a lease, and asks before every use whether it is still the latest."""
+    """The session's end: claims a lease, and verifies before every use that it is still the latest."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -109,12 +109,12 @@ class Claimant:
         line.settimeout(_ANSWER_TIMEOUT_S)
 
     def claim(self, claim: LeaseClaim) -> ClaimReport:
-        """Claim a lease for this session; refused where a later one is known. Raises OSError, ProtocolError."""
+        """Claim a lease for this session; refused if a later one is known. Raises OSError, ProtocolError."""
         self._claim = claim
         return self._ask(claim)
 
     def find_refusal(self) -> str:
-        """Why this session may use the board no longer; "" where it may. One that claimed nothing always may."""
+        """Why this session may no longer use the board; "" if it may. A session without a claim always may."""
         if self._claim is None:
             return ""
         try:
@@ -128,33 +128,32 @@ class Claimant:
             self._line.sendall(claim.to_json().encode())
             answer = self._line.recv(_MAX_MESSAGE_BYTES)
         except OSError:
-            self._line.close()  # a late answer would be taken for that to a later question
+            self._line.close()  # a late answer would pass for the answer to a later question
             raise
         return ClaimReport.from_json(answer.decode(errors="replace"))
 
 
 @dataclasses.dataclass
 class ClaimLine:
-    """The listener's end of one session's line. `claim` is what the session holds, None while it claimed nothing."""
+    """The listener's end of one session's line. `claim` is the session's lease, None before a claim."""
 
     sock: socket.socket
     claim: LeaseClaim | None = None
 
     @classmethod
     def open(cls) -> tuple[ClaimLine, socket.socket]:
-        """A line, and the end that is the session's."""
-        # Messages keep their bounds, and the end of either process is seen by the other.
+        """Create a line; return it with the session's end."""
+        # Keeps message boundaries, and each side notices the other's end.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         return cls(ours), theirs
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more can come."""
         return self.sock.fileno() < 0
 
     def answer(self, fences: Fences) -> None:
-        """Answer what the session asked, if it did; closes a line that has ended. Never waits."""
+        """Answer the session's pending question; close an ended line. Never blocks."""
         if self.is_closed:
             return
         try:
@@ -169,10 +168,10 @@ class ClaimLine:
             self.sock.send(report.to_json().encode())
         except BlockingIOError:
             return
-        except (OSError, ValueError) as error:  # a stock client's code runs in that process: it may say anything
-            _log.warning("a session said what is no claim: %s", error)
+        except (OSError, ValueError) as error:  # that process runs a stock client's code: it may send anything
+            _log.warning("invalid claim from a session: %s", error)
             self.close()
 
     def close(self) -> None:
-        """End the line. Safe to call twice."""
+        """Close the line. Idempotent."""
         self.sock.close()

@@ -1,8 +1,8 @@
-"""The listening loop: speaks TVM's RPC server handshake and forks one session process per client.
+"""The listening loop: speak TVM's RPC server handshake and fork one session process per client.
 
-One thread, no TVM calls of its own: what a client may do happens in the session process (`session.py`), whose death,
-by whatever exit code or signal, only ends that client. Registration with the tracker is in `tracker.py`, the first
-bytes of a connection in `greetings.py`. While a session runs, other clients wait; a fence is answered at once.
+One thread, no TVM calls of its own. A client's work runs in the session process (`session.py`), whose death ends only
+that client. Registration with the tracker is in `tracker.py`. While a session runs, other clients wait; a fence is
+answered at once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from device_agent.protocol import (
 )
 from device_agent.session import workspace
 
-# A client sends its greeting at once; one that does not is a port scanner.
+# A client greets at once; a silent connection is a port scanner.
 GREETING_TIMEOUT_S = 5.0
 _MAX_KEY_BYTES = 4096
-# Clients that vanish without a word (power cut, network split) are given up after 10 + 3 x 5 s.
+# Clients that vanish (power cut, network split) are dropped after 10 + 3 x 5 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 
 @dataclasses.dataclass(eq=False)
 class Greeting:
-    """A connection that has no session yet. `key` is what the client said that it wants, None until it has."""
+    """A connection without a session yet. `key` is the client's requested key; None until it is complete."""
 
     sock: socket.socket
     peer: str
@@ -53,7 +53,7 @@ class Greeting:
 
     @classmethod
     def accept(cls, listener: socket.socket, now: float) -> Greeting | None:
-        """Take the next connection; None where the client is gone already."""
+        """Accept the next connection; None if the client is already gone."""
         try:
             sock, address = listener.accept()
         except OSError:
@@ -67,7 +67,7 @@ class Greeting:
         return cls(sock, f"{address[0]}:{address[1]}", now + GREETING_TIMEOUT_S)
 
     def read(self) -> str | None:
-        """The client's key once it is complete. Raises ValueError or OSError when this is no client."""
+        """The client's key once complete. Raises ValueError or OSError for anything but a client."""
         try:
             chunk = self.sock.recv(_MAX_KEY_BYTES)
         except BlockingIOError:
@@ -87,22 +87,22 @@ class Greeting:
         return self.key
 
     def accept_with(self, text: str) -> None:
-        """Tell the client that its key is right, and `text`. Raises OSError."""
+        """Accept the client's key and send `text`. Raises OSError."""
         answer = text.encode()
         self.sock.sendall(struct.pack("<ii", RPC_SUCCESS, len(answer)) + answer)
 
     def refuse(self) -> None:
-        """Tell the client that its key is wrong."""
+        """Reject the client's key."""
         with contextlib.suppress(OSError):
             self.sock.sendall(struct.pack("<i", RPC_MISMATCH))
 
 
-# A session ends by itself when its client closes; one inside a function does not notice and is killed after this.
+# A session ends when its client closes; one inside a function does not notice, and is killed after this.
 _GONE_GRACE_S = 0.2
-# How often the parent is looked at where the kernel cannot tell of its death.
+# How often the parent is polled if the kernel cannot signal its death.
 _PARENT_CHECK_S = 0.5
-# Clients taken in while somebody else is served, so that a fence among them is seen; more than these wait in the
-# kernel's queue. A tracker sends nobody here meanwhile.
+# Clients accepted while another is served, so that fences among them are seen; more wait in the kernel's queue.
+# A tracker sends no clients meanwhile.
 _MAX_WAITING = 64
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class AllPortsBusyError(OSError):
 
 
 def open_listener(host: str, first_port: int, last_port: int) -> socket.socket:
-    """Listen on the first free port of the range. Raises AllPortsBusyError, or OSError for a bad host."""
+    """Listen on the first free port of the range. Raises AllPortsBusyError, or OSError for an invalid host."""
     family, kind, protocol, _, _ = socket.getaddrinfo(host, first_port, type=socket.SOCK_STREAM)[0]
     for port in range(first_port, last_port + 1):
         listener = socket.socket(family, kind, protocol)
@@ -133,7 +133,7 @@ def open_listener(host: str, first_port: int, last_port: int) -> socket.socket:
 
 @dataclasses.dataclass
 class _Session:
-    """A client that holds the board, and the process that serves it."""
+    """The client that holds the board, and its process."""
 
     pid: int
     sock: socket.socket
@@ -147,19 +147,19 @@ class _Session:
 
     @property
     def holder(self) -> str:
-        """Who this is, in words."""
+        """Describe the client."""
         lasted_s = time.monotonic() - self.started
         if (claim := self.line.claim) is None:
             return f"a client that is not the farm ({self.peer}), for {lasted_s:.0f} s"
-        return f"{claim.owner or self.peer} for {claim.purpose or 'some purpose'} (lease {claim.token})"
+        return f"{claim.owner or self.peer} for {claim.purpose or 'an unnamed purpose'} (lease {claim.token})"
 
 
 class Listener:
-    """Serves one client at a time until `stop` is asked for by SIGTERM, SIGINT or the death of the parent.
+    """Serves one client at a time until SIGTERM, SIGINT or the parent's death.
 
-    `serve` runs in a forked process with the client's socket, an empty work folder and the session's claimant;
-    `on_ready` is called once, when clients can come (with a tracker: when it has accepted the registration). The latest
-    leases are kept in `state_dir`; None: as long as this process lives.
+    `serve` runs in a forked process with the client's socket, an empty work folder and the session's claimant.
+    `on_ready` is called once, when clients can connect (with a tracker: once registered). `state_dir` keeps the latest
+    leases; None: for this process's lifetime.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Listener:
         self._sessions_served = 0
 
     def run(self) -> None:
-        """Serve until told to stop; leave no process, folder or registration behind."""
+        """Serve until stopped; leave no process, folder or registration behind."""
         processes.become_subreaper()
         with contextlib.ExitStack() as stack:
             wakeup_read, wakeup_write = socket.socketpair()
@@ -225,7 +225,7 @@ class Listener:
         for greeting in self._greetings:
             poll.register(greeting.sock, select.POLLIN)
         for greeting in self._waiting:
-            poll.register(greeting.sock, select.POLLRDHUP)  # hang-ups only: the bytes are a later session's
+            poll.register(greeting.sock, select.POLLRDHUP)  # hang-ups only: a later session reads the bytes
         if self._session is not None:
             if not self._session.line.is_closed:
                 poll.register(self._session.line.sock, select.POLLIN)
@@ -255,7 +255,7 @@ class Listener:
             session.gone_at = now
 
     def _do_what_is_due(self, now: float) -> float | None:
-        """Handle deadlines and dead children; return when to look again, None for never."""
+        """Handle deadlines and dead children; return the next deadline, None without one."""
         due: list[float] = []
         if self._parent is not None:
             if os.getppid() != self._parent:
@@ -265,7 +265,7 @@ class Listener:
             due += self._watch_session(self._session, now)
         if self._session is None and self._waiting:
             self._admit(self._waiting[0], now)
-            due.append(now)  # the next one, or the new session's own deadline
+            due.append(now)  # look again at once: a new session has a deadline of its own
         if self._tracker is not None:
             due.append(self._tracker.tick(now))
         for greeting in [g for g in self._greetings if now >= g.deadline]:
@@ -292,28 +292,28 @@ class Listener:
             return
         if key.startswith(FENCE_PREFIX):
             self._answer_fence(greeting, key)
-        elif self._session is not None or self._waiting:  # each in its turn
+        elif self._session is not None or self._waiting:  # first come, first served
             self._greetings.remove(greeting)
             self._waiting.append(greeting)
         else:
             self._admit(greeting, now)
 
     def _admit(self, greeting: Greeting, now: float) -> None:
-        """Start the session that a client asks for, if its key is right."""
+        """Start the session of a client with the right key."""
         try:
             wanted, *options = (greeting.key or "").split() or [""]
             timeout_s = sum(float(o.removeprefix("-timeout=")) for o in options if o.startswith("-timeout="))
             expected = self._tracker.match_key if self._tracker else self._key
             if wanted != f"client:{expected}":
                 greeting.refuse()
-                raise ValueError("its key was not handed out for this moment")
+                raise ValueError("its match key is not the current one")
             greeting.accept_with(f"server:{self._key}")
             self._start_session(greeting, timeout_s, now)
         except (OSError, ValueError) as error:
             self._drop(greeting, str(error))
 
     def _answer_fence(self, greeting: Greeting, key: str) -> None:
-        """Note that a lease is the latest of its store, and end the session of an earlier one."""
+        """Record a lease as the latest of its store, and end the session of an earlier one."""
         try:
             claim = parse_fence_key(key)
         except ValueError as error:
@@ -330,11 +330,11 @@ class Listener:
         self._drop(greeting, f"a fence of lease {claim.token}: {report.status}", logging.DEBUG)
 
     def _evict(self, claim: LeaseClaim) -> bool:
-        """End a session that holds an earlier lease of the same store; one that claims nothing is left alone."""
+        """End a session with an earlier lease of the same store; one without a claim stays."""
         session = self._session
         if session is None:
             return False
-        # What it asked us before it was stopped counts as well.
+        # A claim that the session sent before it was stopped counts.
         session.line.answer(self._fences)
         held = session.line.claim
         if held is None or held.store != claim.store or held.token >= claim.token:
@@ -350,7 +350,7 @@ class Listener:
                 known.remove(greeting)
 
     def _start_session(self, greeting: Greeting, timeout_s: float, now: float) -> None:
-        """Fork a session. Raises OSError when the board has no process, memory or disk space left for it."""
+        """Fork a session. Raises OSError when the board lacks processes, memory or disk space."""
         self._sessions_served += 1
         folder = self._folder / f"session-{self._sessions_served}"
         folder.mkdir(parents=True)
@@ -400,7 +400,7 @@ class Listener:
         return [due for due in dues if due is not None]
 
     def _end_session(self, session: _Session, how: str) -> None:
-        """Kill what is left of a session, remove its folder, offer the board again."""
+        """Kill the rest of a session, remove its folder, offer the board again."""
         processes.kill_group(session.pid)
         status = processes.reap(session.pid, time.monotonic() + processes.KILL_TIMEOUT_S)
         if not processes.kill_children():

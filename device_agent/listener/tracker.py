@@ -1,7 +1,7 @@
-"""The agent's connection to TVM's tracker: offers the board, keeps its match key fresh, comes back after a restart.
+"""The agent's connection to TVM's tracker: offer the board, refresh its match key, reconnect after a restart.
 
-Never blocks: the listening loop asks it which events it wants and by when. The protocol is TVM's (length-prefixed
-JSON); who may use the board is the tracker's business.
+Never blocks: the listening loop asks which events to wait for, and until when. The protocol is TVM's
+(length-prefixed JSON); the tracker decides who may use the board.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _PUT = 3
 _UPDATE_INFO = 5
 _GET_PENDING_MATCHKEYS = 7
 
-# Reconnecting after 0.1, 0.2 … 2 s: a restarted tracker sees the board within 2 s, a dead one costs nothing.
+# Reconnect after 0.1, 0.2 … 2 s: a restarted tracker sees the board within 2 s, a dead one costs nothing.
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 2.0
-# How often the tracker is asked whether our match key was handed out, and how long a client may take to use it
-# (both as in TVM's own server).
+# How often to ask the tracker whether the match key was given out, and how long a client may take to use it (both as
+# in TVM's own server).
 _PING_PERIOD_S = 2.0
 _UNUSED_KEY_S = 6.0
-# A tracker that has not answered or accepted a connection for so long is frozen: start over.
+# A tracker silent for this long is frozen: start over.
 _ANSWER_TIMEOUT_S = 5.0
-# Tracker messages are short JSON lists; TVM's own limit is the same.
+# Tracker messages are short JSON lists; the limit is TVM's.
 _MAX_MESSAGE_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class TrackerLink:
     """Keeps one board registered under `key` with the tracker at `address`.
 
-    `port` is where the board listens. Not thread-safe. Times are monotonic seconds given by the caller.
+    `port` is the board's. Not thread-safe. The caller passes times in monotonic seconds.
     """
 
     def __init__(self, address: tuple[str, int], key: str, port: int) -> None:
@@ -65,32 +65,32 @@ class TrackerLink:
         self.registered = False
 
     def offer(self, now: float) -> None:
-        """Tell the tracker that the board is free, under a new match key."""
+        """Offer the board to the tracker under a new match key."""
         self._now = now
         self._offered = True
         if self._greeted:
             self._put()
 
     def withdraw(self) -> None:
-        """Note that the board is taken; the tracker knows, since a client came with the key that it handed out."""
+        """Mark the board as taken; the tracker knows, since it gave the key to the client."""
         self._offered = False
         self.registered = False
         self.match_key = None
 
     def close(self) -> None:
-        """End the connection, by which the tracker forgets the board."""
+        """Close the connection, which makes the tracker forget the board."""
         if self._sock is not None:
             self._sock.close()
         self._sock = None
 
     def watched(self) -> tuple[int, int] | None:
-        """The file descriptor and poll events to wait for, or None while disconnected."""
+        """The file descriptor and poll events to wait for; None while disconnected."""
         if self._sock is None:
             return None
         return self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out or not self._connected else 0)
 
     def tick(self, now: float) -> float:
-        """Do what is due at `now`; return the time of the next thing to do."""
+        """Do what is due at `now`; return the next due time."""
         self._now = now
         if self._sock is None:
             if now >= self._retry_at:
@@ -109,7 +109,6 @@ class TrackerLink:
         return self._ping_at
 
     def handle(self, events: int, now: float) -> None:
-        """React to poll `events` on the connection."""
         self._now = now
         if self._sock is None:
             return
@@ -215,7 +214,7 @@ class TrackerLink:
         elif self._unused_since is None:
             self._unused_since = self._now
         elif self._now - self._unused_since >= _UNUSED_KEY_S:
-            _log.info("a client took the match key and never came; offering the board again")
+            _log.info("a client took the match key and never connected; offering the board again")
             self._put()
 
     def _drop(self, reason: str) -> None:

@@ -24,7 +24,7 @@ using tvm::ffi::String;
 
 constexpr int kMostDevices = 32;
 constexpr size_t kLogBytes = 8192;
-// From here on the driver wants to be told how much dynamic shared memory a kernel may have.
+// Above this size the driver requires an explicit limit on a kernel's dynamic shared memory.
 constexpr int64_t kUsualShared = 48 << 10;
 
 // How a kernel is called: its arguments, then what TVM's host code appends to them.
@@ -84,7 +84,7 @@ class CudaModule final : public ModuleObj {
       }
     }
     code_ = reader.string();
-    // TVM calls the form "cuda" whatever was made of the source before it was stored.
+    // TVM calls the form "cuda", also for a compiled binary.
     if (code_.find("__global__") != std::string::npos) fail("the module holds CUDA source, which no board compiles");
   }
 

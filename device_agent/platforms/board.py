@@ -1,6 +1,6 @@
-"""The board that an agent serves: its tree, type, clocks and sensors put together, the same for every session.
+"""The board that an agent serves: its tree, type, clocks and sensors, the same for every session.
 
-What one client asks of it goes through here; how a candidate is measured is in `measurement.py`.
+One measurement is in `session/measurement.py`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator
 
 DEFAULT_TYPE = "local"
-# How long the power sensors are watched: the slowest known one changes every 0.42 s, and a few changes tell.
+# How long to watch the power sensors: the slowest known one changes every 0.42 s, and a few changes are needed.
 _SENSOR_LOOK_S = 2.0
 
 
 class Board:
-    """Who this agent is and what it allows. `board_type` None: what the device tree says, else `local`.
+    """The agent's board and its limits. `board_type` None: from the device tree, else `local`.
 
-    `access` writes clocks; without one nothing can be pinned. `work_folder` is where a virtual board keeps what work
-    costs (`virtual/work.py`); `emulator` runs the board's own code, instead of this machine's.
+    `access` writes clocks; without it nothing can be pinned. `work_folder` caches the cost of programs on a virtual
+    board (`virtual/work.py`); `emulator` runs the board's own code instead of this machine's.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Board:
         work_folder: Path | None = None,
         emulator: Emulator | None = None,
     ) -> None:
-        """Read what the board is. Raises ProtocolError for a broken board-type file."""
+        """Read what the board is. Raises ProtocolError for an invalid board-type file."""
         known = board_types.load_board_types() if types is None else types
         detected = detect(tree, known)
         self.name = name
@@ -88,26 +88,26 @@ class Board:
             gpu.read_load if gpu else None,
         )
         self.marks = Marks()
-        # What workers have from their fork, and share with this process or ask for themselves.
+        # Objects that workers inherit at the fork, and that are not pickled.
         self.shared = (tree, sensor_tree, self.evidence, self.marks)
         self.point: OperatingPoint | None = None
         self._machine = describe.Machine(tree)
         self._work_folder, self._emulator = work_folder, emulator
-        # How often each content has been run: sessions are forked from here, so each counts for itself.
+        # Runs by content. Sessions are forked, so each counts for itself.
         self._runs: collections.Counter[str] = collections.Counter()
 
     @property
     def key(self) -> str:
-        """What the board is registered as with the tracker."""
+        """The board's key at the tracker."""
         return f"{self.board_type}/{self.name}"
 
     def measure_sensors(self) -> None:
-        """Find out each power sensor's real update period and step; takes up to 2 s, nothing without a sensor."""
+        """Measure each power sensor's update period and step; takes up to 2 s."""
         with self.time.look(_SENSOR_LOOK_S) as ticker:
             self.sensor_infos = measure_sensors(self.power, _SENSOR_LOOK_S, ticker, ticker.sleep)
 
     def describe(self) -> protocol.Description:
-        """What the board says of itself, read from the machine now."""
+        """Describe the board, read from the machine now."""
         description = self._machine.describe(self.name, self.board_type, self.version)
         notes = [*self.platform.notes, *description.notes]
         if self.detected_type and self.detected_type != self.board_type:
@@ -115,7 +115,7 @@ class Board:
         if not self.power.rails:
             notes.append("no power sensor that can be read")
         if self._emulator is not None:
-            # ONNX Runtime would run this machine's code, which says nothing of the board.
+            # ONNX Runtime would run this machine's code, which says nothing about the board.
             engines = tuple(each for each in description.engines if each != protocol.Engine.ONNXRUNTIME)
             description = dataclasses.replace(description, architecture="aarch64", engines=engines)
         return dataclasses.replace(
@@ -130,13 +130,13 @@ class Board:
         )
 
     def read_clocks(self) -> protocol.Clocks:
-        """All clocks, who holds them, and whether they can be trusted."""
+        """Read all clocks, their holder, and whether they can be trusted."""
         if self.controller is not None:
             return self.controller.show()
         return Controller.read(self.platform)
 
     def pin(self, point: OperatingPoint) -> PinReport:
-        """Hold the board at `point`; never raises."""
+        """Hold the board at `point`. Never raises."""
         if self.controller is None:
             return PinReport(
                 PinStatus.UNAVAILABLE, "this agent has no clock helper; see docs/howto/clocks-and-power.md"
@@ -146,14 +146,14 @@ class Board:
         return report
 
     def unpin(self) -> PinReport:
-        """Let go; the clocks are restored as they were before the first pin. Never raises."""
+        """Release: restore the clocks from before the first pin. Never raises."""
         self.point = None
         if self.controller is None:
             return PinReport(PinStatus.OK, "nothing was held")
         return self.controller.unpin()
 
     def reassert(self) -> str:
-        """Make sure that a held point still holds; "" or what moved and could not be put back."""
+        """Verify a held point; return what moved and could not be restored, "" for nothing."""
         if self.controller is None or self.point is None:
             return ""
         try:
@@ -163,13 +163,13 @@ class Board:
         return ""
 
     def powered(self, device: str) -> contextlib.AbstractContextManager[None]:
-        """Keep what runs code powered for a block, as far as this agent may: of a GPU, no power is saved meanwhile."""
+        """Keep the device powered for a block, if this agent may: no power gating of a GPU."""
         if device != protocol.GPU or self.controller is None:
             return contextlib.nullcontext()
         return self.controller.gpu_powered()
 
     def unsafe(self) -> str:
-        """Why the clocks cannot be trusted; "" where they can, or where nobody holds them anyway."""
+        """Why the clocks cannot be trusted; "" if they can, or without a pin."""
         if self.access is None:
             return ""
         with contextlib.suppress(AgentError, OSError):
@@ -177,14 +177,14 @@ class Board:
         return ""
 
     def place(self, cluster: str) -> tuple[int, ...]:
-        """CPUs for a worker's threads, empty where the kernel may choose. Raises BadPointError."""
+        """CPUs for a worker's threads; empty: the kernel chooses. Raises BadPointError."""
         cpus = self.platform.affinity(cluster)
         return () if not cluster and set(cpus) >= set(self.platform.hotplug.read_online()) else cpus
 
     def pace(
         self, spec: protocol.MeasureSpec | protocol.RunSpec, content: Sequence[bytes], time: BoardTime, limit_s: float
     ) -> Pace:
-        """How fast this board does what `spec` says with `content`, in `limit_s` of the worker's `time` at most."""
+        """The board's pace for `spec` with `content`, within `limit_s` of the worker's `time`."""
         if not self.tree.simulated:
             return HostPace()
         from device_agent.virtual import pace
@@ -210,7 +210,7 @@ class Board:
         )
 
     def find_emulator(self, spec: protocol.MeasureSpec | protocol.RunSpec, program: bytes) -> Emulator | None:
-        """What runs a program that is code for this virtual board, and not for this machine; else None."""
+        """The emulator, if the program is code for this virtual board and not for this machine; else None."""
         if self._emulator is None or spec.device == protocol.GPU:
             return None
         from device_agent.emulated.runs import is_for_board
@@ -222,19 +222,19 @@ class Board:
         return dataclasses.replace(self._emulator, core=core, tasks=max(1, min(spec.limits.threads or online, online)))
 
     def pinned_hz(self) -> dict[int, int]:
-        """Cores that are held at a clock, in Hz."""
+        """Held clocks in Hz, by core."""
         if self.point is None:
             return {}
         clusters = {domain.name: domain.cpus for domain in self.platform.clusters}
         return {cpu: hz for name, hz in self.point.cpu_freq_hz.items() for cpu in clusters.get(name, ())}
 
     def watch_power(self, spec: PowerSpec) -> PowerTrace:
-        """Look at the power sensors; blocks for `spec.seconds`, and a little longer where sensors answer late."""
+        """Sample the power sensors; blocks for `spec.seconds`, plus a margin for late sensors."""
         before = self.evidence.read()
         window = None
         samples: dict[str, tuple[tuple[float, float], ...]] = {}
         if self.power.rails:
-            # Sensors answer late: what belongs to the window's edges is seen a little before and after.
+            # Sensors lag: values for the window's edges appear a little before and after.
             margin_s = energy.plan_margin(self.sensor_infos)
             look_s = spec.seconds + 2 * margin_s
             with self.time.look(look_s) as ticker:
@@ -245,5 +245,5 @@ class Board:
         return PowerTrace(window, samples, before, self.evidence.read(), self.name, self.tree.simulated)
 
     def sign(self, outcome: Outcome) -> Outcome:
-        """The outcome with the board's name on it."""
+        """Add the board's name to the outcome."""
         return dataclasses.replace(outcome, board=self.name, agent_version=self.version, simulated=self.tree.simulated)

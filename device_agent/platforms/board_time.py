@@ -1,7 +1,7 @@
-"""A board's own time: what its windows, waits and sensors go by.
+"""A board's own time, for windows, waits and sensors.
 
-A real board's is this machine's; a simulated board's may pass as fast as it can be computed (`virtual/lapse.py`).
-Deadlines of calls, leases and processes are none of its business: they are always this machine's.
+A real board's is this machine's; a simulated board's may be faster (`virtual/lapse.py`). Deadlines of calls, leases and
+processes always use this machine's time.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from device_agent.power.trace import Trace
 
 
 class Ticker(Protocol):
-    """Time that goes on while one looks: calling it tells the time in s."""
+    """Time during a stretch of sampling; a call returns the time in s."""
 
     def __call__(self) -> float: ...
 
-    def sleep(self, seconds: float) -> None:
-        """Let so much of it pass."""
-        ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 class Watch(Protocol):
-    """Samples power from `start` to `stop`; then `trace` is what was seen."""
+    """Samples power from `start` to `stop`; `trace` then returns the result."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Raises SensorError where a sensor does not answer."""
+        """Raises SensorError if a sensor does not answer."""
         ...
 
     def trace(self) -> Trace: ...
@@ -41,28 +39,26 @@ class Watch(Protocol):
 class BoardTime(Protocol):
     """Seconds that never run backwards within a session."""
 
-    def now_s(self) -> float:
-        """The time now."""
-        ...
+    def now_s(self) -> float: ...
 
     def sleep(self, seconds: float) -> float:
-        """Let so much time pass; return how much did."""
+        """Let `seconds` pass; return how many did."""
         ...
 
     def begin(self) -> None:
-        """A session begins."""
+        """Begin a session."""
         ...
 
     def look(self, seconds: float) -> contextlib.AbstractContextManager[Ticker]:
-        """A stretch of time in which sensors are read, at most `seconds` long."""
+        """A stretch of time for reading sensors, up to `seconds` long."""
         ...
 
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
-        """What samples beside a worker."""
+        """Create a power sampler to run beside a worker."""
         ...
 
     def own(self) -> BoardTime:
-        """The same time for a worker, which lives alone in it as long as it runs."""
+        """Return the time for a worker, its only user while it runs."""
         ...
 
 
@@ -78,20 +74,17 @@ class HostTime:
         return time.monotonic() - began_s
 
     def begin(self) -> None:
-        """Nothing: it goes on."""
+        """Do nothing: this time never restarts."""
 
     @contextlib.contextmanager
     def look(self, seconds: float) -> Iterator[Ticker]:
-        """Time goes on by itself."""
         del seconds
         yield _HostTicker()
 
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
-        """A thread, beside the worker."""
         return Sampler(sensors, rate_hz)
 
     def own(self) -> BoardTime:
-        """It is everybody's."""
         return self
 
 

@@ -1,8 +1,8 @@
-"""What the inventory says about a board type, as far as a board needs it.
+"""The inventory's board types, as far as a board needs them.
 
-Read from `inventory/board_types/*.yaml`, checked strictly by the farm (`farm/inventory/board_types.py`) and only read
-here; sections are declared for both in `protocol/hardware.py`. Tables serve checks, defaults and virtual boards; a real
-board is asked for its own.
+Read from `inventory/board_types/*.yaml`, which the farm validates (`farm/inventory/board_types.py`);
+`protocol/hardware.py` declares their sections. Tables serve checks, defaults and virtual boards; a real board reads its
+own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from device_agent.protocol.hardware import Cluster, Detect, Fan, Gpu, Memory, Po
 # Names a folder with more board types, one YAML file each; the farm reads the same variable.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 GENERIC = "generic-linux"
-# Where PyYAML comes with libyaml, a board's processor reads the types in a seventh of the time.
+# With libyaml, a board's processor reads the types in a seventh of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoardType(Message):
-    """Everything a board may want to know of its type. `simulation` is read by `device_agent/virtual/`."""
+    """A board type. `device_agent/virtual/` reads `simulation`."""
 
     name: str
     title: str = ""
@@ -46,12 +46,12 @@ class BoardType(Message):
     simulation: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# What a generic board is: nothing is known, everything is asked.
+# A generic board: nothing is known in advance, everything is read.
 UNKNOWN = BoardType(name=GENERIC, title="Linux board of no known type")
 
 
 def find_inventory_folders() -> tuple[Path, ...]:
-    """Folders with board types: the project's own (beside the package or in a checkout), then the user's."""
+    """Folders with board types: the project's (beside the package or in a checkout), then the user's."""
     here = Path(__file__).resolve().parents[1]
     own = (here.parent / "farm" / "inventory" / "data" / "board_types", here.parent / "inventory" / "board_types")
     folders = [folder for folder in own if folder.is_dir()][:1]
@@ -61,7 +61,7 @@ def find_inventory_folders() -> tuple[Path, ...]:
 
 
 def load_board_types(folders: tuple[Path, ...] | None = None) -> dict[str, BoardType]:
-    """Every board type by name. Raises ProtocolError naming the file that is wrong, OSError for a missing folder."""
+    """Load every board type by name. Raises ProtocolError naming the wrong file, OSError for a missing folder."""
     types: dict[str, BoardType] = {}
     for folder in find_inventory_folders() if folders is None else folders:
         for name in sorted(os.listdir(folder)):
@@ -72,7 +72,7 @@ def load_board_types(folders: tuple[Path, ...] | None = None) -> dict[str, Board
 
 
 def read_board_type(path: Path) -> BoardType:
-    """One file. Keys that only the farm needs are passed over. Raises ProtocolError, OSError."""
+    """Read one file; keys for the farm alone are skipped. Raises ProtocolError, OSError."""
     try:
         document = yaml.load(path.read_text(), _LOADER)  # noqa: S506 - a safe loader, which the rule cannot see
         if not isinstance(document, Mapping):

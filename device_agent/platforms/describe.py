@@ -1,4 +1,4 @@
-"""What a board says of itself, read from the machine: cores, clocks, memory, sensors, engines."""
+"""Describe a board from its machine: cores, clocks, memory, sensors, engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from device_agent.platforms import gpu
 from device_agent.protocol import PROTOCOL_VERSION, Description, Engine, texts
 from device_agent.sysfs import FileTree, Tree, read_int, read_text
 
-# Which installed distribution serves which engine.
+# The installed distribution that serves each engine.
 _DISTRIBUTION = {
     Engine.RELAX_VM: "apache-tvm",
     Engine.KERNEL: "apache-tvm",
@@ -21,13 +21,13 @@ _DISTRIBUTION = {
 
 
 class Machine:
-    """One machine, whose /sys and /proc are in `tree`. Clocks and sensors of a board are added by `board.py`."""
+    """One machine, whose /sys and /proc are in `tree`. `board.py` adds a board's clocks and sensors."""
 
     def __init__(self, tree: Tree | None = None) -> None:
         self._tree = tree or FileTree()
 
     def describe(self, name: str, board_type: str, version: str) -> Description:
-        """Read everything now; what the machine does not have is empty. Never raises for a missing file."""
+        """Read everything now; fields for missing hardware are empty. Never raises for a missing file."""
         cores = self.read_cores_online()
         versions = find_engine_versions()
         engines = tuple(versions)
@@ -51,12 +51,12 @@ class Machine:
         )
 
     def read_cores_online(self) -> tuple[int, ...]:
-        """Numbers of the cores that are online, e.g. from `0,3-5`."""
+        """Online cores, from the kernel's list such as `0,3-5`."""
         text = read_text(self._tree, "/sys/devices/system/cpu/online")
         return tuple(range(os.cpu_count() or 1)) if text is None else texts.parse_cpus(text)
 
     def read_cpu_freq_ranges(self, cores: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-        """Lowest and highest clock in Hz of each core that has cpufreq."""
+        """Lowest and highest clock in Hz of each core with cpufreq."""
         ranges = {}
         for core in cores:
             folder = f"/sys/devices/system/cpu/cpu{core}/cpufreq"
@@ -78,20 +78,20 @@ class Machine:
         return f"CPU part {', '.join(parts)}" if parts else "unknown"
 
     def read_memory_bytes(self) -> int:
-        """Physical memory usable by Linux, in bytes; 0 if it cannot be read."""
+        """Memory usable by Linux in bytes; 0 if unreadable."""
         meminfo = read_text(self._tree, "/proc/meminfo") or ""
         found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
         return int(found.group(1)) * 1024 if found else 0
 
 
 def find_engine_versions() -> dict[str, str]:
-    """The engines that this board can run, and the version of what runs them."""
+    """The engines that this board can run, with versions."""
     versions = {}
     for engine, distribution in _DISTRIBUTION.items():
         module = "tvm" if distribution == "apache-tvm" else distribution
         if importlib.util.find_spec(module) is not None:
             try:
                 versions[engine.value] = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:  # unpacked by hand, as on a bundle
+            except importlib.metadata.PackageNotFoundError:  # unpacked without metadata, as in a bundle
                 versions[engine.value] = "unknown"
     return versions

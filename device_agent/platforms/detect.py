@@ -1,4 +1,4 @@
-"""Which board type a board is, by its device tree. What the board really has is found by `platform`."""
+"""Detect a board's type from its device tree. `platform` finds its actual hardware."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from device_agent.platforms.board_types import BoardType
 from device_agent.sysfs import Tree, read_text
 
-# The first is a link to the second, where /proc is mounted.
+# The first links to the second if /proc is mounted.
 _FOLDERS = ("/proc/device-tree", "/sys/firmware/devicetree/base")
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What the device tree says: `compatible` from the board to its chip, most specific first. Empty: there is none."""
+    """The device tree's identity: `compatible`, most specific first. Empty without a device tree."""
 
     compatible: tuple[str, ...] = ()
     model: str = ""
@@ -27,7 +27,7 @@ class Identity:
 
 
 def read_identity(tree: Tree) -> Identity:
-    """What the device tree says; empty where there is none."""
+    """Read the device tree's identity; empty without one."""
     for folder in _FOLDERS:
         compatible = tuple((read_text(tree, f"{folder}/compatible") or "").split())
         model = read_text(tree, f"{folder}/model") or ""
@@ -37,9 +37,9 @@ def read_identity(tree: Tree) -> Identity:
 
 
 def detect(tree: Tree, types: Mapping[str, BoardType]) -> BoardType | None:
-    """The type that the device tree names; None for a board that no type describes.
+    """The type that the device tree names; None for an unknown board.
 
-    The board's `compatible` entries go before its model, the earlier ones before the later ones.
+    `compatible` entries take precedence over the model, in their order.
     """
     identity = read_identity(tree)
     for entry in identity.compatible:

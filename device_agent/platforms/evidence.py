@@ -1,7 +1,6 @@
-"""What the board can say about the conditions of a measurement: clocks, temperatures, throttling, other load.
+"""Evidence for a measurement: clocks, temperatures, throttling, other load.
 
-Reads kernel files only; holding clocks and sampling power belong elsewhere, judging is in `validity.py`. A value that
-cannot be read is missing.
+Only reads kernel files; `session/measurement.py` judges. Unreadable values are missing.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _CPUS = "/sys/devices/system/cpu"
 _THERMAL = "/sys/class/thermal"
 _HWMON = "/sys/class/hwmon"
 _LOAD, _STAT = "/proc/loadavg", "/proc/stat"
-# Cooling devices that cool instead of slowing the board down.
+# Cooling devices that cool, rather than slow the board down.
 _FAN = re.compile("fan|pwm", re.IGNORECASE)
 # INA3221 limits (Linux, Documentation/hwmon/ina3221.rst) and the counters of Tegra's over-current throttling.
 _ALARM = re.compile(r"curr\d+_(max|crit)_alarm|oc\d+_event_cnt")
-# The only place where an R32 kernel says that under-voltage or over-current slowed the clocks down.
+# The only place where an R32 kernel reports clocks reduced by under-voltage or over-current.
 _KERNEL_LOG = "/dev/kmsg"
 _KERNEL_ALARM = b"soctherm: OC ALARM"
 _MAX_MESSAGES = 10_000
@@ -32,10 +31,9 @@ Reader = Callable[[], "int | None"]
 
 
 class Sensors:
-    """The readable files of `tree`, found once. `gpu` and `memory` read those clocks in Hz where the board has them,
-    `gpu_load` how busy the GPU is.
+    """The readable files of `tree`, found once. `gpu` and `memory` read those clocks in Hz, `gpu_load` the GPU's load.
 
-    Zones in `ignore` hold values that mean nothing (PMIC-Die).
+    Zones in `ignore` have meaningless values (PMIC-Die).
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Sensors:
         return tuple(self._zones)
 
     def read(self) -> Evidence:
-        """Read every sensor now; never raises."""
         cores = {name: self._list_cores(name) for name in ("scaling_cur_freq", "scaling_max_freq")}
         wanted = [_LOAD, _STAT, *self._alarms.values(), *self._zones.values(), *self._cooling.values()]
         wanted += [path for paths in cores.values() for path in paths.values()]
@@ -96,24 +93,22 @@ class Sensors:
         )
 
     def read_temperatures(self) -> dict[str, float]:
-        """Degrees Celsius by zone."""
         return {zone: milli / 1000 for zone, milli in _parse(self._zones, self._look(self._zones.values())).items()}
 
     def read_busy_s(self) -> float | None:
-        """CPU time used since boot over all cores and processes, to the kernel's tick (10 ms)."""
+        """CPU time used since boot over all cores and processes, in ticks of 10 ms."""
         return _parse_busy_s(read_text(self.tree, _STAT))
 
     def _list_cores(self, name: str) -> dict[str, str]:
-        """Where a cpufreq file of every core is; an offline core has none."""
         return {core: f"{_CPUS}/cpu{core}/cpufreq/{name}" for core in self._cores}
 
     def _look(self, paths: Iterable[str]) -> dict[str, str | None]:
-        """The texts by path, in one question where that is cheaper."""
+        """Read the paths, in one request if the tree supports that."""
         wanted = list(paths)
         return dict(zip(wanted, read_texts(self.tree, wanted), strict=True))
 
     def _find(self, folder: str, pattern: str, name: str) -> dict[str, str]:
-        """The file `name` of every folder that matches, by the folder's `type`; equal types are numbered."""
+        """The file `name` of every matching folder, by the folder's `type`; equal types are numbered."""
         found: dict[str, str] = {}
         for entry in list_names(self.tree, folder, pattern):
             kind = read_text(self.tree, f"{folder}/{entry}/type") or entry
@@ -124,7 +119,7 @@ class Sensors:
 
 
 def _parse(paths: Mapping[str, str], texts: Mapping[str, str | None]) -> dict[str, int]:
-    """The integers by name of those that have one."""
+    """The integers, by name; others are dropped."""
     values = {name: parse_int(texts[path]) for name, path in paths.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -138,9 +133,9 @@ def _parse_busy_s(text: str | None) -> float | None:
 
 
 class _KernelLog:
-    """Counts the kernel's over-current messages, in each process from its first look on.
+    """Counts the kernel's over-current messages, per process from its first read.
 
-    A worker closes every file that it was forked with, so each process opens the log itself.
+    A worker closes every inherited file, so each process opens the log itself.
     """
 
     def __init__(self) -> None:
@@ -149,7 +144,7 @@ class _KernelLog:
         self._count = 0
 
     def count(self) -> int | None:
-        """How many alarms the kernel has logged since the first look; None where it keeps its log from this user."""
+        """Alarms logged since the first read; None if the log is closed to this user."""
         if self._pid != os.getpid():
             self._pid, self._fd, self._count = os.getpid(), -1, 0
             with contextlib.suppress(OSError):
@@ -160,7 +155,7 @@ class _KernelLog:
         for _ in range(_MAX_MESSAGES):
             try:
                 message = os.read(self._fd, 8192)
-            except BrokenPipeError:  # messages were overwritten before we came; go on with the next
+            except BrokenPipeError:  # unread messages were overwritten; continue with the next
                 continue
             except OSError:
                 break

@@ -1,7 +1,7 @@
-"""The board's GPU: TVM's plug-in for it, what the driver says of it, and what the driver's errors mean.
+"""The board's GPU: TVM's plug-in for it, the driver's description, and the meaning of its errors.
 
-The plug-in (`native/`) is loaded, and the driver initialised, in workers and other children alone: CUDA does not
-survive a fork. The process that forks them only says where the plug-in is (`use_folder`).
+CUDA does not survive a fork, so only workers and other children load the plug-in (`native/`). Their parent only sets
+its folder (`use_folder`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from device_agent.errors import AgentError
 from device_agent.platforms.board_types import BoardType
 from device_agent.protocol import Status
 
-# The first use of a driver takes some tenths of a second, and more on a busy board. A description waits for it, and a
-# farm waits 15 s for a description: a driver that hangs must not cost a board its processors.
+# A driver's first use takes some tenths of a second, more on a busy board. The farm waits 15 s for a description, so a
+# hung driver must not cost a board its CPUs.
 PROBE_TIMEOUT_S = 10.0
 PLUGIN, VIRTUAL_DRIVER = "libtvm_farm_cuda.so", "libcuda_virtual.so"
-# After one of these a process can use the GPU no more (CUDA driver API, "CUresult").
+# Errors after which a process can no longer use the GPU (CUDA driver API, "CUresult").
 _STICKY = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
@@ -48,7 +48,7 @@ _STATUS = {
     "CUDA_ERROR_NO_BINARY_FOR_GPU": Status.LOAD_FAILED,
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": Status.LOAD_FAILED,
     "CUDA_ERROR_LAUNCH_TIMEOUT": Status.RUN_TIMEOUT,
-    # Nobody's code was at fault before anything of it ran.
+    # These occur before any candidate code runs.
     "CUDA_ERROR_NO_DEVICE": Status.FARM_ERROR,
     "CUDA_ERROR_DEVICE_UNAVAILABLE": Status.FARM_ERROR,
     "CUDA_ERROR_OPERATING_SYSTEM": Status.FARM_ERROR,
@@ -56,9 +56,9 @@ _STATUS = {
 
 
 def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) -> None:
-    """Have the processes forked from here find the plug-in in `folder`; a simulated board's driver is there, too.
+    """Set the plug-in's folder for forked processes; a simulated board's driver is there too.
 
-    None stands for the plug-in that came with this agent, as bundles bring it, on boards with a GPU.
+    None: the plug-in that came with this agent in a bundle, on boards with a GPU.
     """
     if folder is None:
         folder = Path(__file__).parents[1] / "native"
@@ -70,12 +70,12 @@ def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) ->
         if facts is None or facts.gpu is None:
             os.environ[_PLUGIN_VARIABLE] = ""
         else:
-            # What is set already comes after: a failure that somebody asks for.
+            # Existing settings come last: they inject failures.
             os.environ[VIRTUAL_VARIABLE] = f"{_play(facts)};{os.environ.get(VIRTUAL_VARIABLE, '')}"
 
 
 def _play(facts: BoardType) -> str:
-    """What a virtual board's driver is and has; half of the memory is the system's and the processor's."""
+    """Describe a virtual board's driver; half of the memory belongs to the system and the CPU."""
     gpu = facts.gpu
     assert gpu is not None
     cuda = next(iter(gpu.cuda.values()), "10.2")
@@ -94,7 +94,7 @@ def _play(facts: BoardType) -> str:
 
 
 def open_device() -> Any:
-    """TVM's device for the GPU, its driver ready. Raises AgentError with the reason where there is none."""
+    """TVM's device for the GPU, with its driver ready. Raises AgentError with the reason."""
     import tvm.runtime
 
     if not (plugin := os.environ.get(_PLUGIN_VARIABLE)):
@@ -109,16 +109,16 @@ def open_device() -> Any:
 
 
 def forget_memory() -> None:
-    """Give back what TVM keeps of the memory of programs that have ended."""
+    """Release memory that TVM caches for programs that have ended."""
     from tvm_ffi import get_global_func
 
     get_global_func("vm.builtin.memory_manager.clear")()
 
 
 def load_plugin(path: Path) -> None:
-    """Give this process TVM's device "cuda". Raises AgentError where the plug-in does not load."""
+    """Register TVM's device "cuda" in this process. Raises AgentError if the plug-in does not load."""
     try:
-        # It takes TVM's symbols, and the C++ runtime's, from libraries that are open to all.
+        # The plug-in takes TVM's and the C++ runtime's symbols from globally loaded libraries.
         for package, name in _TVM_LIBRARIES:
             spec = importlib.util.find_spec(package)
             ctypes.CDLL(str(Path((spec.origin if spec else None) or "").parent / "lib" / name), ctypes.RTLD_GLOBAL)
@@ -128,19 +128,19 @@ def load_plugin(path: Path) -> None:
 
 
 def find_status(text: str) -> Status | None:
-    """What an error of the driver means for the work that met it; None where the text names none."""
+    """The status that a driver error means for the work that met it; None without a driver error."""
     found = _ERROR.search(text)
     return _STATUS.get(found[0], Status.CRASHED) if found else None
 
 
 def find_consequence(text: str) -> str:
-    """What to say beside an error of the driver that its process does not survive; "" for any other."""
+    """A note on a driver error that its process does not survive; "" for any other."""
     found = _ERROR.search(text)
     return "; the GPU's context is lost, and the next run has another worker" if found and found[0] in _STICKY else ""
 
 
 def describe() -> tuple[str, str]:
-    """CUDA's version and the GPU's architecture, such as `10.2 sm_53`, and what is wrong; "" for nothing."""
+    """CUDA's version and the GPU's architecture, such as `10.2 sm_53`, and the problem, "" for none."""
     plugin = os.environ.get(_PLUGIN_VARIABLE)
     if not plugin or not Path(plugin).exists():
         return "", ""
@@ -152,7 +152,7 @@ def describe() -> tuple[str, str]:
 
 
 def probe() -> dict[str, Any]:
-    """What the driver says of the GPU, or `error` with the reason why it cannot be used; asked in a child process."""
+    """Query the driver in a child process; returns `error` with the reason if the GPU is unusable."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -161,12 +161,12 @@ def probe() -> dict[str, Any]:
         finally:
             os._exit(0)
     os.close(writing)
-    # Short enough to come in one piece.
+    # Short enough for one read.
     answered = bool(select.select([reading], [], [], PROBE_TIMEOUT_S)[0])
     text = os.read(reading, select.PIPE_BUF) if answered else b""
     os.close(reading)
     os.kill(child, signal.SIGKILL)
-    processes.reap(child, time.monotonic() + processes.KILL_TIMEOUT_S)  # one stuck in the driver lives on
+    processes.reap(child, time.monotonic() + processes.KILL_TIMEOUT_S)  # one stuck in the driver stays
     if not answered:
         return {"error": f"the CUDA driver did not answer within {PROBE_TIMEOUT_S:g} s"}
     found: dict[str, Any] = json.loads(text) if text else {"error": "the CUDA driver ended the process that asked it"}

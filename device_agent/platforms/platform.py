@@ -1,7 +1,6 @@
-"""The clocks that a board really has, found by name on the board; its type gives names, defaults and a check.
+"""Find a board's clocks by name on the board; its type supplies names, defaults and a check.
 
-One class for every board: what differs between boards is which files are there. Holding clocks is
-`clocks/controller.py`'s business.
+One class for every board: boards differ in which files exist. `clocks/controller.py` holds clocks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ALL_CPUS = "cpu"
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-    """A board's clocks. `lacks` names what this board does not have, `notes` that and what looks wrong."""
+    """A board's clocks. `lacks` lists missing hardware, `notes` that and what looks wrong."""
 
     name: str  # the board type's, `generic-linux` without one
     tree: Tree
@@ -40,9 +39,9 @@ class Platform:
 
     @staticmethod
     def discover(tree: Tree, board_type: BoardType | None, access: ClockAccess | None = None) -> Platform:
-        """Look for everything. Never raises: what is not there is said in `lacks`.
+        """Find every clock. Never raises: `lacks` lists what is missing.
 
-        `access` reads what only root may; without it the memory clock cannot be seen by anybody else.
+        `access` reads root-only files; without it the memory clock stays invisible to other users.
         """
         facts = board_type or UNKNOWN
         hotplug = Hotplug(tree)
@@ -71,16 +70,16 @@ class Platform:
         return Platform(facts.name, tree, hotplug, clusters, gpu, memory, modes, tuple(lacks), (*lacks, *notes))
 
     def find_cluster(self, name: str) -> CpuCluster:
-        """The cluster of this name. Raises BadPointError naming those there are."""
+        """The cluster of this name. Raises BadPointError listing the clusters."""
         for cluster in self.clusters:
             if cluster.name == name:
                 return cluster
         raise BadPointError(f"no cluster {name!r} here; there are {', '.join(c.name for c in self.clusters)}")
 
     def affinity(self, cluster: str = "") -> tuple[int, ...]:
-        """CPUs for a worker's threads: a cluster's that are online, or of "" all those that are online, not isolated.
+        """CPUs for a worker's threads: a cluster's online cores; for "" all online cores that are not isolated.
 
-        Raises BadPointError for a cluster that is not there, or has no core online.
+        Raises BadPointError for an unknown cluster, or one with no core online.
         """
         online = self.hotplug.read_online()
         if cluster:
@@ -97,7 +96,7 @@ class Platform:
 def _find_clusters(
     tree: Tree, facts: BoardType, cpus: Collection[int], policies: dict[str, tuple[int, ...]]
 ) -> tuple[tuple[CpuCluster, ...], list[str]]:
-    """The type's clusters as far as the board has their cores; one for each policy that no cluster covers."""
+    """The type's clusters, limited to the board's cores; plus one for each policy outside them."""
     isolated = set(read_isolated(tree))
     clusters: list[CpuCluster] = []
     notes: list[str] = []
@@ -112,7 +111,7 @@ def _find_clusters(
             notes.append(f"cluster {known.name} of {facts.name} has {format_cpus(missing)}, which this board lacks")
         if mine:
             if rest := sorted(set(mine) - {cpu for group in groups for cpu in group}):
-                groups.append(tuple(rest))  # offline now; their policy comes back with them
+                groups.append(tuple(rest))  # offline now; their policy returns with them
             is_isolated = known.isolated or set(mine) <= isolated
             clusters.append(
                 CpuCluster(tree, known.name, mine, groups, is_isolated, known.freqs_hz, known.memory_floor_hz)
@@ -140,7 +139,7 @@ def _compare(
     modes: PowerModes | None,
     online: Collection[int],
 ) -> list[str]:
-    """Where the board's own tables are not those of its type. The board's are used."""
+    """Note where the board's tables differ from its type's. The board's are used."""
     tables = {known.name: [known.freqs_hz] for known in facts.clusters}
     found = {cluster.name: cluster.read_table_hz(online) for cluster in clusters}
     if facts.gpu and gpu:

@@ -1,6 +1,6 @@
-"""What each sensor really does, found by watching it: how often its value is refreshed, how far apart values lie.
+"""Measure how often each sensor refreshes its value, and its step between values.
 
-Data sheets and drivers disagree about both, and device trees change them; so nothing is taken from tables.
+Data sheets, drivers and device trees disagree about both, so no table is used.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from device_agent.power.sensors import PowerSensors
 from device_agent.power.trace import Array, RailTrace, Trace
 from device_agent.protocol import SensorInfo
 
-# Fast enough for the 6.6 ms that the chip's power-on setting takes.
+# Fast enough for the 6.6 ms of the chip's power-on setting.
 _RATE_HZ = 1000.0
-# How often it is looked whether enough has been seen.
+# How often to check for enough changes.
 _LOOK_S = 0.25
-# Changes of each chip that end the watching early.
+# Changes of each chip that end the measurement early.
 _ENOUGH_CHANGES = 60
-# A period is believed if this share of all intervals is (about) as long, and most are whole multiples of it. Shorter
-# ones come from reads that fell into a refresh and saw half of it.
+# A period needs this share of all intervals (about) as long, and most others whole multiples of it. Shorter intervals
+# come from reads during a refresh.
 _SUPPORT, _MULTIPLES = 0.3, 0.7
 _MIN_INTERVALS = 3
-# Every interval is about a multiple of a period that is not longer than the doubt about it.
+# A period no longer than its uncertainty would explain every interval.
 _SHARP = 0.2
 _CANDIDATES = 41
-# So many changes make a period exact, if their phases agree by this much (1: all the same).
+# So many changes sharpen a period, if their phases agree by this much (1: all equal).
 _PHASES, _IN_PHASE = 256, 0.7
-# Sensors' clocks are steady to this, relative to the period.
+# Sensors' clocks are steady to this fraction of the period.
 _JITTER = 0.05
-# Fewer distinct values say little about the smallest difference between values.
+# Fewer distinct values do not show the step.
 _MIN_VALUES = 4
 # Below one kernel unit (1 mW, 1 mA) a difference is rounding.
 _UNIT = 0.9e-3
@@ -45,7 +45,7 @@ def measure_sensors(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[SensorInfo, ...]:
-    """Watch every sensor for up to `limit_s`, note in `sensors.infos` what was found, and return that."""
+    """Watch every sensor for up to `limit_s`; store the result in `sensors.infos` and return it."""
     if not sensors.rails:
         return sensors.infos
     collector = Collector(sensors, _RATE_HZ, clock)
@@ -71,7 +71,7 @@ def measure_sensors(
 
 
 def fill_periods(infos: tuple[SensorInfo, ...], trace: Trace) -> tuple[SensorInfo, ...]:
-    """`infos` with the update periods that can be told from `trace`, where they were not known yet."""
+    """Add update periods estimated from `trace` to `infos` without one."""
     periods = {chip: estimate_period(rails) for chip, rails in _by_chip(trace).items()}
     chips = {rail.rail: rail.chip for rail in trace.rails}
     return tuple(
@@ -83,10 +83,10 @@ def fill_periods(infos: tuple[SensorInfo, ...], trace: Trace) -> tuple[SensorInf
 
 
 def estimate_period(rails: Iterable[RailTrace]) -> float | None:
-    """The update period in s of rails that are refreshed together; None where too little changed to tell.
+    """The update period in s of rails refreshed together; None if too few values changed.
 
-    Values that come out equal twice hide a refresh, so that intervals between changes are multiples of the period: it
-    is the smallest interval that enough others are, or are multiples of.
+    Equal consecutive values hide a refresh, so intervals between changes are multiples of the period. The period is the
+    smallest interval that enough others equal or are multiples of.
     """
     lengths, doubts, starts = [], [], []
     rails = list(rails)
@@ -107,26 +107,26 @@ def estimate_period(rails: Iterable[RailTrace]) -> float | None:
 
 
 def _explain(period: float, length: Array, doubt: Array, start: Array) -> float | None:
-    """`period` as the intervals that agree with it have it on average; None if too few do."""
+    """The mean period over the intervals that agree with it; None if too few do."""
     slack = np.minimum(doubt + _JITTER * period, 0.5 * period)
     alike = np.abs(length - period) <= doubt + _JITTER * period
     times = np.maximum(1.0, np.round(length / period))
     agree = (np.abs(length - times * period) <= slack) & (length > 0.5 * period)
     supported = alike.sum() >= _SUPPORT * length.size
     explains = agree.all() and doubt.max() <= _SHARP * period
-    # Half a period explains whatever the period does.
+    # Half a period explains everything that the period does.
     if not (supported or explains) or np.gcd.reduce(times[agree].astype(int)) > 1:
         return None
     if agree.sum() < max(_MIN_INTERVALS, _MULTIPLES * length.size):
         return None
-    # Rails of one chip see the same interval: it must have been seen at two times at least.
+    # Rails of one chip share their intervals: require two distinct times.
     if np.ptp(start[agree]) < 0.5 * period:
         return None
     return float(length[agree].sum() / times[agree].sum())
 
 
 def _sharpen(period: float, change_s: Array) -> float:
-    """`period` made exact: changes that are whole periods apart, over all of the time, have one phase."""
+    """Sharpen `period`: changes whole periods apart have one phase over the whole trace."""
     change_s = change_s[:_PHASES] - change_s[0]
     turns = change_s[-1] / period
     offsets = np.arange(-_JITTER * 2, _JITTER * 2, 1 / (8 * turns))
@@ -137,9 +137,9 @@ def _sharpen(period: float, change_s: Array) -> float:
 
 
 def _find_step(trace: RailTrace | None, currents_a: set[float]) -> float | None:
-    """The smallest difference between values in W; None where too few were seen.
+    """The smallest difference between values in W; None for too few values.
 
-    A product of voltage and current takes many values close together; there the current's own step is the honest one.
+    A product of voltage and current takes many close values; then the current's step is the true one.
     """
     if trace is None or trace.values_w.size == 0:
         return None
@@ -151,7 +151,7 @@ def _find_step(trace: RailTrace | None, currents_a: set[float]) -> float | None:
 
 
 def smallest_difference(values: Array) -> float | None:
-    """How far apart in the values' unit neighbouring ones of `values` are at least; None with fewer than four."""
+    """The smallest difference between neighbouring `values`; None for fewer than four."""
     distinct = np.unique(np.round(values, 6))
     differences = np.diff(distinct)
     differences = differences[differences > _UNIT]

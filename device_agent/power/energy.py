@@ -27,15 +27,15 @@ _BATCH_SIZES, _MIN_BATCHES = (2, 4, 8), 16
 
 
 def t_95(degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t; `degrees` of freedom >= 1. Right to 0.5 %."""
+    """Two-sided 95 % quantile of Student's t; `degrees` of freedom >= 1. Accurate to 0.5 %."""
     return _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.6 / degrees
 
 
 def scatter(values: Array) -> float:
-    """Standard deviation of one value around the local level, for `values` in order of time; needs two or more.
+    """Standard deviation of one value around the local level, for two or more `values` in order of time.
 
-    From differences of neighbours (von Neumann), so that a slow change, which an integral over time follows, does not
-    count; the same over batches, so that neighbours that resemble each other do not hide what there is.
+    From differences of neighbours (von Neumann), so that a slow change does not count; and the same over batches, so
+    that correlated neighbours do not hide variation.
     """
     worst = float(np.mean(np.diff(values) ** 2)) / 2
     for size in _BATCH_SIZES:
@@ -48,14 +48,14 @@ def scatter(values: Array) -> float:
 
 
 def half_width_95(values: Array) -> float:
-    """Half the 95 % interval that one value's scatter makes, Student's t for as many `values` (two or more)."""
-    # Differences share their values: two thirds of the usual degrees of freedom (von Neumann's estimator).
+    """Half the 95 % interval from one value's scatter, by Student's t for that many `values` (two or more)."""
+    # Differences share values: two thirds of the usual degrees of freedom (von Neumann's estimator).
     return t_95(max(1, 2 * (values.size - 1) // 3)) * scatter(values)
 
 
 Mask = NDArray[np.bool_]
 
-# A pause between updates longer than this many periods is one in which updates were missed.
+# A longer pause, in periods, means that updates were missed.
 _LONG = 1.5
 
 
@@ -73,19 +73,19 @@ class Series:
 
 
 def reconstruct(rail: RailTrace, period_s: float, alive: bool) -> Series:
-    """The updates behind a trace: those that changed the value, and those in between that did not.
+    """Reconstruct the updates behind a trace: those that changed the value, and those that did not.
 
-    Of a rail whose chip showed no change at all only its one value counts: it may be stale.
+    A chip without any change contributes one value only: it may be stale.
     """
     new = rail.changed.copy()
     new[0] = True
     times, values = rail.times_s[new], rail.values_w[new]
-    # Reads see an update late, by up to their spacing.
+    # A read sees an update late, by up to the reads' spacing.
     seen_late_s = np.where(rail.changed[new], times - rail.since_s[new], period_s)
     ends = times - np.minimum(seen_late_s, period_s) / 2
     if not alive:
         return Series(ends, values, period_s)
-    # Where reads are further apart than updates, each read is its own update.
+    # If reads are sparser than updates, each read is an update.
     spacing_s = max(period_s, rail.spacing_s)
     last_s = max(float(rail.times_s[-1]), float(ends[-1]))
     gaps = np.diff(np.append(ends, last_s))
@@ -98,16 +98,16 @@ def reconstruct(rail: RailTrace, period_s: float, alive: bool) -> Series:
     all_ends = ends[index] + nth * step[index]
     keep = np.ones(all_ends.size, dtype=bool)
     holes = np.flatnonzero(rail.times_s - rail.since_s > _LONG * spacing_s)
-    for hole in holes:  # nobody looked: what the updates were is not known
+    for hole in holes:  # without reads the updates are unknown
         keep &= ~((nth > 0) & (all_ends > rail.since_s[hole]) & (all_ends < rail.times_s[hole] - spacing_s))
     return Series(all_ends[keep], values[index][keep], period_s)
 
 
 def estimate(series: Series, inside: Mask, low_s: float, high_s: float) -> tuple[float, float]:
-    """The integral in J between two moments, and half its 95 % interval without quantisation.
+    """The integral in J between two times, and half its 95 % interval without quantisation.
 
-    Only updates that lie in the window as a whole are used, the first and last of them out to its edges; those that
-    straddle an edge belong partly to what was outside, and bound what the edge may hide.
+    Uses updates inside the window, the first and last extended to its edges. Updates across an edge belong partly to
+    the outside; they bound the error at the edge.
     """
     length_s = high_s - low_s
     if not inside.any():
@@ -134,8 +134,8 @@ def estimate(series: Series, inside: Mask, low_s: float, high_s: float) -> tuple
 
 
 def _edge(series: Series, outside: Mask, edge_s: float, value_w: float, zone_s: float, nearest: int) -> float:
-    """What may be wrong in J about an edge: the stretch up to the first whole update, times how much the update that
-    straddles the edge differs from it (0 where none does).
+    """Bound the error in J at an edge: the stretch up to the first whole update, times how far the update across the
+    edge differs from it (0 without one).
     """
     distance_s = np.abs(series.centres_s - edge_s)
     straddling = outside & (distance_s <= series.period_s)
@@ -147,16 +147,16 @@ def _edge(series: Series, outside: Mask, edge_s: float, value_w: float, zone_s: 
 
 # Drivers cut the product of voltage and current to whole mW.
 _UNIT_W = 1e-3
-# Where nothing tells a sensor's step: the largest of the known boards at 5 V (AGX Orin, 2 mOhm).
+# For a sensor of unknown step: the largest of the known boards at 5 V (AGX Orin, 2 mOhm).
 _UNKNOWN_STEP_W = 0.1
-# Fewer updates tell nothing of the variation between them: the interval is then half the value at least.
+# Fewer updates do not show the variation: the interval is then at least half the value.
 MIN_UPDATES = 3
 _FEW = 0.5
-# A window loses the updates at its two edges, which partly belong to what was before and after.
+# A window loses the updates at its two edges.
 _EDGE_UPDATES = 2
-# A sensor that errs more often than this is not to be believed in between either.
+# A sensor that fails more often is not trusted in between either.
 _BAD_SHARE = 0.25
-# How the note begins on a rail that did not last for the whole window.
+# Prefix of the note on a rail that failed during the window.
 _GONE = "answered"
 
 
@@ -171,12 +171,11 @@ def integrate(
     min_updates: int = 0,
     steady: bool = False,
 ) -> PowerWindow | None:
-    """Power and energy between two moments of the board's monotonic clock; None without a sensor.
+    """Power and energy between two times of the board's monotonic clock; None without a sensor.
 
-    A rail that gave no value in the window is left out, and so is the total of such a rail. `enough` looks at the rails
-    of the total where there is one, else at all. The trace should reach `plan_margin` beyond the window on both sides,
-    or else the load is `steady`, the same all through the window: then updates that lie in it as a whole stand for it,
-    and what was before and after it does not matter. Raises ValueError for a window that is empty.
+    A rail without values in the window is left out, and so is a total with such a rail. `enough` covers the rails of
+    the total, or all rails without one. The trace should extend `plan_margin` beyond the window, unless the load is
+    `steady` throughout: then only updates inside the window count. Raises ValueError for an empty window.
     """
     if not end_s > start_s:
         raise ValueError(f"the window from {start_s} to {end_s} s is empty")
@@ -222,17 +221,17 @@ def integrate(
 def _integrate_rail(
     rail: RailTrace, start_s: float, end_s: float, period_s: float, step_w: float | None, alive: bool, steady: bool
 ) -> tuple[RailPower | None, str]:
-    """One rail's power in the window, None where it gave no value; and what is wrong with it."""
+    """One rail's power in the window, None without values; and its problem."""
     bad = int(((rail.bad_s >= start_s) & (rail.bad_s <= end_s)).sum())
     reads = rail.count_reads(start_s, end_s)
     if not reads:
         return None, rail.problem or "no value in this window"
-    # What was not read is not known: a sensor that has gone away leaves the part before.
+    # A sensor that has gone away leaves the part before.
     patience_s = 2 * max(period_s, rail.spacing_s)
     first_s, last_s = float(rail.times_s[0]), float(rail.times_s[-1])
     low_s = start_s if first_s <= start_s + patience_s else first_s
     high_s = end_s if last_s >= end_s - patience_s else last_s
-    if low_s >= high_s:  # one moment is no stretch of time
+    if low_s >= high_s:  # a single moment has no duration
         return None, rail.problem or "a single value in this window"
     note = ""
     if (low_s, high_s) != (start_s, end_s):
@@ -271,7 +270,7 @@ def _integrate_rail(
 
 
 def _extend(series: Series, inside: Mask, length_s: float) -> tuple[float, float]:
-    """As `estimate`, over `length_s` of a load that is everywhere what the updates `inside` say."""
+    """As `estimate`, over `length_s` of a constant load with the updates `inside`."""
     whole = Series(series.ends_s[inside], series.values_w[inside], series.period_s)
     first_s, last_s = float(whole.ends_s[0] - whole.period_s), float(whole.ends_s[-1])
     energy_j, spread_j = estimate(whole, np.ones(whole.ends_s.size, dtype=bool), first_s, last_s)
@@ -285,7 +284,7 @@ def _is_sound(power: RailPower) -> bool:
 
 
 def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
-    """How far apart neighbouring values lie: what the hardware says, what was measured, what this trace shows."""
+    """The step between values: from the hardware, the calibration, or this trace."""
     found = [step for step in (rail.resolution_w, step_w) if step]
     if not found:
         found = [step for step in (smallest_difference(rail.values_w),) if step]
@@ -293,7 +292,7 @@ def _resolution_w(rail: RailTrace, step_w: float | None) -> float:
 
 
 def _sum(rails: list[RailPower]) -> RailPower:
-    """Rails read together as one. Their errors may have one cause, so their intervals add."""
+    """Sum rails read together. Their errors may be correlated, so their intervals add."""
     if len(rails) == 1:
         return rails[0]
     return RailPower(
@@ -310,7 +309,7 @@ def _sum(rails: list[RailPower]) -> RailPower:
 
 
 def energy_per_call(busy: PowerWindow, idle: PowerWindow | None, calls: int) -> Energy:
-    """Energy of one of `calls` calls that filled `busy`, as it is and above `idle`, which was taken at the same clocks.
+    """Energy of one of `calls` calls that filled `busy`, and above `idle`, taken at the same clocks.
 
     Errors of both windows add: half a step at two levels is a bound, not a deviation.
     """
@@ -330,9 +329,9 @@ def energy_per_call(busy: PowerWindow, idle: PowerWindow | None, calls: int) -> 
 
 
 def plan_window(infos: Sequence[SensorInfo], spec: EnergySpec, total_rails: Sequence[str] = ()) -> float:
-    """How long in s a kernel must be repeated until the slowest rail (of the total, if named) has given enough updates.
+    """How long in s to repeat a kernel until the slowest rail (of the total, if named) has enough updates.
 
-    `spec.limit_s` at most, and where a period is not known.
+    At most `spec.limit_s`, which also applies to an unknown period.
     """
     periods = [info.update_period_s for info in infos if not total_rails or info.rail in total_rails]
     known = [period for period in periods if period is not None]
@@ -342,12 +341,12 @@ def plan_window(infos: Sequence[SensorInfo], spec: EnergySpec, total_rails: Sequ
 
 
 def plan_idle(infos: Sequence[SensorInfo], wanted_s: float) -> float:
-    """How long to be idle for a baseline of `wanted_s`: longer where the slowest sensor has few values in that time."""
+    """How long the idle baseline lasts: `wanted_s`, or longer for the slowest sensor."""
     return max(
         wanted_s, (MIN_UPDATES + _EDGE_UPDATES) * max((info.update_period_s or 0.0 for info in infos), default=0.0)
     )
 
 
 def plan_margin(infos: Sequence[SensorInfo]) -> float:
-    """How long in s sampling should go on before and after a window: until the update after its edge has been seen."""
+    """How long in s to sample before and after a window, to see the update after each edge."""
     return 1.5 * max((info.update_period_s or 0.0 for info in infos), default=0.0)

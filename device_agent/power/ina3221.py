@@ -1,7 +1,7 @@
-"""Texas Instruments' INA3221 in both worlds: NVIDIA's IIO driver of R32 (mW) and mainline's hwmon driver (mV, mA).
+"""Texas Instruments' INA3221 under NVIDIA's IIO driver of R32 (mW) and mainline's hwmon driver (mV, mA).
 
-Finds chips and rails by what the board says; board types only help where a name may not be read. Steps: TI INA3221 data
-sheet (shunt 40 uV, bus 8 mV).
+Chips and rails are read from the board; board types name rails that are unreadable. Steps: TI INA3221 data sheet
+(shunt 40 uV, bus 8 mV).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from device_agent.sysfs import Tree, list_names, read_int, read_text
 
 IIO, HWMON = "ina3221-iio", "ina3221-hwmon"
 SHUNT_STEP_V, BUS_STEP_V = 40e-6, 8e-3
-# The slowest setting that a known driver has built in: 64 averages of 1.1 ms + 1.1 ms on three channels
+# The slowest setting built into a known driver: 64 averages of 1.1 ms + 1.1 ms on three channels
 # (150balbes/Jetson-Nano, nvidia/drivers/staging/iio/meter/ina3221.c).
 LONGEST_PERIOD_S = 0.422
-# One conversion takes 8.244 ms at most: both quantities of three channels, without averaging (TI INA3221 data sheet).
+# The longest conversion: 8.244 ms for both quantities of three channels, without averaging (TI INA3221 data sheet).
 _LONGEST_UNAVERAGED_S = 3 * 2 * 8.244e-3
 _DEVICES = "/sys/bus/i2c/devices"
 _CHANNELS = 3
@@ -46,7 +46,7 @@ def find_rails(tree: Tree, board_type: BoardType, access: ClockAccess | None = N
 
 
 def _find_chip(board_type: BoardType, device: str) -> PowerChip | None:
-    """The board type's entry for a chip such as `6-0040`; bus numbers move between releases, addresses do not."""
+    """The board type's entry for a chip such as `6-0040`; bus numbers change between releases, addresses do not."""
     chips = board_type.power.chips
     for chip in chips:
         if fnmatch.fnmatch(device, chip.address):
@@ -56,7 +56,7 @@ def _find_chip(board_type: BoardType, device: str) -> PowerChip | None:
 
 
 def _name(read: str, device: str, chip: PowerChip | None, channel: int) -> tuple[str, str]:
-    """A rail's name ("": nothing connected) and a note on it, from what was read ("": nothing) or its place."""
+    """A rail's name ("": nothing connected) and a note on it, from the name read ("": none) or its place."""
     if read:
         return ("", "") if "NC" in read.split() or read.startswith("NC") else (read, "")
     if chip is None:
@@ -71,7 +71,7 @@ def _find_iio(tree: Tree, folder: str, device: str, chip: PowerChip | None, acce
             continue
         path = f"{folder}/rail_name_{channel}"
         read = read_text(tree, path) or ""
-        if not read and access is not None:  # only root may read names
+        if not read and access is not None:  # names are root-only
             with contextlib.suppress(OSError, AgentError):
                 read = access.read(path).strip()
         name, note = _name(read, device, chip, channel)
@@ -97,7 +97,7 @@ def _find_hwmon(tree: Tree, folder: str, device: str, chip: PowerChip | None) ->
 
 
 class _IioRail:
-    """A channel of the IIO driver, which multiplies voltage and current itself."""
+    """A channel of the IIO driver, which multiplies voltage and current."""
 
     driver = IIO
 
@@ -137,7 +137,7 @@ class _IioRail:
 
 
 class _HwmonRail:
-    """A channel of the hwmon driver: voltage times current, both read here."""
+    """A channel of the hwmon driver: voltage and current are multiplied here."""
 
     driver = HWMON
 
@@ -171,7 +171,7 @@ class _HwmonRail:
         return self._step_a * self._voltage_v + BUS_STEP_V * self._highest_a
 
     def longest_period_s(self) -> float:
-        # Some kernels leave averaging out of the interval (6.1), others do not; where it may be either, the longer.
+        # Some kernels leave averaging out of the interval (6.1): take the longer.
         interval_s = (read_int(self._tree, self._interval) or 0) / 1000
         if interval_s <= 0:
             return LONGEST_PERIOD_S

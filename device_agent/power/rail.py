@@ -1,6 +1,6 @@
-"""What every power sensor looks like to the sampler, one rail at a time, and how its files are read cheaply.
+"""The interface of a power sensor's rail, and cheap reads of its files.
 
-Which files there are is said by the drivers (`ina3221.py`, `rapl.py`); time and statistics belong elsewhere.
+Drivers are in `ina3221.py` and `rapl.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Protocol
 from device_agent.errors import SensorError
 from device_agent.sysfs import FileTree, Tree
 
-# No board of ours draws this much; a value beyond it is garbage.
+# No supported board draws this much: a larger value is garbage.
 MAX_POWER_W = 1000.0
-# A rail that draws nothing reads a step or so below zero (offset of the amplifier); steps reach 0.1 W at 5 V.
+# An idle rail reads up to a step below zero (amplifier offset); steps reach 0.1 W at 5 V.
 MIN_POWER_W = -0.1
 # Longer than any number in a kernel file.
 _BYTES = 64
@@ -24,9 +24,9 @@ Reader = Callable[[], "bytes | str"]
 
 
 class Rail(Protocol):
-    """The power of one rail.
+    """One rail's power.
 
-    `chip` is shared by rails that are converted together. `note` says what is doubtful about the rail's name.
+    `chip` is shared by rails converted together. `note` says what is doubtful about the rail's name.
     """
 
     name: str
@@ -35,35 +35,35 @@ class Rail(Protocol):
     note: str
 
     def start(self) -> None:
-        """Forget what was read before; called at the start of every trace."""
+        """Forget earlier reads; called at the start of every trace."""
         ...
 
     def read(self) -> float | None:
-        """The latest value in W, None where a counter has not advanced far enough to tell. Raises SensorError."""
+        """The latest value in W; None while a counter has not advanced far enough. Raises SensorError."""
         ...
 
     def read_current_a(self) -> float | None:
-        """The current in A that belongs to the latest value; None where the sensor has no such thing."""
+        """The current in A of the latest value; None if not measured."""
         ...
 
     def resolution_w(self) -> float | None:
-        """How far apart in W neighbouring values lie, near the values last seen; None: not known."""
+        """The step in W near the last values; None if unknown."""
         ...
 
     def longest_period_s(self) -> float:
-        """How long the sensor takes to refresh its value at most, in s: what to assume until it has been seen."""
+        """The longest refresh time in s: assumed until it is measured."""
         ...
 
 
 def open_reader(tree: Tree, path: str) -> Reader:
-    """A function that reads one kernel file again and again. It raises OSError."""
+    """Return a function that reads one kernel file repeatedly. It raises OSError."""
     if isinstance(tree, FileTree) and tree.root == Path("/"):
         return _KernelFile(path)
     return lambda: tree.read(path)
 
 
 class _KernelFile:
-    """A file kept open: the kernel evaluates sysfs attributes anew on every read at offset 0, without a path lookup."""
+    """An open file: sysfs attributes are evaluated anew on every read at offset 0, without a path lookup."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class _KernelFile:
         try:
             return os.pread(self._fd, _BYTES, 0)
         except OSError:
-            self._close()  # the device may come back under the same name
+            self._close()  # the device may return under the same name
             raise
 
     def _close(self) -> None:
@@ -88,7 +88,7 @@ class _KernelFile:
 
 
 def read_number(reader: Reader, what: str) -> int:
-    """The integer that a file holds. Raises SensorError for an I/O error and for anything else than an integer."""
+    """Read an integer. Raises SensorError for an I/O error or any other text."""
     try:
         return int(reader())
     except OSError as error:
@@ -98,7 +98,7 @@ def read_number(reader: Reader, what: str) -> int:
 
 
 def check_power(power_w: float, what: str) -> float:
-    """`power_w`, if it can be. Raises SensorError."""
+    """Return a plausible `power_w`. Raises SensorError."""
     if not MIN_POWER_W <= power_w <= MAX_POWER_W:
         raise SensorError(f"{what} cannot be {power_w:g} W")
     return power_w

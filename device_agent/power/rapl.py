@@ -1,7 +1,7 @@
 """RAPL, the energy counters of x86 processors, through the kernel's powercap files.
 
-Counters become power here, so that they are sampled as other sensors are. Since Linux 5.10 only root may read them;
-where they cannot be read there is no sensor.
+Counters become power here, to be sampled like other sensors. Since Linux 5.10 they are root-only; unreadable ones count
+as absent.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from device_agent.power.rail import Rail, check_power, open_reader, read_number
 from device_agent.sysfs import Tree, list_names, read_int, read_text
 
 DRIVER = "rapl"
-# What a domain's name begins with whose energy is all of a processor's; `psys` would count it twice.
+# Prefix of the domains with a whole processor's energy; `psys` would count it twice.
 PACKAGE = "package"
 _FOLDER = "/sys/class/powercap"
-# Counters advance once a millisecond; a power over fewer than ten of these says little.
+# Counters advance once per millisecond; power needs at least ten of these.
 _INTERVAL_S = 0.01
-# After a pause a power would be the pause's mean.
+# After a longer pause the value would be the pause's mean.
 _PAUSE_S = 1.0
-# One count, by default (Intel SDM volume 3, section "RAPL interfaces").
+# Default unit (Intel SDM volume 3, section "RAPL interfaces").
 _COUNT_J = 61e-6
 
 
 def find_rails(tree: Tree, clock: Callable[[], float] = time.monotonic) -> list[Rail]:
-    """Every domain whose counter can be read. A domain of a second processor has its number in its name already."""
+    """Every readable domain. A second processor's package has its number in its name."""
     rails: list[Rail] = []
     for domain in list_names(tree, _FOLDER, "intel-rapl:*"):
         folder = f"{_FOLDER}/{domain}"
@@ -40,7 +40,7 @@ def find_rails(tree: Tree, clock: Callable[[], float] = time.monotonic) -> list[
 
 
 class RaplRail:
-    """One energy counter as power: the mean since the value before."""
+    """An energy counter as power: the mean since the last value."""
 
     driver = DRIVER
     note = ""

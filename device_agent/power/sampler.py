@@ -1,6 +1,6 @@
-"""Reading every rail at a fixed rate on the board's monotonic clock, beside the kernel that is measured.
+"""Read every rail at a fixed rate on the board's monotonic clock, beside the measured kernel.
 
-Says when values changed (`trace.py`), not what they mean.
+Records when values changed (`trace.py`), not what they mean.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from device_agent.power.trace import Recorder, Trace
 __all__ = ["DEFAULT_RATE_HZ", "Collector", "Sampler", "Trace", "collect"]
 
 DEFAULT_RATE_HZ = 100.0
-# A thread that waits for its next turn looks this often whether it shall stop.
+# How often a waiting thread checks for a stop request.
 _LOOK_S = 0.02
-# One read that does not return holds `stop` up; a driver that hangs for longer is left behind.
+# A blocked read delays `stop`; a driver that hangs longer is abandoned.
 _STOP_TIMEOUT_S = 2.0
-# A pause of so many turns is a hole in which updates may have been missed.
+# A pause of so many turns is a hole with missed updates.
 _HOLE_TURNS = 2.5
-# Reads are moved by up to half a turn in a sequence that never repeats (golden ratio), so that a kernel which repeats
-# at the same rate is not always seen in the same phase.
+# Reads shift by up to half a turn in an aperiodic sequence (golden ratio), so that a kernel that repeats at the same
+# rate is not always sampled in the same phase.
 _MOVE, _GOLDEN = 0.5, 0.6180339887498949
 
 
 class Collector:
-    """The reads of one stretch of time, turn by turn; whose thread does it is the caller's business."""
+    """The reads of one stretch of time, turn by turn, in the caller's thread."""
 
     def __init__(self, sensors: PowerSensors, rate_hz: float, clock: Callable[[], float]) -> None:
         self._sensors, self._clock = sensors, clock
@@ -44,14 +44,14 @@ class Collector:
             self._rails.append((rail, Recorder(_HOLE_TURNS * self._turn_s)))
 
     def next_s(self) -> float:
-        """When the next turn is; one that has been missed by far is left out."""
+        """When the next turn is; turns missed by far are skipped."""
         late = math.floor((self._clock() - self._started_s) / self._turn_s)
         self._turn = max(self._turn, late)
         moved = self._turn + _MOVE * ((self._turn * _GOLDEN) % 1.0)
         return self._started_s + moved * self._turn_s
 
     def read(self) -> list[str]:
-        """One turn: read every rail once; return the rails whose value is new."""
+        """Read every rail once; return the rails with a new value."""
         self._turn += 1
         new = []
         clock = self._clock
@@ -67,14 +67,13 @@ class Collector:
         return new
 
     def trace(self) -> Trace:
-        """What was read so far."""
         return Trace(tuple(recorder.finish(rail) for rail, recorder in self._rails))
 
 
 class Sampler:
-    """Samples in a thread of its own, from `start` to `stop`.
+    """Samples in a thread, from `start` to `stop`.
 
-    Start it after the worker has been forked and stop it before the next fork: a process with threads must not fork.
+    Start it after forking the worker and stop it before the next fork: a process with threads must not fork.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Sampler:
         self._stopping = False
 
     def start(self) -> None:
-        """Begin a new trace; without sensors nothing is started."""
+        """Begin a new trace; without sensors no thread starts."""
         self.stop()
         self._stopping = False
         self._collector = Collector(self._sensors, self._rate_hz, self._clock)
@@ -95,7 +94,7 @@ class Sampler:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the trace and the thread. Raises SensorError if the thread hangs in a driver: no fork is safe then."""
+        """End the trace and the thread. Raises SensorError if the thread hangs in a driver: then no fork is safe."""
         self._stopping = True
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -104,12 +103,12 @@ class Sampler:
             self._thread = None
 
     def trace(self) -> Trace:
-        """What was read since `start`. Call it after `stop`."""
+        """Return the trace since `start`. Call it after `stop`."""
         return self._collector.trace() if self._collector else Trace(())
 
     def _run(self, collector: Collector) -> None:
         while not self._stopping:
-            # No lock with a time-out: those follow the system's time on Python 3.10.
+            # No lock with a timeout: those follow the system's time on Python 3.10.
             left_s = collector.next_s() - self._clock()
             if left_s <= 0:
                 collector.read()
@@ -124,7 +123,7 @@ def collect(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Trace:
-    """Sample in the caller's own thread for so long."""
+    """Sample in the caller's thread for this long."""
     collector = Collector(sensors, rate_hz, clock)
     end_s = clock() + seconds
     while True:

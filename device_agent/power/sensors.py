@@ -1,6 +1,6 @@
-"""All power sensors of a board together: which rails there are, and which of them sum to what.
+"""All power sensors of a board: its rails, and which of them sum to the total.
 
-A board without a sensor has an empty set of rails and no total. Reading over time is in `sampler.py`.
+Reading over time is in `sampler.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from device_agent.sysfs import Tree
 
 
 class PowerSensors:
-    """A board's rails. `total_rails` sum to `total_scope`; both empty where no rails do.
+    """A board's rails. `total_rails` sum to `total_scope`; both are empty without a total.
 
-    `inputs` are rails that feed a whole module: while the board runs they are never at 0 W. `infos` hold what is known
-    of each sensor, more after `calibrate.measure_sensors`.
+    `inputs` are rails that feed a whole module: never at 0 W on a running board. `infos` describe each sensor;
+    `calibrate.measure_sensors` completes them.
     """
 
     def __init__(
@@ -40,15 +40,13 @@ class PowerSensors:
 
     @property
     def rails(self) -> tuple[str, ...]:
-        """Names of the rails."""
         return tuple(self._rails)
 
     def rail(self, name: str) -> Rail:
-        """The sensor of one rail, for what else it knows."""
         return self._rails[name]
 
     def read(self, name: str) -> float | None:
-        """The latest value of a rail in W, None where its counter has just been started. Raises SensorError."""
+        """The latest value of a rail in W; None for a counter that has just started. Raises SensorError."""
         power_w = self._rails[name].read()
         if power_w is not None and power_w <= 0 and name in self._inputs:
             raise SensorError(f"{name} cannot be {power_w:g} W while the board runs")
@@ -61,7 +59,7 @@ def find_sensors(
     access: ClockAccess | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> PowerSensors:
-    """Every sensor of the board. `access` reads rail names where only root may; never raises."""
+    """Find every sensor of the board. `access` reads root-only rail names. Never raises."""
     board_type = board_type or UNKNOWN
     chips = _with_own_names(ina3221.find_rails(tree, board_type, access))
     counters = rapl.find_rails(tree, clock)
@@ -85,7 +83,7 @@ def find_sensors(
 
 
 def _with_own_names(rails: list[Rail]) -> list[Rail]:
-    """The rails, those of equal name told apart by their chips."""
+    """Make rail names unique by their chips."""
     seen: set[str] = set()
     for rail in rails:
         if rail.name in seen:

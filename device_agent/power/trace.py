@@ -1,7 +1,6 @@
-"""What sampling leaves behind: when each rail's value changed, and that it was looked at in between.
+"""The result of sampling: when each rail's value changed, and the reads in between.
 
-Only changes are kept, so that an hour of a slow sensor takes no more room than its updates. What they mean is worked
-out in `energy.py` and `calibrate.py`.
+Only changes are kept, so that memory grows with updates, not with time. `energy.py` and `calibrate.py` interpret them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from device_agent.power.rail import Rail
 
 Array = NDArray[np.float64]
-# Entries of one rail at first, and at most: 40 MB each at most, an hour of a sensor with 200 updates a second.
+# Initial and maximal entries per rail: 40 MB at most, an hour of a sensor with 200 updates a second.
 _FIRST_ENTRIES, MAX_ENTRIES = 1024, 1_000_000
 
 
@@ -22,9 +21,9 @@ _FIRST_ENTRIES, MAX_ENTRIES = 1024, 1_000_000
 class RailTrace:
     """One rail over time, on the board's monotonic clock in s.
 
-    Entry i: `values_w[i]` was first seen at `times_s[i]`, the read before was at `since_s[i]`. Where `changed[i]` is
-    false the value is no other than before: the first entry, the end of a hole without reads, the last read.
-    `counts[i]` counts good reads up to and with this one.
+    Entry i: `values_w[i]` was first seen at `times_s[i]`; the read before was at `since_s[i]`. `changed[i]` is false
+    for an unchanged value: the first entry, the end of a hole, the last read. `counts[i]` counts good reads up to this
+    one.
     """
 
     rail: str
@@ -38,25 +37,24 @@ class RailTrace:
     bad_s: Array  # when reads failed
     resolution_w: float | None
     longest_period_s: float
-    problem: str = ""  # what the last failed read said
+    problem: str = ""  # message of the last failed read
 
     @property
     def reads(self) -> int:
-        """How many reads were good."""
         return int(self.counts[-1]) if self.counts.size else 0
 
     @property
     def spacing_s(self) -> float:
-        """How far apart reads lie on average; 0 with fewer than two."""
+        """Mean spacing of reads; 0 with fewer than two."""
         return float(self.times_s[-1] - self.times_s[0]) / (self.reads - 1) if self.reads > 1 else 0.0
 
     @property
     def change_s(self) -> Array:
-        """When values changed, the middle of what is known."""
+        """When values changed: the middle of the known range."""
         return (self.times_s[self.changed] + self.since_s[self.changed]) / 2
 
     def count_reads(self, start_s: float, end_s: float) -> int:
-        """Good reads in a window; between entries they are taken as evenly spread."""
+        """Good reads in a window; assumed evenly spread between entries."""
         if not self.counts.size:
             return 0
         low, high = np.interp([start_s, end_s], self.times_s, self.counts, left=0)
@@ -70,11 +68,10 @@ class Trace:
     rails: tuple[RailTrace, ...]
 
     def find(self, rail: str) -> RailTrace | None:
-        """One rail's trace."""
         return next((trace for trace in self.rails if trace.rail == rail), None)
 
     def updates(self, start_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
-        """Per rail [seconds since `start_s`, W] of every new value, as `PowerTrace.samples` has them."""
+        """Per rail [seconds since `start_s`, W] of every new value, as in `PowerTrace.samples`."""
         result = {}
         for trace in self.rails:
             new = trace.changed.copy()
@@ -85,7 +82,7 @@ class Trace:
 
 
 class Recorder:
-    """Collects one rail's reads. A pause between reads longer than `hole_s` is kept as a hole."""
+    """Collects one rail's reads. A pause longer than `hole_s` becomes a hole."""
 
     def __init__(self, hole_s: float) -> None:
         self._hole_s = hole_s
@@ -99,11 +96,10 @@ class Recorder:
 
     @property
     def reads(self) -> int:
-        """Good reads so far."""
         return self._reads
 
     def add(self, time_s: float, value_w: float) -> bool:
-        """One good read; return whether the value is new."""
+        """Add a good read; return whether its value is new."""
         self._reads += 1
         first = self._reads == 1
         changed = not first and value_w != self._last_w
@@ -114,7 +110,7 @@ class Recorder:
         return changed
 
     def add_bad(self, time_s: float, problem: str) -> None:
-        """One read that failed."""
+        """Add a failed read."""
         self._problem = problem
         if len(self._bad_s) < MAX_ENTRIES:
             self._bad_s.append(time_s)
@@ -130,7 +126,7 @@ class Recorder:
         self._entries += 1
 
     def finish(self, rail: Rail) -> RailTrace:
-        """What was collected of `rail` so far; collecting may go on."""
+        """Return the trace of `rail` so far; recording may go on."""
         rows, counts = self._floats[: self._entries].copy(), self._counts[: self._entries].copy()
         if self._reads and counts[-1] != self._reads and self._entries < MAX_ENTRIES:
             rows = np.vstack([rows, [self._last_s, self._last_s, self._last_w, False]])

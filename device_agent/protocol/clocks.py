@@ -1,4 +1,4 @@
-"""Messages about clocks: the point to hold, what came of it, and every clock of a board."""
+"""Messages about clocks: the point to hold, the result, and every clock of a board."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ EVERY_CLUSTER = "*"
 
 @dataclasses.dataclass(frozen=True)
 class OperatingPoint(Message):
-    """Clocks to hold a board at. What is null or empty is left as it is.
+    """Clocks to hold a board at. Null or empty values leave a clock as it is.
 
-    `cpu_freq_hz` maps a cluster's name, or `EVERY_CLUSTER`, to Hz. `cores_online` are all CPU numbers that shall be
-    online. A power mode is applied first, the other values on top of it; one that needs a reboot is refused unless
-    `allow_reboot`.
+    `cpu_freq_hz` maps a cluster's name, or `EVERY_CLUSTER`, to Hz. `cores_online` lists all CPUs to be online. A power
+    mode is applied first; one that needs a reboot is refused unless `allow_reboot`.
     """
 
     power_mode: str | None = None
@@ -35,16 +34,16 @@ class OperatingPoint(Message):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether the point sets nothing."""
         return self == OperatingPoint(allow_reboot=self.allow_reboot)
 
 
 @dataclasses.dataclass(frozen=True)
 class DomainClocks(Message):
-    """One clock as the board says it is now: a CPU cluster's, the GPU's, the memory's. Null: cannot be read.
+    """One clock: a CPU cluster's, the GPU's or the memory's. Null: unreadable.
 
-    `cpus` and `online` are empty for what is not a CPU cluster. `available_hz` is empty where the board has no table.
-    The memory's `governor` is `locked` while its clock is held.
+    `cpus` and `online` are empty except for CPU clusters. `available_hz` is empty without a table. The memory's
+    `governor` is `locked` while its clock is held.
     """
 
     name: str
@@ -60,10 +59,10 @@ class DomainClocks(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Clocks(Message):
-    """All clocks of a board, who holds them, and whether they can be trusted.
+    """All clocks of a board, their holder, and whether they can be trusted.
 
-    `unsafe` is the reason why clocks could not be restored, empty while all is well. `notes` say what this board
-    lacks or what looks wrong (clocks locked by somebody else, a table that differs from the board type's).
+    `unsafe` says why clocks could not be restored, empty if all is well. `notes` list what this board lacks or what
+    looks wrong (clocks locked by another process, a table that differs from the board type's).
     """
 
     clusters: tuple[DomainClocks, ...] = ()
@@ -81,7 +80,7 @@ class PinStatus(StrEnum):
 
     OK = "ok"
     REFUSED = "refused"  # the board does not have what was asked for; the message names what it has
-    BUSY = "busy"  # somebody else holds the clocks
+    BUSY = "busy"  # another client holds the clocks
     UNAVAILABLE = "unavailable"  # no clock helper answers, so nothing can be written
     FAILED = "failed"  # a write did not take; everything was restored
     UNSAFE = "unsafe"  # clocks could not be restored; an operator must look
@@ -89,7 +88,7 @@ class PinStatus(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class PinReport(Message):
-    """What came of a `pin` or `unpin`: the point actually reached, read back, and all clocks afterwards."""
+    """The result of a `pin` or `unpin`: the point reached, read back, and all clocks afterwards."""
 
     status: PinStatus
     message: str = ""

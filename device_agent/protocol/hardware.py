@@ -1,7 +1,6 @@
-"""What a board type's file says of the hardware: clocks, sensors, zones, power modes. Farm and agent read it alike.
+"""The hardware sections of a board type's file: clocks, sensors, zones, power modes. Farm and agent share them.
 
-Frequencies are Hz. An agent checks types alone; the farm, which has pydantic, also holds values to the rules beside
-them, and its board types say how sections agree with each other.
+Frequencies are Hz. The agent checks types alone; the farm, with pydantic, also checks the value rules beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from device_agent.protocol.power import SensorInfo
 
 @dataclasses.dataclass(frozen=True)
 class Description(Message):
-    """What a board says of itself. Lists are empty and values null where the board has no such thing."""
+    """A board's description. Lists are empty and values null for missing hardware."""
 
     name: str
     board_type: str
@@ -42,8 +41,8 @@ class Description(Message):
 
 
 class Rule:
-    """What holds of a value beside its type: bounds in the words of pydantic's core schemas, then a function that
-    returns the value or raises ValueError. Numbers are `strict`, because a message takes no `"5"` for 5 either.
+    """A value rule beside its type: bounds in pydantic's core-schema terms, then a function that returns the value or
+    raises ValueError. Numbers are `strict`: a message does not accept `"5"` for 5 either.
     """
 
     def __init__(self, check: Callable[[Any], Any] | None = None, **bounds: Any) -> None:
@@ -89,13 +88,13 @@ Hertz = Annotated[int, Rule(strict=True, gt=0)]
 Watt = Annotated[float, Rule(gt=0, lt=1000)]
 Range = Annotated[tuple[Watt, Watt], Rule(_rises)]
 Table = Annotated[tuple[Hertz, ...], Rule(_ascends)]
-# The clock helper writes there as root, so a file may name nothing outside of sysfs.
+# The clock helper writes there as root, so a file may name nothing outside sysfs.
 SysPath = Annotated[str, Rule(pattern=r"^(/sys(/[A-Za-z0-9@:+_-][A-Za-z0-9@:+_.-]*)+)?$")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Detect(Message):
-    """How a board is recognised: entries of its device tree's `compatible`, else its `model`."""
+    """How a board is recognised: device-tree `compatible` entries, else its `model`."""
 
     compatible: tuple[Text, ...] = ()
     models: tuple[Text, ...] = ()
@@ -103,11 +102,10 @@ class Detect(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster(Message):
-    """Cores that share a clock. `cpus` are Linux CPU numbers; `isolated` ones run only what is sent there.
+    """Cores that share a clock. `cpus` are Linux CPU numbers; `isolated` ones run only pinned work.
 
-    `memory_floor_hz` pairs say: from this CPU clock on, the memory clock is at least that. `measured_clock` says that
-    the current frequency is measured by the driver, so that it jitters, and reads 0 when idle. `zone` is the thermal
-    zone that cools them.
+    `memory_floor_hz` pairs a CPU clock with the lowest memory clock from there on. `measured_clock`: the driver
+    measures the current frequency, so it jitters, and reads 0 when idle. `zone` is the cores' thermal zone.
     """
 
     name: Name
@@ -124,9 +122,9 @@ class Cluster(Message):
 class Gpu(Message):
     """The GPU and its clock. `devices` are names of its platform device, the newest release's last.
 
-    `other_freqs_hz` are tables of other releases. `processors` are streaming multiprocessors; what a block of threads
-    may have is in registers of 32 bits and in bytes; `memory_bytes_per_s` is at the memory's highest clock. `cuda` is
-    each release's version of CUDA, which is its driver's.
+    `other_freqs_hz` are tables of other releases. `processors` are streaming multiprocessors; a thread block's limits
+    are in 32-bit registers and in bytes; `memory_bytes_per_s` is at the memory's highest clock. `cuda` is each
+    release's CUDA version, which is its driver's.
     """
 
     arch: Annotated[str, Rule(pattern=r"^sm_\d{2,3}$")]
@@ -142,7 +140,7 @@ class Gpu(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Memory(Message):
-    """The memory clock. `driver` says which files set it: `override` (T210) or `bpmp` (T186 and later)."""
+    """The memory clock. `driver` selects its files: `override` (T210) or `bpmp` (T186 and later)."""
 
     driver: Annotated[str, Rule(type="literal", expected=["override", "bpmp"])]
     freqs_hz: Table = ()
@@ -150,9 +148,9 @@ class Memory(Message):
 
 @dataclasses.dataclass(frozen=True)
 class PowerChip(Message):
-    """One INA3221. `rails` in channel order, "" where nothing is connected; used where names cannot be read.
+    """One INA3221. `rails` in channel order, "" for an unused one; used if names are unreadable.
 
-    `address` as sysfs writes it, `6-0040`; `*-0042` where the bus is not known. Not `fitted`: only on some carriers.
+    `address` as in sysfs, `6-0040`; `*-0042` for an unknown bus. Not `fitted`: only on some carriers.
     """
 
     address: Annotated[str, Rule(pattern=r"^(\d+|\*)-00[0-7][0-9a-f]$")]
@@ -163,10 +161,10 @@ class PowerChip(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Power(Message):
-    """Power sensors. `total` rails sum to `total_scope`; with `board_total` too, where fitted, to the whole board.
+    """Power sensors. `total` rails sum to `total_scope`; with `board_total`, if fitted, to the whole board.
 
-    `update_period_s` is how often a healthy board's sensors have a new value; None where nobody knows. The total of
-    healthy boards lies within `idle_range_w` and, with one core busy, `busy_range_w`, both at the highest CPU clocks.
+    `update_period_s` is a healthy board's sensor period; None if unknown. A healthy board's total lies within
+    `idle_range_w` and, with one core busy, `busy_range_w`, both at the highest CPU clocks.
     """
 
     chips: tuple[PowerChip, ...] = ()
@@ -180,7 +178,7 @@ class Power(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Thermal(Message):
-    """Thermal zones by their `type`; values of those in `ignore` mean nothing."""
+    """Thermal zones by `type`; those in `ignore` have meaningless values."""
 
     zones: tuple[Text, ...] = ()
     ignore: tuple[Text, ...] = ()
@@ -188,10 +186,10 @@ class Thermal(Message):
 
 @dataclasses.dataclass(frozen=True)
 class PowerMode(Message):
-    """One nvpmodel mode. Limits that are null are the hardware's own.
+    """One nvpmodel mode. Null limits are the hardware's own.
 
-    `cpu_max_hz` is per cluster, `EVERY_CLUSTER` for all of them. `power_gating` is the mask of GPU units without power;
-    modes that differ in it need a reboot.
+    `cpu_max_hz` is per cluster, `EVERY_CLUSTER` for all. `power_gating` is the mask of unpowered GPU units; changing it
+    takes a reboot.
     """
 
     id: Index
@@ -205,13 +203,13 @@ class PowerMode(Message):
 
     @property
     def clusters(self) -> set[str]:
-        """Names of the clusters that it limits one by one."""
+        """Names of the clusters with limits of their own."""
         return self.cpu_max_hz.keys() - {EVERY_CLUSTER}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fan(Message):
-    """Where the fan's speed is set, 0 to 255; empty where a service owns it."""
+    """The fan's control file, 0 to 255; empty if a service owns it."""
 
     pwm: SysPath = ""
     control: SysPath = ""

@@ -1,13 +1,13 @@
-"""How the coordinator and an agent start Python: without the current folder on the child's module path.
+"""Start Python without the current folder on the child's module path.
 
-`python -m` and `python -c` look for modules in the current folder first: a `json.py` beside a model would run.
+`python -m` and `python -c` search the current folder first: a `json.py` beside a model would run.
 """
 
 from __future__ import annotations
 
 import sys
 
-# `-P` by hand, for Python 3.10: runpy and all else are imported once the folder is off the path.
+# `-P` for Python 3.10: runpy is imported once the folder is off the path.
 _WITHOUT_FOLDER = """
 import sys
 if sys.path[:1] == [""]: del sys.path[0]

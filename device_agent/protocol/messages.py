@@ -1,4 +1,4 @@
-"""What every message is made of: JSON in and out of frozen dataclasses, checked; the frame for big payloads."""
+"""The base of every message: frozen dataclasses to and from checked JSON, and the frame for large payloads."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, TypeVar, get_type_hints
 
 M = TypeVar("M", bound="Message")
 
-# The longest text is a trace of power: some 30 bytes a value.
+# The longest text is a power trace: some 30 bytes a value.
 MAX_TEXT_BYTES = 16 << 20
-# The longest string is what a worker said before it died; deeper than ten levels nests no message.
+# The longest string is a dead worker's output; messages nest up to ten levels.
 _MAX_STRING = 1 << 16
 _MAX_DEPTH = 32
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-# What 64 bits hold, as every reader of a message expects.
+# 64 bits, as every reader of a message expects.
 _MAX_INT = 2**63
 
 
 class ProtocolError(ValueError):
-    """A message that does not follow this module: unknown key, missing key, wrong type, impossible value."""
+    """An invalid message: unknown key, missing key, wrong type, impossible value."""
 
 
 class StrEnum(str, enum.Enum):
@@ -38,7 +38,6 @@ class Message:
     """JSON in and out for frozen dataclasses; unknown and missing keys are refused."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only."""
         return dict(_to_plain(self))
 
     def to_json(self) -> str:
@@ -46,7 +45,7 @@ class Message:
 
     @classmethod
     def from_json(cls: type[M], text: str) -> M:
-        """Read a message. Raises ProtocolError on anything that is not one."""
+        """Read a message. Raises ProtocolError."""
         try:
             value = load_json(text)
         except ProtocolError as error:
@@ -55,7 +54,7 @@ class Message:
 
     @classmethod
     def from_dict(cls: type[M], value: Any) -> M:
-        """Read a message from plain JSON types. Raises ProtocolError on anything that is not one."""
+        """Read a message from plain JSON types. Raises ProtocolError."""
         if not isinstance(value, Mapping):
             raise ProtocolError(f"{cls.__name__} must be a JSON object, not {type(value).__name__}")
         fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -72,7 +71,7 @@ class Message:
 
 
 def _to_plain(value: Any) -> Any:
-    """What dataclasses.asdict makes of it, in a third of the time: nothing here has to be copied deeply."""
+    """As dataclasses.asdict, in a third of the time: nothing here needs a deep copy."""
     if type(value) in _SCALARS:
         return value
     if dataclasses.is_dataclass(value):
@@ -91,12 +90,12 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a message's fields; working them out takes longer than reading the message."""
+    """The field types of a message, cached: resolving them takes longer than reading the message."""
     return get_type_hints(kind)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Turn JSON lists back into tuples and strings back into enums; check the scalar types."""
+    """Convert JSON lists to tuples and strings to enums; check scalar types."""
     origin = getattr(hint, "__origin__", None)
     arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
     if type(None) in arguments:  # Optional
@@ -127,10 +126,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Read JSON that another machine wrote. Raises ProtocolError for what no message can hold.
+    """Parse JSON from another machine. Raises ProtocolError for what no message can hold.
 
-    That is, beside what is not JSON: numbers that are not finite or beyond 64 bits, text that cannot be written as
-    UTF-8 or is endless, values in values in values.
+    Beside invalid JSON: numbers that are not finite or beyond 64 bits, invalid or endless text, deep nesting.
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ProtocolError(f"{len(text)} characters are more than a message has")
@@ -177,7 +175,7 @@ def require_positive(message: Message, *names: str) -> None:
 
 
 def pack_frame(message: str, payload: bytes) -> bytes:
-    """One blob holding a JSON text and the bytes that go with it: little-endian u32 length, JSON, payload."""
+    """Join a JSON text and its payload: little-endian u32 length, JSON, payload."""
     text = message.encode()
     return struct.pack("<I", len(text)) + text + payload
 

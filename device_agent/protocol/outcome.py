@@ -10,7 +10,7 @@ from device_agent.protocol.power import Energy, Evidence, PowerWindow
 
 
 class FaultSide(StrEnum):
-    """Who is to blame for a trial that is not ok. Only `CANDIDATE` faults may reach the cost model."""
+    """Who is to blame for a failed trial. Only `CANDIDATE` faults may reach the cost model."""
 
     CANDIDATE = "candidate"  # counts as a bad schedule
     BOARD = "board"  # re-run elsewhere; the board's health suffers
@@ -59,7 +59,7 @@ _FAULT_SIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class Layer(Message):
-    """What one function of a model takes in one inference, all its `calls` together."""
+    """One function of a model in one inference, over all its `calls`."""
 
     name: str
     calls: int
@@ -68,12 +68,12 @@ class Layer(Message):
 
 @dataclasses.dataclass(frozen=True)
 class RunDetails(Message):
-    """Beside its latency, what a model's run showed.
+    """Details of a model's run.
 
-    `first_s` is the very first inference after loading, which warm-up drops; null where a model of the core gives the
-    times, since that has no first-time costs. `peak_memory_bytes` is the most that the
-    worker had in memory, its interpreter and runtime included; null where that is not the board's memory. `layers` are
-    in the order in which they first ran, where they were asked for; instrumented runs after the timed ones give them.
+    `first_s` is the first inference after loading, which warm-up drops; null for emulated code, which has no first-time
+    costs. `peak_memory_bytes` is the worker's peak, interpreter and runtime included; null if it is not the board's
+    memory. `layers`, if requested, are in the order of their first run, measured by instrumented runs after the timed
+    ones.
     """
 
     first_s: float | None
@@ -83,12 +83,11 @@ class RunDetails(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Message):
-    """How one `measure` or `run_model` call ended, and the evidence for believing it.
+    """How one `measure` or `run_model` call ended, with its evidence.
 
-    `latency_s` has one entry per sample, in order, warm-up left out. `timing_s` is how long the worker spent
-    timing (warm-up included), so that what the farm adds can be told apart. `power` is what the sensors said while
-    timing, `energy` the measurement that was asked for; both null where the board has no sensor. `point` is the
-    operating point held, null where none was. `details` are a model's.
+    `latency_s` has one entry per sample, in order, without warm-up. `timing_s` is the worker's time for timing, warm-up
+    included, which separates the farm's overhead. `power` covers the timing, `energy` the requested measurement; both
+    are null without a sensor. `point` is the operating point held, null for none. `details` are a model's.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""Messages about what a board saw: conditions at one moment, sensors, windows over them, energy per call."""
+"""Messages about conditions and power: evidence, sensors, windows over them, energy per call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from device_agent.protocol.messages import Message, ProtocolError, require_posit
 
 @dataclasses.dataclass(frozen=True)
 class Evidence(Message):
-    """What the board saw at one moment. A value that the board cannot read is missing or null, never zero."""
+    """Conditions at one moment. An unreadable value is missing or null, never zero."""
 
     cpu_freq_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> Hz
     cpu_max_hz: dict[str, int] = dataclasses.field(default_factory=dict)  # core number -> upper limit in force, Hz
@@ -25,7 +25,7 @@ class Evidence(Message):
 
 @dataclasses.dataclass(frozen=True)
 class SensorInfo(Message):
-    """One power sensor as measured at the agent's start. Null: it did not change often enough to tell."""
+    """One power sensor as measured at the agent's start. Null: too few changes."""
 
     rail: str
     driver: str  # ina3221-iio, ina3221-hwmon, rapl
@@ -36,10 +36,9 @@ class SensorInfo(Message):
 
 @dataclasses.dataclass(frozen=True)
 class EnergySpec(Message):
-    """How to measure energy: the kernel is repeated until the slowest sensor has given `min_updates` values.
+    """How to measure energy: repeat the kernel until the slowest sensor has `min_updates` values.
 
-    `limit_s` bounds the repeating, `idle_s` is the length of the idle baseline taken before it at the same clocks (0:
-    none is taken).
+    `limit_s` bounds the repetition; `idle_s` is the length of the idle baseline before it at the same clocks (0: none).
     """
 
     min_updates: int = 10
@@ -56,8 +55,8 @@ class EnergySpec(Message):
 class RailPower(Message):
     """Power of one rail, or of the total, over one window. Intervals are 95 %.
 
-    `reads` counts values read, `updates` those that were new, `gaps` the updates that were missed, `bad_reads` errors
-    and impossible values. `energy_j` is the time integral of power (trapezoid) over the window.
+    `reads` counts values, `updates` new ones, `gaps` missed updates, `bad_reads` errors and impossible values.
+    `energy_j` is the time integral of power (trapezoid) over the window.
     """
 
     rail: str
@@ -73,10 +72,10 @@ class RailPower(Message):
 
 @dataclasses.dataclass(frozen=True)
 class PowerWindow(Message):
-    """Power over a window of the board's own clock. `total` is null where no rail is, or sums to, the board's total.
+    """Power over a window of the board's own clock. `total` is null if no rail is, or sums to, the board's total.
 
-    `enough` says whether every rail of the total (without one: every rail) gave as many independent updates as were
-    asked for; `note` says why not. `calls` are the kernel's calls in the window, 0 for a window that just looks.
+    `enough`: every rail of the total (without one: every rail) gave the requested number of independent updates; `note`
+    says why not. `calls` counts the kernel's calls in the window, 0 for plain sampling.
     """
 
     started_s: float  # the board's monotonic clock
@@ -91,9 +90,9 @@ class PowerWindow(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Energy(Message):
-    """Energy of one kernel call or inference, from `busy`'s total and the idle baseline taken at the same clocks.
+    """Energy of one kernel call or inference, from `busy`'s total and the idle baseline at the same clocks.
 
-    `above_idle_j` leaves the idle power out. Intervals are 95 %. Null where there is no total or no baseline.
+    `above_idle_j` excludes idle power. Intervals are 95 %. Null without a total or a baseline.
     """
 
     busy: PowerWindow
@@ -106,7 +105,7 @@ class Energy(Message):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSpec(Message):
-    """A window to look at power: `seconds` long, read `rate_hz` times a second at most."""
+    """A request to sample power for `seconds`, at up to `rate_hz` reads a second."""
 
     seconds: float = 1.0
     rate_hz: float = 100.0
@@ -121,7 +120,7 @@ class PowerSpec(Message):
 class PowerTrace(Message):
     """Answer of `device_agent.power`. `samples` maps a rail to [seconds since the window's start, W], new values only.
 
-    `window` is null where the board has no sensor.
+    `window` is null without a sensor.
     """
 
     window: PowerWindow | None

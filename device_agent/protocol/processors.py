@@ -1,5 +1,6 @@
-"""What one streaming multiprocessor of a Jetson's GPU has, by architecture, how many blocks it takes at a time, and how
-long for them. Predictions of schedules and virtual boards both go by this; counting what a block does is theirs.
+"""A model of a Jetson GPU's streaming multiprocessor, by architecture: its resources, resident blocks and cycles.
+
+Predictions of schedules and virtual boards share it; each counts a block's work itself.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any
 # Of a cache, on all cores.
 _LINE_BYTES = 64
 
-# Of emulated code: cycles and lines from memory of the longest lane, cycles and lines of all lanes.
+# Emulated code: cycles and memory lines of the longest lane, cycles and lines of all lanes.
 Segment = tuple[float, int, float, int]
 
 
 def count_seconds(
     segments: Sequence[Segment], core: Mapping[str, Any], hz: float, cores: int, memory_s: float = 1.0
 ) -> tuple[float, float]:
-    """How long segments take at a clock, and what all cores compute together, both in s.
+    """Seconds that segments take at a clock, and the CPU time of all cores together.
 
-    No segment takes less than its longest lane's cycles, than its lines from memory one core, or than those of all
-    lanes the memory, which takes `memory_s` times as long as at its highest clock. More threads than cores take turns.
+    A segment takes at least its longest lane's cycles, its lines on one core, and all lanes' lines on the memory, which
+    is `memory_s` times slower than at its highest clock. More threads than cores share the cores.
     """
     one_line_s = _LINE_BYTES / core["core_bytes_per_s"] * memory_s
     all_lines_s = _LINE_BYTES / core["memory_bytes_per_s"] * memory_s
@@ -37,22 +38,22 @@ def count_seconds(
 
 
 WARP = 32
-# The least of global memory that is moved.
-SECTOR_BYTES = 32
-# Assumed, as microbenchmarks of these architectures have it (Jia et al. 2018, arXiv 1804.06826): memory answers after
+# The smallest transfer from global memory.
+# Assumed from microbenchmarks of these architectures (Jia et al. 2018, arXiv 1804.06826): memory latency 350 cycles,
+# kernel launch 3 us on the device.
 # some 350 cycles; a kernel's start on the device takes 3 us.
 _MEMORY_CYCLES, START_S = 350.0, 3e-6
-# Of the memory's peak that a kernel can have, and sectors that the second cache gives a processor in a cycle. Assumed.
+# Achievable share of peak memory bandwidth, and L2 sectors per cycle for one processor. Assumed.
 REACHED, _CACHE_SECTORS = 0.8, 2.0
-# Independent multiply-adds of one thread that its results allow at most.
+# Most independent FMAs of one thread.
 _MOST_PARALLEL = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """Lanes for float32, cycles until a multiply-add's result is there, and what blocks share; registers of 32 bits.
+    """float32 lanes, FMA latency in cycles, and the resources that blocks share; registers have 32 bits.
 
-    `cache_bytes` is the GPU's second cache, which its processors share.
+    `cache_bytes` is the GPU's L2, shared by its processors.
     """
 
     lanes: int
@@ -65,7 +66,7 @@ class Processor:
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Latencies: Jia et al. 2018 (arXiv
-# 1804.06826). Second caches of Nano and TX2: deviceQuery; those of Xavier and Orin are unconfirmed.
+# 1804.06826). L2 of Nano and TX2: deviceQuery; Xavier's and Orin's are unconfirmed.
 _PROCESSORS = {
     "sm_53": Processor(128, 6.0, 65536, 64 << 10, 2048, 32, 256 << 10),
     "sm_62": Processor(128, 6.0, 65536, 64 << 10, 2048, 32, 512 << 10),
@@ -75,12 +76,12 @@ _PROCESSORS = {
 
 
 def find_processor(arch: str) -> Processor:
-    """That of an architecture such as sm_53; the plainest for one that is not known."""
+    """The processor of an architecture such as sm_53; the simplest for an unknown one."""
     return _PROCESSORS.get(arch, _PROCESSORS["sm_53"])
 
 
 def count_resident(unit: Processor, threads: int, registers: int, shared_bytes: int) -> int:
-    """Blocks that one processor has at a time. Registers go by 256 to a warp, shared memory by 256 bytes."""
+    """Resident blocks of one processor. Registers are allocated by 256 to a warp, shared memory by 256 bytes."""
     warps = math.ceil(threads / WARP)
     held = warps * math.ceil(max(registers, 16) * WARP / 256) * 256
     shared = math.ceil(shared_bytes / 256) * 256
@@ -90,8 +91,8 @@ def count_resident(unit: Processor, threads: int, registers: int, shared_bytes: 
 
 @dataclasses.dataclass(frozen=True)
 class BlockWork:
-    """What one block of `threads` does: warp instructions issued, turns of shared memory, sectors of global memory,
-    phases in which it waits for memory, cycles that its barriers cost; each thread has `held` values in work at once.
+    """The work of one block of `threads`: warp instructions issued, shared-memory cycles, global-memory sectors, memory
+    stalls, barrier cycles; each thread has `held` independent values in flight.
     """
 
     threads: int
@@ -104,14 +105,12 @@ class BlockWork:
 
 
 def count_cycles(work: BlockWork, unit: Processor, blocks: int, resident: int, processors: int) -> float:
-    """GPU cycles until so many blocks are done, `resident` of them at a time on a processor, had the memory no end of
-    bandwidth.
-    """
+    """GPU cycles for so many blocks, `resident` at a time on a processor, with unlimited memory bandwidth."""
     width = unit.lanes / WARP
     warps = math.ceil(work.threads / WARP)
     own = math.ceil(blocks / processors)  # of the busiest processor
     at_once = min(resident, own)
-    # Instructions of other warps, and independent ones of the same, fill the time until a result is there.
+    # Other warps, and independent instructions of the same one, hide latency.
     parallel = min(_MOST_PARALLEL, max(1, work.held))
     filled = min(1.0, at_once * warps * parallel / (unit.fma_cycles * width))
     busy = max(work.issued / width / filled, work.shared_turns, work.sectors / _CACHE_SECTORS)
@@ -120,6 +119,6 @@ def count_cycles(work: BlockWork, unit: Processor, blocks: int, resident: int, p
 
 
 def count_fetched(asked_bytes: float, size_bytes: float, cache_bytes: int) -> float:
-    """Bytes of an argument that come from memory where so many are asked for: it once, and again what no cache has."""
+    """Bytes of an argument fetched from memory: once, and again for what the cache has evicted."""
     once = min(asked_bytes, size_bytes)
     return once + (asked_bytes - once) * max(0.0, 1 - cache_bytes / max(size_bytes, 1.0))

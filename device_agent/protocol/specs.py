@@ -1,4 +1,4 @@
-"""Messages that ask a board to work: what to measure or run, under which limits and conditions."""
+"""Requests to a board: what to measure or run, under which limits and conditions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import re
 from device_agent.protocol.messages import Message, ProtocolError, StrEnum, require_positive
 from device_agent.protocol.power import EnergySpec
 
-# From tvm/rpc/base.py: what both sides of TVM's RPC begin with, and the answer of a server that takes the client.
+# From tvm/rpc/base.py: the magic number of TVM's RPC handshake, and a server's acceptance.
 RPC_MAGIC = 0xFF271
 RPC_SUCCESS = RPC_MAGIC
 RPC_MISMATCH = RPC_MAGIC + 2
 
-# A greeting that begins so asks for no session; see `fence_key`.
+# A greeting with this prefix asks for no session; see `fence_key`.
 FENCE_PREFIX = "fence:"
 
 _NONCE = re.compile(r"[A-Za-z0-9]{0,64}")
 _STORE = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# What SQLite, and JSON in other languages, still tell apart.
+# The largest integer that SQLite, and JSON in other languages, represent exactly.
 _GREATEST_TOKEN = 2**53
 _MAX_TEXT = 200
 
@@ -27,7 +27,7 @@ _MAX_TEXT = 200
 class LeaseClaim(Message):
     """The lease that a client holds: its number in its store; `owner` and `purpose` are for people.
 
-    `nonce` is drawn for each lease: a store that was put back to an earlier state gives its numbers a second time.
+    `nonce` is drawn for each lease: a store restored from a backup issues its numbers a second time.
     """
 
     store: str
@@ -47,13 +47,13 @@ class LeaseClaim(Message):
             raise ProtocolError(f"LeaseClaim.nonce {self.nonce!r} is none")
 
     def is_same(self, other: LeaseClaim) -> bool:
-        """Whether both are one lease; a nonce that one of them does not say is not compared."""
+        """Whether both are one lease; a nonce missing from either is not compared."""
         known = bool(self.nonce and other.nonce)
         return (self.store, self.token) == (other.store, other.token) and (not known or self.nonce == other.nonce)
 
 
 class ClaimStatus(StrEnum):
-    """What the agent made of a claim or a fence."""
+    """The agent's answer to a claim or a fence."""
 
     OK = "ok"
     EVICTED = "evicted"  # ok, and the session of an older lease of the same store was ended
@@ -62,9 +62,9 @@ class ClaimStatus(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ClaimReport(Message):
-    """The agent's answer. `greatest` and `owner` are of the greatest token known of the store, the claim's included.
+    """The agent's answer. `greatest` and `owner` belong to the greatest token known of the store, the claim's included.
 
-    `holder` says in words who has a session with the board now, as far as the agent knows; empty: nobody.
+    `holder` describes the client with a session on the board, as far as the agent knows; empty: none.
     """
 
     status: ClaimStatus
@@ -75,16 +75,16 @@ class ClaimReport(Message):
 
 
 def fence_key(claim: LeaseClaim) -> str:
-    """What stands in the place of a client's key in TVM's handshake to say only: this lease is the latest.
+    """Encode a fence, in place of a client's key in TVM's handshake: it only declares this lease the latest.
 
-    The agent answers at once, also while it serves somebody else, with `RPC_SUCCESS` and a `ClaimReport`.
+    The agent answers at once, even during a session, with `RPC_SUCCESS` and a `ClaimReport`.
     """
     owner = re.sub(r"[^!-9;-~]", "_", claim.owner)[:_MAX_TEXT]
     return f"{FENCE_PREFIX}{claim.store}:{claim.token}:{owner}" + (f":{claim.nonce}" if claim.nonce else "")
 
 
 def parse_fence_key(key: str) -> LeaseClaim:
-    """The inverse of `fence_key`, but for what it made of the owner. Raises ProtocolError."""
+    """The inverse of `fence_key`, except for the simplified owner. Raises ProtocolError."""
     prefix, colon, rest = key.partition(":")
     store, _, rest = rest.partition(":")
     token, _, rest = rest.partition(":")
@@ -94,7 +94,7 @@ def parse_fence_key(key: str) -> LeaseClaim:
     return LeaseClaim(store, int(token), owner, nonce=nonce)
 
 
-# What executes a program: the board's processor, or its GPU.
+# The device that executes a program.
 CPU, GPU = "cpu", "gpu"
 
 
@@ -106,21 +106,20 @@ class TensorSpec(Message):
     dtype: str
 
 
-# How long a worker for GPU code may take to get ready, before any limit of a candidate begins: the driver comes up, and
-# arguments are filled, unless they are large. The driver takes some tenths of a second, and more on a busy board.
+# How long a worker for GPU code may prepare before a candidate's limits begin: start the driver, fill arguments that
+# are not large. The driver takes some tenths of a second, more on a busy board.
 PREPARE_S = 15.0
-# How much longer this machine may take for what an emulated board computes in its time.
+# Extra host time for emulating what a board computes within its limit.
 EMULATING_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits(Message):
-    """What a worker may use. A worker that exceeds one is an outcome, not an accident.
+    """What a worker may use. Exceeding a limit is an outcome, not an accident.
 
-    `memory_bytes` is what the worker may allocate beyond what it had when it began: address space that it maps, or for
-    GPU code writable memory of its own. With `load_timeout_s` what comes before the first call (the library loaded,
-    large arguments filled) has a deadline of its own, and `timeout_s` begins with that call; without, `timeout_s` is
-    for both.
+    `memory_bytes` is the worker's allowance beyond its memory at the start: mapped address space, or private writable
+    memory for GPU code. With `load_timeout_s`, everything before the first call (load the library, fill large
+    arguments) has its own deadline, and `timeout_s` begins with that call. Otherwise `timeout_s` covers both.
     """
 
     timeout_s: float = 10.0
@@ -131,7 +130,7 @@ class Limits(Message):
 
     @property
     def total_s(self) -> float:
-        """How long a worker may take for everything."""
+        """The worker's whole time limit."""
         return self.timeout_s + (self.load_timeout_s or 0.0)
 
     def __post_init__(self) -> None:
@@ -144,10 +143,9 @@ class Limits(Message):
 
 @dataclasses.dataclass(frozen=True)
 class StartConditions(Message):
-    """What must hold before timing starts, waited for until `deadline_s`; then the outcome is `noisy` and says which.
+    """Conditions for starting to time. If they do not hold by `deadline_s`, the outcome is `noisy` and names one.
 
-    `max_temperature_c` is compared with the hottest zone, `max_load` with the cores' worth of CPU time that other
-    processes use.
+    `max_temperature_c` applies to the hottest zone, `max_load` to the CPU time of other processes, in cores.
     """
 
     max_temperature_c: float | None = None
@@ -163,11 +161,10 @@ class MeasureSpec(Message):
     """How to time one candidate whose library travels beside this message.
 
     A sample is the mean of `number` calls; there are `repeat` samples. `number` grows until a sample takes
-    `min_repeat_s`. Arguments are filled with seeded values, the same on every board; with `cold_weights` calls meet
-    them as a model's kernels do: calls take turns among copies of the large ones, and on a real board's processor the
-    input is written anew before each and results take turns, too, which counts to a sample's length, not to its mean.
-    Samples that spread further than `max_spread` (interquartile range over median) make the outcome `noisy`. Where
-    `energy` asks, it is measured.
+    `min_repeat_s`. Arguments are filled with seeded values, the same on every board. With `cold_weights` the caches are
+    as in a model: calls rotate through copies of the large arguments, and on a real board's CPU the input is rewritten
+    before each call and results rotate too; that adds to a sample's length, not to its mean. Samples that spread beyond
+    `max_spread` (interquartile range over median) make the outcome `noisy`. `energy` requests an energy measurement.
     """
 
     arguments: tuple[TensorSpec, ...]
@@ -193,7 +190,7 @@ class MeasureSpec(Message):
 
 
 class Engine(StrEnum):
-    """What executes a program given to `run_model`."""
+    """The executor of a program given to `run_model`."""
 
     RELAX_VM = "relax_vm"  # a linked library with a Relax VM executable; inputs in call order
     KERNEL = "kernel"  # a linked library with one destination-passing function; inputs are all its arguments
@@ -204,8 +201,8 @@ class Engine(StrEnum):
 class RunSpec(Message):
     """How to run a program on inputs that travel beside this message (see `device_agent.run_model`).
 
-    `device` is `cpu` or `gpu`; inputs and outputs are the processor's either way. With `per_layer` the outcome's
-    details say what each function of a model takes: of Relax VM programs on the processor.
+    `device` is `cpu` or `gpu`; inputs and outputs are in CPU memory either way. `per_layer` adds the time of each
+    function to the details, for Relax VM programs on the CPU.
     """
 
     engine: Engine

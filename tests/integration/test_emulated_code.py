@@ -387,7 +387,7 @@ def test_a_later_core_has_its_own_instructions(
         )
         [got] = collect(own.run())
         assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
-        with pytest.raises((ProgramError, RuntimeError), match="an instruction that there is not"):
+        with pytest.raises((ProgramError, RuntimeError), match="an undefined instruction"):
             other.run()
 
 
