@@ -30,30 +30,24 @@ class Tree(Protocol):
     @property
     def simulated(self) -> bool:
         """Whether values come from a model instead of from hardware."""
-        ...
 
     def read(self, path: str) -> str:
         """Read a kernel file, stripped of white space and NULs."""
-        ...
 
     def write(self, path: str, text: str) -> None:
         """Write one value. Never creates a file."""
-        ...
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; symbolic links included."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether the path exists; False also below an inaccessible folder."""
-        ...
 
     def run(self, command: list[str]) -> str:
         """Run one of the board's tools (nvpmodel); return its stdout and stderr together.
 
         Raises OSError if it is missing, fails (exit code as `errno`) or exceeds TOOL_TIMEOUT_S.
         """
-        ...
 
 
 @runtime_checkable
@@ -62,7 +56,6 @@ class RemoteTree(Protocol):
 
     def read_many(self, paths: Sequence[str]) -> list[str | None]:
         """Read several files; None for each unreadable one. Raises OSError without an answer."""
-        ...
 
 
 class FileTree:

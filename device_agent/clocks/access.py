@@ -87,7 +87,6 @@ class ClockAccess(Protocol):
 
     def status(self) -> AccessStatus:
         """Ask without holding anything."""
-        ...
 
     def begin(self, holder: str) -> None:
         """Become the one holder: snapshot every clock file to disk. Heartbeats go on until `restore`.
@@ -95,26 +94,21 @@ class ClockAccess(Protocol):
         Raises BusyError when another client holds the clocks, UnsafeError when they cannot be trusted, ClockError when
         the snapshot cannot be written (disk full). Nothing has changed then.
         """
-        ...
 
     def read(self, path: str) -> str:
         """Read a clock file, root-only ones included. Raises OSError as the kernel, RefusedError off the list."""
-        ...
 
     def write(self, path: str, text: str) -> None:
         """Write one value within the transaction. Raises OSError as the kernel, RefusedError off the list."""
-        ...
 
     def set_power_mode(self, mode_id: int) -> str:
         """Run `nvpmodel -m` within the transaction; never reboots. Raises OSError, RefusedError."""
-        ...
 
     def restore(self) -> tuple[str, ...]:
         """End the transaction: restore every file from the snapshot. Returns notes.
 
         Raises UnsafeError when a file does not go back; the board then stays unsafe.
         """
-        ...
 
     def clear_unsafe(self, force: bool = False) -> tuple[str, ...]:
         """For an operator: retry a failed restore, and trust the clocks again. Returns notes.
@@ -122,8 +116,6 @@ class ClockAccess(Protocol):
         `force` takes the clocks from their holder, and clears `unsafe` even if the restore fails again. Raises
         UnsafeError when a file does not go back, BusyError when a client holds the clocks.
         """
-        ...
 
     def close(self) -> None:
         """Release the connection; the helper restores an open transaction."""
-        ...

@@ -31,7 +31,6 @@ class Watch(Protocol):
 
     def stop(self) -> None:
         """Raises SensorError if a sensor does not answer."""
-        ...
 
     def trace(self) -> Trace: ...
 
@@ -43,23 +42,18 @@ class BoardTime(Protocol):
 
     def sleep(self, seconds: float) -> float:
         """Let `seconds` pass; return how many did."""
-        ...
 
     def begin(self) -> None:
         """Begin a session."""
-        ...
 
     def look(self, seconds: float) -> contextlib.AbstractContextManager[Ticker]:
         """A stretch of time for reading sensors, up to `seconds` long."""
-        ...
 
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
         """Create a power sampler to run beside a worker."""
-        ...
 
     def own(self) -> BoardTime:
         """Return the time for a worker, its only user while it runs."""
-        ...
 
 
 class HostTime:

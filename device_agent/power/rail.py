@@ -36,23 +36,18 @@ class Rail(Protocol):
 
     def start(self) -> None:
         """Forget earlier reads; called at the start of every trace."""
-        ...
 
     def read(self) -> float | None:
         """The latest value in W; None while a counter has not advanced far enough. Raises SensorError."""
-        ...
 
     def read_current_a(self) -> float | None:
         """The current in A of the latest value; None if not measured."""
-        ...
 
     def resolution_w(self) -> float | None:
         """The step in W near the last values; None if unknown."""
-        ...
 
     def longest_period_s(self) -> float:
         """The longest refresh time in s: assumed until it is measured."""
-        ...
 
 
 def open_reader(tree: Tree, path: str) -> Reader:

@@ -39,9 +39,9 @@ def count_seconds(
 
 WARP = 32
 # The smallest transfer from global memory.
+SECTOR_BYTES = 32
 # Assumed from microbenchmarks of these architectures (Jia et al. 2018, arXiv 1804.06826): memory latency 350 cycles,
 # kernel launch 3 us on the device.
-# some 350 cycles; a kernel's start on the device takes 3 us.
 _MEMORY_CYCLES, START_S = 350.0, 3e-6
 # Achievable share of peak memory bandwidth, and L2 sectors per cycle for one processor. Assumed.
 REACHED, _CACHE_SECTORS = 0.8, 2.0

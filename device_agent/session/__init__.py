@@ -1,1 +1,1 @@
-"""The process that serves one client: its RPC functions, and one measurement from its side."""
+"""The process that serves one client: its RPC functions, and the session side of one measurement."""

@@ -1,6 +1,6 @@
-"""One measurement from the session's side: conditions before it, what runs beside it, what it comes to.
+"""The session side of one measurement: start conditions, power sampling, and the verdict on its samples.
 
-Running the worker is in `worker.py`; the rules by which samples are believed are in `validity.py`.
+`worker/worker.py` runs the worker.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from device_agent.protocol import (
 from device_agent.protocol.texts import format_hz
 from device_agent.session.plan import Phases, Plan
 
-# Often enough for sensors that refresh every 6.6 ms to miss little, at <= 2 % of a core.
+# Fast enough to miss little of sensors that refresh every 6.6 ms, at <= 2 % of a core.
 RATE_HZ = 100.0
 
 
 class Observer:
-    """Samples every rail beside a worker. `infos` are the sensors as measured at the agent's start."""
+    """Samples every rail beside a worker. `infos` describe the sensors as measured at the agent's start."""
 
     def __init__(
         self, sensors: PowerSensors, infos: tuple[SensorInfo, ...], time: BoardTime, rate_hz: float = RATE_HZ
@@ -50,7 +50,7 @@ class Observer:
         self._trace: Trace | None = None
 
     def plan_window(self, spec: EnergySpec) -> tuple[float, float, float]:
-        """How long in s to be idle, to repeat the kernel, and to run it before that; 0 where there is no sensor."""
+        """Seconds to idle, to repeat the kernel, and to run it before that; 0 without a sensor."""
         if not self._sensors.rails:
             return 0.0, 0.0, 0.0
         idle_s = energy.plan_idle(self._infos, spec.idle_s) if spec.idle_s else 0.0
@@ -59,7 +59,7 @@ class Observer:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Sample until left. Does nothing on a board without sensors."""
+        """Sample during the block. Does nothing without sensors."""
         self._trace = None
         if not self._sensors.rails:
             yield
@@ -69,17 +69,17 @@ class Observer:
         try:
             yield
         finally:
-            # A driver that hangs keeps its thread; power is then unknown for this measurement.
+            # A hung driver keeps its thread; this measurement then has no power.
             with contextlib.suppress(SensorError):
                 watch.stop()
                 self._trace = watch.trace()
 
     def read_power(self, phases: Phases) -> PowerWindow | None:
-        """Power while the samples were taken; None without a sensor or a single value in that time."""
+        """Power while the samples were taken; None without a sensor or any value."""
         return self._window(phases.timing_start_s, phases.timing_end_s)
 
     def read_energy(self, phases: Phases, spec: EnergySpec) -> Energy | None:
-        """Energy per call over the window that was asked for; None without one."""
+        """Energy per call over the requested window; None without one."""
         calls = round(phases.busy_calls)
         busy = self._window(phases.busy_start_s, phases.busy_end_s, calls, spec.min_updates, steady=True)
         if busy is None:
@@ -98,14 +98,14 @@ class Observer:
         )
 
 
-# A pinned clock reads back within this: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
+# Tolerance for a pinned clock: the TX2's scaling_cur_freq is a 20 us measurement that jitters by 1 %.
 CLOCK_TOLERANCE = 0.03
-# Shorter windows say nothing about other load: the kernel counts CPU time in ticks of 10 ms.
+# Shorter windows do not show other load: the kernel counts CPU time in ticks of 10 ms.
 MIN_LOAD_WINDOW_S = 0.2
 
 
 def judge(outcome: Outcome, pinned_hz: Mapping[int, int], max_spread: float | None) -> Outcome:
-    """The outcome as it may be believed. `pinned_hz` maps the cores held at a clock to it in Hz; empty: none held."""
+    """Judge the outcome by its evidence. `pinned_hz` maps held cores to Hz."""
     if outcome.status is not Status.OK or outcome.before is None or outcome.after is None:
         return outcome
     rules = (
@@ -120,7 +120,7 @@ def judge(outcome: Outcome, pinned_hz: Mapping[int, int], max_spread: float | No
 
 
 def find_throttling(before: Evidence, after: Evidence) -> str:
-    """Which cooling device slowed the board, or which over-current alarm was raised meanwhile; "" for none."""
+    """Which cooling device slowed the board, or which over-current alarm was raised; "" for none."""
     for evidence, when in ((before, "before"), (after, "after")):
         active = {name: state for name, state in evidence.cooling.items() if state > 0}
         if active:
@@ -134,11 +134,11 @@ def find_throttling(before: Evidence, after: Evidence) -> str:
 
 
 def find_drift(before: Evidence, after: Evidence, pinned_hz: Mapping[int, int]) -> str:
-    """Which clock was not where it was held, or which limit somebody moved meanwhile; "" for none."""
+    """Which clock left its held value, or which limit changed; "" for none."""
     for evidence, when in ((before, "before"), (after, "after")):
         for cpu, wanted in pinned_hz.items():
             measured = evidence.cpu_freq_hz.get(str(cpu))
-            # An idle core may read 0 where the clock is measured; an offline one has no file.
+            # A measured clock may read 0 on an idle core; an offline core has no file.
             if measured and abs(measured - wanted) > CLOCK_TOLERANCE * wanted:
                 return (
                     f"cpu{cpu} ran at {format_hz(measured)} {when} the measurement; it is held at {format_hz(wanted)}"
@@ -157,7 +157,7 @@ def find_drift(before: Evidence, after: Evidence, pinned_hz: Mapping[int, int]) 
 
 
 def find_noise(latency_s: tuple[float, ...], max_spread: float | None) -> str:
-    """Whether samples spread further than allowed; "" if not, or with fewer than 3."""
+    """Describe samples that spread further than allowed; "" if they do not, or with fewer than 3."""
     if max_spread is None or len(latency_s) < 3:
         return ""
     first, median, third = statistics.quantiles(latency_s, n=4, method="inclusive")
@@ -168,7 +168,7 @@ def find_noise(latency_s: tuple[float, ...], max_spread: float | None) -> str:
 
 
 def other_load(before: Evidence, after: Evidence, window_s: float, own_cpu_s: float) -> float | None:
-    """Cores' worth of CPU time that other processes used in the window; None where it cannot be told."""
+    """CPU time of other processes in the window, in cores; None if unknown."""
     if before.busy_s is None or after.busy_s is None or window_s < MIN_LOAD_WINDOW_S:
         return None
     return max(0.0, (after.busy_s - before.busy_s - own_cpu_s) / window_s)
@@ -178,7 +178,7 @@ def _list(states: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in states.items())
 
 
-# Load is CPU time between two looks; the kernel counts it in ticks of 10 ms.
+# Load is CPU time between two reads; the kernel counts it in ticks of 10 ms.
 _LOOK_S = 0.25
 
 
@@ -188,9 +188,9 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Wait until every condition holds; return "", or at the deadline which one does not.
+    """Wait until every condition holds; return "", or at the deadline the one that does not.
 
-    A board without thermal zones, or without /proc/stat, cannot promise the condition: that is an answer at once.
+    A board without thermal zones, or without /proc/stat, cannot check its condition: it answers at once.
     """
     deadline = clock() + conditions.deadline_s
     looked, busy_s = clock(), sensors.read_busy_s()
@@ -221,12 +221,12 @@ def wait(
 
 
 class Measurement:
-    """Everything around one worker. `refusal` is the outcome where it may not start at all."""
+    """Everything around one worker. `refusal` is the outcome if the worker may not start."""
 
     def __init__(self, board: Board, spec: MeasureSpec | RunSpec, content: tuple[bytes, ...]) -> None:
-        """Wait for the start conditions and lay out the plan. Never raises for what the board lacks.
+        """Wait for the start conditions and make the plan. Never raises for missing hardware.
 
-        `content` is what came beside `spec`.
+        `content` is the payload beside `spec`.
         """
         self._board = board
         self._spec = spec
@@ -268,7 +268,7 @@ class Measurement:
         self.plan.pace = self._board.pace(self._spec, self._content, self.plan.time, limit_s)
 
     def finish(self, outcome: Outcome) -> Outcome:
-        """The outcome with power, energy and the board's name, judged by its own evidence."""
+        """Complete the outcome with power, energy and the board's name, and judge it."""
         phases = self._board.marks.read()
         if outcome.status is Status.OK and outcome.before is not None and outcome.after is not None:
             window_s = max(phases.timing_end_s, phases.busy_end_s) - phases.timing_start_s

@@ -1,6 +1,6 @@
-"""What a worker does beside timing: which evidence it takes, how long it measures energy, whose time it keeps.
+"""A worker's plan beside timing: its evidence, its energy measurement, and its board's time.
 
-Made by the session before the fork, carried out in the worker by `timing.py` and `engines.py`.
+The session makes it before the fork; `timing.py` and `engines.py` carry it out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 import mmap
 import struct
 
-# Enough for every field of `Phases`, one double each.
+# Enough for the fields of `Phases`, one double each.
 _BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """Moments on the board's clock in s, 0 where a phase did not happen; CPU time and calls of the worker."""
+    """Times on the board's clock in s, 0 for a phase that did not occur; the worker's CPU time and calls."""
 
     idle_start_s: float = 0.0
     idle_end_s: float = 0.0
@@ -34,95 +34,85 @@ class Phases:
     busy_end_s: float = 0.0
     busy_calls: float = 0.0
     cpu_s: float = 0.0  # CPU time of the worker from `timing_start_s` to the last phase's end
-    loaded_s: float = 0.0  # from then on the worker reads sensors, and calls the candidate
-    running_s: float = 0.0  # as `timing_start_s`, but on this machine's clock, as deadlines are
+    loaded_s: float = 0.0  # from then on the worker reads sensors and calls the candidate
+    running_s: float = 0.0  # as `timing_start_s`, on this machine's clock, for deadlines
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Phases))
 
 
 class Marks:
-    """Memory shared with workers forked from here. One worker at a time; `clear` before each."""
+    """Memory shared with forked workers. One worker at a time; `clear` before each."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _BYTES)
 
     def clear(self) -> None:
-        """Forget the last worker's notes."""
         self._memory[: 8 * len(_FIELDS)] = bytes(8 * len(_FIELDS))
 
     def set(self, name: str, value: float) -> None:
-        """Note `value`."""
         struct.pack_into("<d", self._memory, 8 * _FIELDS.index(name), value)
 
     def read(self) -> Phases:
-        """The notes so far."""
         return Phases(*struct.unpack_from(f"<{len(_FIELDS)}d", self._memory))
 
 
-# An energy window is filled in pieces about this long, so that it ends on time.
+# An energy window is filled in pieces about this long, to end on time.
 _PIECE_S = 0.05
-# Of the margin, before the idle baseline: only values that belong to it as a whole are used, so this is for sensors
-# that are later than they say. Loading the library is a small load beside what follows.
+# Share of the margin before the idle baseline. Only values wholly inside the baseline count, so this covers sensors
+# that lag more than they report. Loading the library is a small load compared with what follows.
 _SETTLING = 1 / 3
 
 
 class OverrunError(Exception):
-    """A simulated board would not have finished in the time that the worker was given."""
+    """The simulated board would not have finished within the worker's time limit."""
 
 
 class Pace(Protocol):
-    """How fast this board is. A real board's time is the host's; a virtual board's is stretched by its clocks."""
+    """How fast this board is. A real board's time is the host's; a virtual board's is scaled by its clocks."""
 
     def begin(self) -> float:
-        """The board starts to compute. How long timing a candidate is made to take (s); 0: as long as it takes."""
-        ...
+        """Start computing. Returns how long timing a candidate shall take (s); 0: as long as it needs."""
 
     def end(self) -> None:
-        """The board stops computing."""
-        ...
+        """Stop computing."""
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
-        """Make so many calls; return the board's seconds per call. `run(n)` makes n, and `calls_beside` more.
+        """Make `calls` calls; return the board's seconds per call. `run(n)` makes n, and `calls_beside` more.
 
         Raises OverrunError.
         """
-        ...
 
     def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """What runs is emulated: `price` says what the last call cost its core. `again`: also where that is known."""
-        ...
+        """Declare the code as emulated: `price` returns the last call's cost. `again`: also if that is known."""
 
     def settle(self) -> None:
-        """Let all of the board's time pass that is left: before a window begins or ends."""
-        ...
+        """Let all remaining board time pass, before a window begins or ends."""
 
 
 class HostPace:
-    """The pace of a real board."""
+    """The pace of a real board, whose time is this machine's."""
 
     def begin(self) -> float:
-        """Nothing to tell anybody."""
         return 0.0
 
     def end(self) -> None:
-        """Nothing to tell anybody."""
+        """Do nothing."""
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
-        """Run them."""
         del calls_beside
         return run(calls)
 
     def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """A real board emulates nothing."""
+        """Do nothing."""
 
     def settle(self) -> None:
-        """All of the time has passed already."""
+        """Do nothing."""
 
 
 @dataclasses.dataclass
 class Plan:
-    """`idle_s` and `busy_s` are the energy measurement's windows; no energy is measured where `busy_s` is 0."""
+    """`idle_s` and `busy_s` are the energy measurement's windows; `busy_s` 0 means no energy."""
 
     sensors: Sensors
     marks: Marks = dataclasses.field(default_factory=Marks)
@@ -130,18 +120,18 @@ class Plan:
     time: BoardTime = dataclasses.field(default_factory=HostTime)
     idle_s: float = 0.0
     busy_s: float = 0.0
-    margin_s: float = 0.0  # sensors answer late: how long the kernel is to have run when its window begins
-    emulator: Emulator | None = None  # runs the program, which is the board's own code and not this machine's
-    cpus: tuple[int, ...] = ()  # cores the worker's threads are placed on; empty: not placed
+    margin_s: float = 0.0  # sensors lag: how long the kernel must run before its window begins
+    emulator: Emulator | None = None  # runs a program that is the board's own code, not this machine's
+    cpus: tuple[int, ...] = ()  # cores for the worker's threads; empty: any
 
     @property
     def extra_s(self) -> float:
-        """What the energy measurement, and emulating, add to a worker's time."""
+        """Time that the energy measurement and emulation add to a worker's limit."""
         from_energy_s = self.idle_s + self.busy_s * 1.2 + 5 * self.margin_s + 1.0 if self.busy_s else 0.0
         return from_energy_s + (EMULATING_S if self.emulator else 0.0)
 
     def rest(self) -> None:
-        """Take the idle baseline: do nothing, at the clocks in force."""
+        """Take the idle baseline at the clocks in force."""
         if self.busy_s and self.idle_s:
             self.time.sleep(_SETTLING * self.margin_s)
             self.mark("idle_start_s")
@@ -149,7 +139,7 @@ class Plan:
             self.mark("idle_end_s")
 
     def mark(self, phase: str) -> float:
-        """Note that a phase begins or ends now; returns the board's time."""
+        """Mark the start or end of a phase; return the board's time."""
         now_s = self.time.now_s()
         self.marks.set(phase, now_s)
         return now_s
@@ -157,7 +147,7 @@ class Plan:
     def fill_window(self, run: Callable[[int], float], call_s: float, calls_beside: int = 0) -> None:
         """Repeat a kernel for `busy_s`. `run(n)` makes n calls, and `calls_beside` more, and returns seconds per call.
 
-        `call_s` is how long one call takes, as it was timed.
+        `call_s` is the measured time of one call.
         """
         if not self.busy_s:
             return
@@ -171,8 +161,8 @@ class Plan:
             self.pace.settle()
             return calls
 
-        # The kernel already runs when the window begins, so that late values are of it: while it was timed, mostly.
-        # What comes after the window does not matter, since only values are used that belong to it as a whole.
+        # The kernel must already run when the window begins, because sensors lag; timing usually covers that. After the
+        # window nothing matters, since only values wholly inside it count.
         ran_s = self.time.now_s() - self.marks.read().timing_start_s
         repeat(self.margin_s - ran_s)
         self.mark("busy_start_s")

@@ -1,7 +1,7 @@
-"""What runs in the process that serves one client: the stock RPC functions, ours, and TVM's server loop.
+"""The process that serves one client: the stock RPC functions, the agent's own, and TVM's server loop.
 
-Candidates given to `device_agent.measure` run in workers (`worker.py`); what a stock client loads by the stock
-functions runs right here, and its crash ends this session only.
+Candidates of `device_agent.measure` run in workers (`worker.py`). Code that a stock client loads runs right here, and
+its crash ends only this session.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from device_agent.protocol.interpreters import python_command
 from device_agent.session.measurement import Measurement
 from device_agent.worker import arguments, limits, worker
 
-# So many, and so many bytes of them, are kept; the one that was used longest ago goes first.
+# Limits on cached programs; the least recently used goes first.
 MOST, MOST_BYTES = 16, 1 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Programs:
-    """Files in `folder`, named by the SHA-256 of what they hold, in the order of their last use."""
+    """Cached programs: files in `folder` named by their SHA-256, in the order of their last use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sizes: dict[str, int] = {}
 
     def keep(self, digest: str, program: bytes) -> list[str]:
-        """Keep a program; returns the digests of all that are kept. Raises ValueError for another's digest, OSError."""
+        """Store a program; return all stored digests. Raises ValueError for a wrong digest, OSError."""
         if not _DIGEST.fullmatch(digest) or not _is_of(program, digest):
             raise ValueError(f"{digest[:64]!r} is not the SHA-256 of the program that came with it")
         self._folder.mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ class Programs:
         return list(self._sizes)
 
     def take(self, digest: str) -> bytes:
-        """A program that is kept. Raises ValueError where it is not, or was changed: candidates have run since."""
+        """Load a stored program. Raises ValueError if it is missing, or was changed by a candidate."""
         size = self._sizes.pop(digest, None)
         if size is None:
             raise ValueError(f"no program {digest[:64]!r} is kept")
@@ -88,9 +88,9 @@ class NoLinkerError(RuntimeError):
 
 
 def link(path: Path) -> Path:
-    """The path of a loadable library made from `path`: itself, unless it is a .o or .tar.
+    """Return a loadable library made from `path`: itself, unless it is a .o or .tar.
 
-    Raises NoLinkerError where the board cannot link, RuntimeError with the linker's words where linking fails.
+    Raises NoLinkerError without a linker, RuntimeError with the linker's output on failure.
     """
     if path.suffix == ".o":
         objects = [path]
@@ -107,7 +107,7 @@ def link(path: Path) -> Path:
 
 
 def _unpack(archive_path: Path) -> list[Path]:
-    """Write the files of a tar side by side, under names of our own, so that no member's name can lead elsewhere."""
+    """Write a tar's files side by side under generated names, so that no member name can escape."""
     folder = archive_path.with_suffix(".objects")
     folder.mkdir(exist_ok=True)
     objects: list[Path] = []
@@ -121,7 +121,7 @@ def _unpack(archive_path: Path) -> list[Path]:
 
 
 def find_linker() -> list[str]:
-    """The command that links here. Raises NoLinkerError."""
+    """The command that links on this board. Raises NoLinkerError."""
     for name in ("g++", "gcc"):
         if found := shutil.which(name):
             return [found]
@@ -133,24 +133,23 @@ def find_linker() -> list[str]:
 
 
 def load_tvm(board: Board) -> None:
-    """Import TVM's runtime, without its compiler, before the first fork, so that forks start with it."""
-    import tvm.rpc  # noqa: F401  the whole of it: sessions use its parts
+    """Import TVM's runtime without its compiler before the first fork, so that forks share it."""
+    import tvm.rpc  # noqa: F401  loads the parts that sessions use
 
-    # Stock clients ask for tvm.contrib.random.*, which lives in a library that the runtime-only mode leaves out.
+    # Stock clients call tvm.contrib.random.*, from a library that the runtime-only mode leaves out.
     package = importlib.util.find_spec("tvm")
     extra = Path(package.origin or "").parent / "lib" / "libtvm_runtime_extra.so" if package else None
     if extra is not None and extra.exists():
         ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
     _rehearse(board)
     gc.collect()
-    gc.freeze()  # a collection in a forked process would copy every page it looks at
+    gc.freeze()  # a collection in a forked process would copy every page it visits
 
 
 def _rehearse(board: Board) -> None:
-    """Do once what every worker does, as far as it needs no library.
+    """Run once the part of a worker's job that needs no library.
 
-    What Python, NumPy and TVM set up on first use is then shared by all forks instead of made in each: NumPy's
-    statistics alone take 8 ms.
+    First-use initialisation of Python, NumPy and TVM is then shared by all forks: NumPy's statistics alone take 8 ms.
     """
     import tvm.runtime.module
 
@@ -164,40 +163,40 @@ def _rehearse(board: Board) -> None:
 
 
 def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
-    """Serve the client at the other end of `sock` until it leaves. Runs in a process of its own, in `folder`.
+    """Serve the client of `sock` until it leaves. Runs in a process of its own, in `folder`.
 
-    What changes or uses the board is refused once the lease that the client claimed through `claimant` is over.
+    Once the lease claimed through `claimant` is over, functions that change or use the board are refused.
     """
     import tvm.rpc._ffi_api as rpc_api
 
     processes.become_subreaper()
-    # What stock clients run right here gets every core; nothing else in this process computes.
+    # Stock clients' code in this process gets every core; nothing else here computes.
     os.environ.setdefault("TVM_NUM_THREADS", str(limits.thread_count(protocol.Limits())))
     if board.access is not None:
-        # The listener ends a session whose client has gone; should it be stopped itself, clocks go all the same.
+        # The listener ends a session whose client has gone; if it is stopped itself, the clocks are released anyway.
         board.access.is_wanted = functools.partial(_is_connected, sock)
-    with contextlib.suppress(OSError):  # a board that does not answer says so when it is asked for something
+    with contextlib.suppress(OSError):  # a board that does not answer reports so at its first use
         board.time.begin()
     _register(board, sock, folder, claimant)
     rpc_api.ServerLoop(sock.fileno())
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """Whether the client is still there."""
+    """Whether the client is still connected."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return not poll.poll(0)
 
 
 def return_exception(sock: socket.socket, message: str) -> None:
-    """Tell the client why its session was ended from outside."""
+    """Send the client the reason why its session was ended."""
     import tvm.rpc._ffi_api as rpc_api
 
     rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
 
 
 def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
-    """Put the functions of this session into TVM's registry; clients call them by name."""
+    """Register this session's functions with TVM; clients call them by name."""
     from tvm_ffi import register_global_func
 
     workers = worker.Workers(folder, board.shared)
@@ -217,8 +216,8 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         return data
 
     def keep_acknowledging() -> None:
-        # A client's big argument comes in many small writes; a hop that waits for our acknowledgement before it sends
-        # on (an SSH tunnel) would add 40 ms. The kernel forgets this setting, hence at every call.
+        # A client's large argument arrives in many small writes; an SSH tunnel waits for an acknowledgement before it
+        # forwards more, which would add 40 ms. The kernel resets this option, so set it at every call.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def upload(name: str, data: bytes) -> None:
@@ -239,7 +238,7 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
             return board.sign(protocol.Outcome(protocol.Status.FARM_ERROR, reason)).to_json()
         checked(library, "library")
         if spec.device == protocol.CPU:
-            # Before the fork, so that only the first call pays.
+            # Before the fork, so that only the first call pays for it.
             arguments.prepare(spec.arguments, spec.seed, in_turns=spec.cold_weights)
         run = Measurement(board, spec, (library,))
         with board.powered(spec.device):

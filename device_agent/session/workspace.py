@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their owner for long: the agent's, with one for each session, and a rig's."""
+"""Temporary folders that are removed after their owner's death: the agent's, one per session, and a rig's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def work_folder(prefix: str = SESSIONS) -> Iterator[Path]:
-    """A folder whose name begins with `prefix`; also removes those of owners that were killed.
+    """Create a folder whose name begins with `prefix`; also remove those of killed owners.
 
-    An owner holds a lock on its folder: the kernel lets go of it when the owner dies, however it dies.
+    An owner holds a lock on its folder, which the kernel releases at its death.
     """
     root = Path(tempfile.gettempdir())
     for left in root.glob(f"{prefix}*"):
         lock = _lock(left)
         if lock is not None:
-            _log.info("removing %s, left by one that was killed", left)
+            _log.info("removing %s, left by a killed process", left)
             remove_folder(left)
             os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -40,7 +40,7 @@ def work_folder(prefix: str = SESSIONS) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor holding the lock of `folder`, or None if another process holds it or it is not ours."""
+    """Lock `folder`; return the descriptor, None if another process holds it or it belongs to another user."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -54,7 +54,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder whatever its content did to its permissions; what cannot be removed is logged."""
+    """Remove a folder even if its content changed its permissions; log what cannot be removed."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         for path, _, _ in os.walk(folder):

@@ -1,7 +1,7 @@
-"""A virtual board: clocks, load, power and temperature as one model that is advanced to the clock whenever it is asked.
+"""The model of a virtual board: clocks, load, power and temperature, advanced to the current time on demand.
 
-No files and no I/O: those over it are in `tree.py`. Between two changes everything but the temperature is constant, so
-that energy is known in closed form (`history.py`).
+No I/O: its files are in `tree.py`. Between two changes only the temperature varies, so energy has a closed form
+(`history.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from device_agent.virtual.clocks import CpuCluster, Gpu, LimitedClock, Load, Mem
 from device_agent.virtual.history import START_S, History, OwnClock, Piece
 from device_agent.virtual.parameters import GPU, MEMORY, Domain, Individual, Rail
 
-# Constant W, and W for each degree Celsius of the die.
+# Constant W, and W per degree Celsius of the die.
 Power = tuple[float, float]
 _LEAK_REFERENCE_C = 25.0
 
 
 def draw(domain: Domain, individual: Individual, units: float, powered: float, busy: float, hz: float) -> Power:
-    """Return what so many switched-on units (cores) draw, as a share `powered` of all, each `busy` for that share."""
+    """The power of `units` powered units (cores), a share `powered` of all, each `busy` for that share."""
     volt = interpolate_v(domain.voltage_v, hz)
     highest_v = domain.voltage_v[-1][1] if domain.voltage_v else volt
     activity = domain.idle_activity + (1 - domain.idle_activity) * busy
@@ -38,13 +38,13 @@ def draw(domain: Domain, individual: Individual, units: float, powered: float, b
 
 
 def add(powers: Iterable[Power]) -> Power:
-    """Return the sum."""
+    """Add powers."""
     found = list(powers)
     return sum(each[0] for each in found), sum(each[1] for each in found)
 
 
 def sum_rails(rails: Iterable[Rail], drawn: Mapping[str, Power]) -> list[Power]:
-    """Return what flows on each rail, losses of its regulator included, given what every domain draws."""
+    """The power on each rail, its regulator's loss included, from every domain's power."""
     sums = []
     for rail in rails:
         constant_w, per_c = add(drawn[name] for name in rail.domains)
@@ -53,12 +53,12 @@ def sum_rails(rails: Iterable[Rail], drawn: Mapping[str, Power]) -> list[Power]:
 
 
 def sum_heat(domains: Iterable[Domain], drawn: Mapping[str, Power]) -> Power:
-    """Return what heats the die."""
+    """The heat into the die."""
     return add((drawn[d.name][0] * d.heat, drawn[d.name][1] * d.heat) for d in domains)
 
 
 def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
-    """Return the voltage for a clock: linear between entries, flat outside; 1 V without a table."""
+    """The voltage at a clock: linear between entries, constant outside; 1 V without a table."""
     if not table:
         return 1.0
     for (low_hz, low_v), (high_hz, high_v) in itertools.pairwise(table):
@@ -67,23 +67,23 @@ def interpolate_v(table: tuple[tuple[int, float], ...], hz: float) -> float:
     return table[-1][1]
 
 
-# What `exact_energy_j` takes for the sum that the board type calls its total.
+# The name in `exact_energy_j` of the board type's total.
 TOTAL = "total"
 _HEAT = "heat"
-# A domain of this name draws its constant at the fan's full speed.
+# The domain with this name draws its constant at the fan's full speed.
 _FAN = "fan"
-# Crossings of a trip point are computed to rounding errors.
+# Trip-point crossings are exact up to rounding.
 _TOLERANCE_C = 1e-6
 _LOAD_AVERAGE_S = 60.0
 _FOREVER = math.inf
-# For how long a board with a clock of its own has been idle when that begins: longer than any sensor looks back.
+# How long a board with its own clock was idle before its start: longer than any sensor averages.
 _BEFORE_S = 100.0
 
 
 class VirtualBoard:
-    """The board `seed` of a type. `clock` gives seconds that never run backwards.
+    """The board `seed` of a type. `clock` returns seconds that never run backwards.
 
-    Whoever changes the state does so within `change()`. Raises ProtocolError for a type that cannot be simulated.
+    Change the state only within `change()`. Raises ProtocolError for a type that cannot be simulated.
     """
 
     def __init__(self, board_type: BoardType, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +100,7 @@ class VirtualBoard:
         self.total_rails = tuple(name for name in (*power.total, *board_total) if name in self._rails)
         self._columns = {name: index for index, name in enumerate((*self.rail_names, TOTAL, _HEAT))}
         self.cpus = tuple(sorted(cpu for cluster in board_type.clusters for cpu in cluster.cpus))
-        self.hardware: object | None = None  # what `tree.py` keeps beside the model
+        self.hardware: object | None = None  # `tree.py`'s data beside the model
         self.boots = 0
         self.power_mode: PowerMode | None = None
         self.history = History()
@@ -123,7 +123,7 @@ class VirtualBoard:
     # State: read after `advance`.
 
     def advance(self) -> float:
-        """Bring the model to the clock; return the time in s."""
+        """Advance the model to the clock; return the time in s."""
         now_s = self._clock()
         while self._next_event_s <= now_s:
             self._settle(self._next_event_s)
@@ -132,7 +132,7 @@ class VirtualBoard:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """Within it the state may be changed; what follows from it is worked out at the end, also after an error."""
+        """Allow changes of state; the model follows at the block's end, also after an error."""
         now_s = self.advance()
         try:
             yield
@@ -141,12 +141,11 @@ class VirtualBoard:
 
     @property
     def temperature_c(self) -> float:
-        """The die's."""
         return self._piece.temperature_c(self._piece.end_s)
 
     @property
     def throttled(self) -> bool:
-        """Whether heat (or a fault that says so) slows the board down."""
+        """Whether heat (or an injected fault) slows the board down."""
         return self._throttled or self._piece.end_s < self._throttled_until_s
 
     @property
@@ -161,7 +160,7 @@ class VirtualBoard:
 
     @property
     def load_average(self) -> float:
-        """As the kernel's over one minute."""
+        """The kernel's load average over one minute."""
         busy = self._piece.busy_cores
         return busy + (self._load_average - busy) * math.exp(-self._passed_s / _LOAD_AVERAGE_S)
 
@@ -171,30 +170,29 @@ class VirtualBoard:
 
     @property
     def gpu_device(self) -> str:
-        """The name of the GPU's device in this release; "" without a GPU."""
+        """The GPU's device name in this release; "" without a GPU."""
         devices = self.board_type.gpu.devices if self.board_type.gpu else ("",)
         return devices[-1 if self.parameters.release == "R36" else 0]
 
     def find_next_event_s(self) -> float | None:
-        """When something will change by itself; None if nothing will."""
+        """The time of the next spontaneous change; None without one."""
         return None if self._next_event_s == _FOREVER else self._next_event_s
 
     def cluster_of(self, cpu: int) -> CpuCluster:
-        """Raises StopIteration for a CPU that the board does not have."""
+        """Raise StopIteration for a CPU that the board lacks."""
         return next(cluster for cluster in self.clusters.values() if cpu in cluster.cpus)
 
     def online_in(self, cluster: CpuCluster) -> tuple[int, ...]:
-        """The cluster's cores that are online."""
         return tuple(cpu for cpu in cluster.cpus if cpu in self.online)
 
     def exact_power_w(self, rail: str, at_s: float | None = None) -> float:
-        """What a rail, or TOTAL, draws now, or drew then. Raises ValueError for a time not known."""
+        """The power of a rail, or of TOTAL, now or at a past time. Raises ValueError for an unknown time."""
         now_s = self.advance()
         return self.history.power_w(self._columns[rail], now_s if at_s is None else at_s)
 
     @contextlib.contextmanager
     def look_back(self, at_s: float) -> Iterator[Callable[[], float]]:
-        """Within it sensors show what they did then. Yields until when they went on showing what was asked of them."""
+        """Show sensors as of `at_s`. Yields a function that returns until when the values read held."""
         self._moment_s, self._holds_until_s = min(at_s, self.advance()), _FOREVER
         try:
             yield lambda: self._holds_until_s
@@ -202,38 +200,38 @@ class VirtualBoard:
             self._moment_s = None
 
     def moment_s(self) -> float:
-        """The moment that sensors show: now, but within `look_back`."""
+        """The time that sensors show: now, or the past within `look_back`."""
         return self.advance() if self._moment_s is None else self._moment_s
 
     def holds_until(self, until_s: float) -> None:
-        """What is being read changes then."""
+        """Report that a value being read changes at `until_s`."""
         self._holds_until_s = min(self._holds_until_s, until_s)
 
     def exact_energy_j(self, rail: str, start_s: float, end_s: float) -> float:
-        """The exact integral of a rail's power, or of TOTAL's. Raises KeyError, ValueError for a time not known."""
+        """The exact energy of a rail, or of TOTAL. Raises KeyError, ValueError for an unknown time."""
         self.advance()
         return self.history.energy_j(self._columns[rail], start_s, end_s)
 
     def drawn_j(self, rail: str) -> float:
-        """What a rail, or TOTAL, has drawn since the model began. Raises KeyError."""
+        """The energy of a rail, or of TOTAL, since the model began. Raises KeyError."""
         return self.history.drawn_j(self._columns[rail], self.advance())
 
     # What others do to it.
 
     @property
     def is_live(self) -> bool:
-        """Whether its time passes by itself."""
+        """Whether its time passes in real time."""
         return not isinstance(self._clock, OwnClock)
 
     def let_pass(self, seconds: float) -> None:
-        """Let time pass at once. Raises ValueError where it passes by itself."""
+        """Let time pass at once. Raises ValueError on a live board."""
         self._require_own_clock().now_s += seconds
         self.advance()
 
     def begin_anew(self) -> None:
-        """Put the clock back to its start, the board as warm as it gets in the state it is in; nothing before counts.
+        """Reset the clock to its start, with the board settled in its present state and no history.
 
-        What will happen at a later time stays as far away. Raises ValueError where time passes by itself.
+        Scheduled actions keep their distance. Raises ValueError on a live board.
         """
         clock = self._require_own_clock()
         back_s = self.advance() - START_S
@@ -257,7 +255,7 @@ class VirtualBoard:
         raise ValueError("the board's time passes by itself")
 
     def set_load(self, owner: Hashable, load: Load | None) -> None:
-        """What `owner` computes from now on; None: nothing."""
+        """Set what `owner` computes from now on; None: nothing."""
         with self.change():
             if load is None:
                 self._loads.pop(owner, None)
@@ -265,15 +263,15 @@ class VirtualBoard:
                 self._loads[owner] = load
 
     def set_online(self, cpu: int, online: bool) -> None:
-        """Hot-plug one core, within `change()`. The first core cannot go."""
+        """Hot-plug one core, within `change()`. The first core cannot go offline."""
         cluster = self.cluster_of(cpu)
         if online and not self.online_in(cluster) and self.parameters.release in ("R28", "R32"):
-            # Linux 4.9 sets a policy up anew; later ones keep what was asked for (struct freq_qos_request).
+            # Linux 4.9 recreates a policy; later kernels keep the requests (struct freq_qos_request).
             cluster.clock.reset_limits()
         (self.online.add if online else self.online.discard)(cpu)
 
     def apply_power_mode(self, mode: PowerMode) -> None:
-        """What nvpmodel writes, within `change()`: cores, caps, and the lower limits back to the hardware's."""
+        """Apply what nvpmodel writes, within `change()`: cores, caps, and the hardware's lower limits."""
         self.power_mode = mode
         for cpu in self.cpus:
             online = mode.cores_online is None or cpu in mode.cores_online
@@ -288,20 +286,20 @@ class VirtualBoard:
             self.memory.cap_hz = mode.memory_max_hz or 0
 
     def reboot(self) -> None:
-        """Back to how it boots; only the temperature stays. Within `change()` or as a scheduled action."""
+        """Return to the boot state, except for temperature. Within `change()` or as a scheduled action."""
         self._boot()
 
     def throttle(self, seconds: float = _FOREVER) -> None:
-        """Slow down as if it were too hot, within `change()`; 0 ends it."""
+        """Throttle as if overheated, within `change()`; 0 ends it."""
         self._throttled_until_s = self._piece.end_s + seconds if seconds > 0 else -_FOREVER
 
     def raise_over_current(self, seconds: float) -> None:
-        """The supply gives way: an alarm and low clocks for a while, within `change()`."""
+        """Simulate a supply drop, within `change()`: an alarm and low clocks for a while."""
         self.over_currents += 1
         self._over_current_until_s = self._piece.end_s + seconds
 
     def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something to the board at a later time, exactly then."""
+        """Run an action at an exact later time."""
         with self.change():
             self._schedule.append((self._piece.end_s + delay_s, action))
 
@@ -348,7 +346,7 @@ class VirtualBoard:
         return self._piece.end_s - self._piece.start_s
 
     def _settle(self, at_s: float) -> None:
-        """Begin a new piece at `at_s` with what has changed; work out when something will change by itself."""
+        """Begin a new piece at `at_s` with the changed state; find the next spontaneous change."""
         self._piece.end_s = max(self._piece.end_s, at_s)
         self._load_average = self.load_average
         self._busy_core_s = self.busy_core_s
@@ -381,7 +379,7 @@ class VirtualBoard:
         self.history.begin(Piece(at_s, at_s, temperature_c, final_c, tau_s, rails, busy))
 
     def _settled_temperature_c(self) -> float:
-        """What the board comes to when nothing changes."""
+        """The steady-state temperature."""
         self._begin_piece(self.boot_s, self.parameters.thermal.ambient_c)
         return self._piece.final_c
 
@@ -397,7 +395,7 @@ class VirtualBoard:
         self._next_event_s = min(events, default=_FOREVER)
 
     def _set_clocks(self, ratio: float) -> None:
-        """Share the load out, and let every clock follow it."""
+        """Distribute the load, and set every clock from it."""
         memory, gpu = share_out(self._loads.values(), self.clusters, self.online_in)
         floor_hz = 0
         for cluster in self.clusters.values():
@@ -414,14 +412,14 @@ class VirtualBoard:
             self.memory_hz = self.memory.decide(floor_hz, memory)
 
     def _sum_rails(self) -> tuple[Power, ...]:
-        """Every rail, the total, and what heats the die."""
+        """Every rail, the total, and the heat into the die."""
         drawn = {name: self._draw(domain) for name, domain in self._domains.items()}
         rails = sum_rails(self._rails.values(), drawn)
         total = [rails[self._columns[name]] for name in self.total_rails]
         return *rails, add(total), sum_heat(self._domains.values(), drawn)
 
     def _draw(self, domain: Domain) -> Power:
-        """One domain at its clock and load."""
+        """The power of one domain at its clock and load."""
         units, powered, busy, hz = 1.0, 1.0, 0.0, 0
         if cluster := self.clusters.get(domain.name):
             units = len(self.online_in(cluster))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-# The simulator answers within 100 us; a board that hangs must not take its agent along.
+# The simulator answers within 100 us; a hung board must not hang its agent.
 TIMEOUT_S = 2.0
 SIZE = struct.Struct("<I")
 MAX_BYTES = 1 << 20
@@ -25,8 +25,8 @@ MAX_BYTES = 1 << 20
 class SimulatedTree:
     """A `device_agent.sysfs.Tree` over a socket: PATH for any user, PATH.root for root.
 
-    Connects when it is first used, and anew in a forked process. Errors are the board's; besides, every method raises
-    OSError (ENODEV) when no simulator answers, and TimeoutError when it does not answer in time.
+    Connects on first use, and again in a forked process. Beside the board's errors, every method raises OSError
+    (ENODEV) without a simulator, and TimeoutError for a late answer.
     """
 
     simulated = True
@@ -37,7 +37,7 @@ class SimulatedTree:
         self._socket: socket.socket | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
-        # Time that is to pass and was not told yet; what was last told of it: when, the clocks then, until when.
+        # Board time not yet sent to the simulator; and the last answer: when, the clocks then, valid until when.
         self._owed_s = 0.0
         self._steady: list[Any] | None = None
 
@@ -45,21 +45,20 @@ class SimulatedTree:
         return str(self._ask("read", path))
 
     def past(self, path: str, at_s: float) -> list[list[Any]]:
-        """What the file of a sensor showed then and from then on, each with until when it went on to."""
+        """The values of a sensor's file from `at_s` on, each with its end time."""
         return list(self._ask("past", path, at_s))
 
     def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
-        """The same of several files, None for each that could not be read then."""
+        """As `past`, for several files; None for each that was unreadable then."""
         return list(self._ask("past_many", list(paths), at_s))
 
     def read_many(self, paths: Sequence[str]) -> list[str | None]:
-        """The texts of several files, None for each that cannot be read."""
         return list(self._ask("read_many", list(paths), reads=max(1, len(paths))))
 
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let a simulated board's time pass; the time then, what its clocks are, and until when.
+        """Let a simulated board's time pass; return its time, its clocks, and how long they hold.
 
-        While nothing changes by that, the board is not asked: it is told with the next question, whatever that is.
+        While the clocks hold, the time is only accumulated, and sent with the next request.
         """
         self._leave_parent()
         if self._steady is not None:
@@ -84,7 +83,7 @@ class SimulatedTree:
         return str(self._ask("run", command))
 
     def close(self) -> None:
-        """Hang up: what this user's load was ends. The next use connects anew."""
+        """Disconnect, which ends this user's load. The next use connects again."""
         self._leave_parent()
         with self._lock:
             self._hang_up()
@@ -99,7 +98,7 @@ class SimulatedTree:
                 answers = self._exchange([json.dumps(each).encode() for each in requests], deadline)
             except TimeoutError:
                 self._steady = None
-                self._hang_up()  # a late answer would be taken for the next one's
+                self._hang_up()  # a late answer would pass for the next one's
                 raise TimeoutError(errno.ETIMEDOUT, "the board does not answer", str(request[1])) from None
             except (OSError, ValueError) as error:
                 self._steady = None
@@ -145,7 +144,7 @@ class SimulatedTree:
         return left_s
 
     def _leave_parent(self) -> None:
-        """In a forked process: the connection is the parent's, and so may be whoever holds the lock."""
+        """In a forked process: drop the parent's connection and lock."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Clocks of a virtual board as state: limits, governors, load and what they make of it. Files are in `files_*.py`."""
+"""Clocks of a virtual board as state: limits, governors, load and the resulting frequency. Files: `files_*.py`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from device_agent.protocol.hardware import Cluster
 from device_agent.virtual.parameters import Domain
 
-# schedutil and the GPU's governor leave this headroom (Linux, kernel/sched/cpufreq_schedutil.c).
+# Headroom of schedutil and the GPU's governor (Linux, kernel/sched/cpufreq_schedutil.c).
 _HEADROOM = 1.25
 
 
 def refuse(code: int, what: str = "") -> OSError:
-    """The error a kernel driver returns."""
+    """Make a kernel driver's error."""
     return OSError(code, os.strerror(code), what or None)
 
 
 class LimitedClock:
-    """A clock with a table, two limits and a governor: a CPU cluster's or the GPU's. Hz throughout.
+    """A clock with a table, two limits and a governor: a CPU cluster's or the GPU's. In Hz.
 
-    `strict`: a limit beyond the other one is refused, as before Linux 5.x; else the requests are remembered and the
-    lower limit gives way. `rounds`: a limit between two entries becomes the upper one, as seen on Tegra.
+    `strict`: a limit beyond the other is refused, as before Linux 5.x; otherwise requests are remembered and the lower
+    limit yields. `rounds`: a limit between two entries becomes the upper one, as on Tegra.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LimitedClock:
         self.governor = governor
         self.speed_hz = self.table[0]
         self.stuck_hz: int | None = None
-        self.cap_hz = math.inf  # firmware's; the kernel does not know of it
+        self.cap_hz = math.inf  # firmware's; unknown to the kernel
         self._strict = strict
         self._rounds = rounds
         self._min_hz, self._max_hz = self.table[0], self.table[-1]
@@ -50,30 +50,30 @@ class LimitedClock:
         return min(self._min_hz, self._max_hz)
 
     def reset_limits(self) -> None:
-        """The hardware's own limits."""
+        """Restore the hardware's limits."""
         self._min_hz, self._max_hz = self.table[0], self.table[-1]
 
     def set_min(self, hz: int) -> None:
-        """Raises OSError (EINVAL) where the driver refuses."""
+        """Raise OSError (EINVAL) if the driver refuses."""
         hz = self._fit(hz)
         if self._strict and hz > self._max_hz:
             raise refuse(errno.EINVAL)
         self._min_hz = hz
 
     def set_max(self, hz: int) -> None:
-        """Raises OSError (EINVAL) where the driver refuses."""
+        """Raise OSError (EINVAL) if the driver refuses."""
         hz = self._fit(hz)
         if self._strict and hz < self._min_hz:
             raise refuse(errno.EINVAL)
         self._max_hz = hz
 
     def set_limits(self, min_hz: int, max_hz: int) -> None:
-        """Both at once, as nvpmodel does."""
+        """Set both at once, as nvpmodel does."""
         self._max_hz = self._fit(max_hz)
         self._min_hz = min(self._fit(min_hz), self._max_hz)
 
     def set_governor(self, name: str) -> None:
-        """Raises OSError (EINVAL) for one that is not built in."""
+        """Raise OSError (EINVAL) for a governor that is not built in."""
         if name not in self.governors:
             raise refuse(errno.EINVAL)
         if name == "userspace" != self.governor:
@@ -81,7 +81,7 @@ class LimitedClock:
         self.governor = name
 
     def decide(self, utilisation: float, ceiling_hz: float) -> int:
-        """The clock for this load, `ceiling_hz` being what throttling leaves."""
+        """Choose the clock for this load, up to the throttling limit `ceiling_hz`."""
         if self.stuck_hz is not None:
             return self.stuck_hz
         if self.governor == "performance":
@@ -102,13 +102,13 @@ class LimitedClock:
 
 
 class MemoryClock:
-    """The memory clock: follows the CPU's floor and the traffic, unless locked; never above its cap."""
+    """The memory clock: follows the CPU's floor and the traffic, unless locked; at most its cap."""
 
     def __init__(self, table: Sequence[int]) -> None:
         self.table = tuple(sorted(table))
         self.locked = False
-        self.enabled = True  # what was written last; the memory's clock is never off
-        self.rate_hz = self.table[-1]  # what a lock holds
+        self.enabled = True  # the value last written; the memory clock never stops
+        self.rate_hz = self.table[-1]  # the locked rate
         self.cap_hz = 0  # 0: none
         self.stuck_hz: int | None = None
 
@@ -120,12 +120,12 @@ class MemoryClock:
         return self.table[min(bisect.bisect_left(self.table, self.cap_hz), len(self.table) - 1)]
 
     def set_rate(self, hz: int) -> None:
-        """A rate that firmware does not have is dropped without a word."""
+        """Set the rate; firmware silently drops an unknown one."""
         if hz in self.table:
             self.rate_hz = hz
 
     def decide(self, floor_hz: int, traffic: float) -> int:
-        """The clock for the CPU's `floor_hz` and a load that uses `traffic` of the bandwidth."""
+        """Choose the clock for the CPU's `floor_hz` and `traffic`, a share of the bandwidth."""
         if self.stuck_hz is not None:
             return self.stuck_hz
         if self.locked:
@@ -136,7 +136,7 @@ class MemoryClock:
 
 
 class CpuCluster:
-    """One cluster: its clock, and which clock it has now."""
+    """One cluster, its clock, and the current frequency."""
 
     def __init__(self, cluster: Cluster, domain: Domain, clock: LimitedClock) -> None:
         self.name = cluster.name
@@ -152,16 +152,16 @@ class CpuCluster:
 
     @property
     def true_hz(self) -> int:
-        """What the hardware runs at; `hz` is what the kernel believes."""
+        """The hardware's clock; `hz` is the kernel's belief."""
         return int(min(self.hz, self.clock.cap_hz))
 
     def floor_hz(self) -> int:
-        """The memory clock that this CPU clock drags along."""
+        """The lowest memory clock beside this CPU clock."""
         return max((floor for from_hz, floor in self.floors if self.hz >= from_hz), default=0)
 
 
 class Gpu:
-    """The GPU: its clock, and whether it may be cut off from power while idle."""
+    """The GPU: its clock, and whether it may be power-gated while idle."""
 
     def __init__(self, clock: LimitedClock) -> None:
         self.clock = clock
@@ -177,7 +177,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What somebody computes: busy `cores` of a cluster ("": of those open to the scheduler), shares of the rest."""
+    """A user's load: busy `cores` of a cluster ("": of those open to the scheduler), shares of memory and GPU."""
 
     cluster: str = ""
     cores: float = 0.0
@@ -189,7 +189,7 @@ class Load:
 def share_out(
     loads: Iterable[Load], clusters: Mapping[str, CpuCluster], online_in: Callable[[CpuCluster], Sequence[int]]
 ) -> tuple[float, float]:
-    """Set how many cores of each cluster are busy, at most; return the shares of memory and GPU."""
+    """Set the busy cores of each cluster, at most all; return the shares of memory and GPU."""
     for cluster in clusters.values():
         cluster.busy = 0.0
     memory = gpu = 0.0

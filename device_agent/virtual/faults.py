@@ -1,8 +1,7 @@
-"""Faults of a virtual board: what they are called, and what they do to files and model.
+"""Injected faults of a virtual board: their names, and their effects on files and model.
 
-`KIND[:ARG][@SECONDS]`: with SECONDS it happens that much later. A PATTERN is a glob over the path as it was asked for
-or as it resolves; one without wildcards matches anywhere in the path. `slow_read` needs the server: in this process
-nothing waits.
+`KIND[:ARG][@SECONDS]`: SECONDS delays the fault. A PATTERN is a glob over the requested or the resolved path; without
+wildcards it matches anywhere in the path. `slow_read` needs the server: in-process trees never wait.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.clocks import LimitedClock, MemoryClock, refuse
 from device_agent.virtual.sensors import Chip
 
-# kind -> what its argument is; "" where it takes none, in brackets where it may be left out
+# kind -> its argument; "" for none, in brackets if optional
 KINDS = {
     "sensor_vanish": "[RAIL]",
     "sensor_garbage": "[RAIL]",
@@ -36,24 +35,24 @@ KINDS = {
     "clear": "",
 }
 _OVER_CURRENT_S = 1.0
-# What a sensor that has lost its mind says.
+# The values of a broken sensor.
 _GARBAGE = ("", "garbage", "-1", "4294967295")
 
 
 class Faults:
-    """The faults of one board. Files ask here before they answer."""
+    """The faults of one board. Files consult them before they answer."""
 
     def __init__(self, board: VirtualBoard, chips: Callable[[], list[Chip]]) -> None:
         self._board = board
         self._chips = chips
         self._active: list[tuple[str, str]] = []
-        # What harmed sensors from when on: they are also read as they were.
+        # Each sensor's faults with their start times: past values are read too.
         self._log: list[tuple[float, list[tuple[str, str]]]] = []
         self._answers = 0
 
     @property
     def active(self) -> tuple[str, ...]:
-        """As they were given."""
+        """The active faults as given."""
         return tuple(f"{kind}:{argument}" if argument else kind for kind, argument in self._active)
 
     @property
@@ -62,24 +61,24 @@ class Faults:
 
     @property
     def delay_s(self) -> float:
-        """How long every read takes."""
+        """The added duration of every read."""
         return sum(float(argument) for kind, argument in self._active if kind == "slow_read")
 
     @property
     def slowness(self) -> float:
-        """How many times as long everything takes, of which no clock, sensor or alarm tells."""
+        """How many times slower the board is, visible in no clock, sensor or alarm."""
         return math.prod(float(argument) for kind, argument in self._active if kind == "slow")
 
     @property
     def timing_s(self) -> float:
-        """How long it takes to time a candidate, at least, of which the host computes as little as it can; 0: not set.
+        """The minimal time for timing a candidate, with as little host computation as possible; 0: unset.
 
-        No harm at all: it lets many boards measure for long on one machine, as if each had a processor of its own.
+        Not a harm: it lets one machine simulate many boards that measure for long, each with a processor of its own.
         """
         return max((float(argument) for kind, argument in self._active if kind == "timing"), default=0.0)
 
     def inject(self, text: str) -> None:
-        """Begin a fault, or end them all with `clear`. Raises ValueError naming what is wrong."""
+        """Begin a fault, or end all with `clear`. Raises ValueError."""
         kind, argument, delay_s = parse_fault(text)
         if kind == "clock_stuck" and argument not in self._domains():
             raise ValueError(f"clock_stuck: no domain {argument!r}; there are {', '.join(self._domains())}")
@@ -90,7 +89,7 @@ class Faults:
             self._begin(kind, argument)
 
     def check_read(self, paths: tuple[str, ...]) -> None:
-        """Raises OSError for a file that has vanished, or a sensor that gives errors."""
+        """Raise OSError for a vanished file or a failing sensor."""
         for kind, argument in self._at_the_moment():
             if kind == "file_vanish" and _matches(argument, paths):
                 raise refuse(errno.ENOENT, paths[0])
@@ -100,17 +99,17 @@ class Faults:
                 raise refuse(errno.EIO, paths[0])
 
     def check_write(self, paths: tuple[str, ...]) -> None:
-        """Raises OSError (EBUSY) for a write that is refused."""
+        """Raise OSError (EBUSY) for a refused write."""
         if any(kind == "write_refused" and _matches(argument, paths) for kind, argument in self._active):
             raise refuse(errno.EBUSY, paths[0])
         self.check_read(paths)
 
     def hides(self, path: str) -> bool:
-        """Whether a folder no longer lists this; a file that vanishes is still listed."""
+        """Whether a folder no longer lists this; a vanished file is still listed."""
         return any(kind == "sensor_vanish" and self._is_sensor(arg, (path,)) for kind, arg in self._active)
 
     def distort(self, paths: tuple[str, ...], text: str) -> str:
-        """What is read instead."""
+        """Distort a text as the faults demand."""
         faults = self._at_the_moment()
         if any(kind == "sensor_garbage" and self._is_sensor(arg, paths) for kind, arg in faults) and _is_value(paths):
             self._answers += 1
@@ -119,11 +118,11 @@ class Faults:
         return text
 
     def begin_anew(self) -> None:
-        """The board's clock begins anew; what harms it goes on."""
+        """Follow a restart of the board's clock; faults go on."""
         self._log.clear()
 
     def _at_the_moment(self) -> list[tuple[str, str]]:
-        """What is active at the moment that sensors show."""
+        """The faults active at the time that sensors show."""
         moment_s = self._board.moment_s()
         if later := [at_s for at_s, _ in self._log if at_s > moment_s]:
             self._board.holds_until(later[0])
@@ -193,7 +192,7 @@ class Faults:
 
 
 def parse_fault(text: str) -> tuple[str, str, float]:
-    """(kind, argument, delay in s). Raises ValueError."""
+    """Parse into (kind, argument, delay in s). Raises ValueError."""
     body, mark, after = text.strip().rpartition("@")
     delay_s = 0.0
     try:

@@ -1,4 +1,4 @@
-"""Kernel files over a virtual board as a table: what reading and writing do. Which there are is in `files_*.py`."""
+"""A table of a virtual board's kernel files: how to read and write each. `files_*.py` fill it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_LINKS = 20
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """One file. None: cannot be read, or written. `private`: only root may read it."""
+    """One file. None: not readable, or not writable. `private`: readable by root only."""
 
     read: Read | None
     write: Write | None = None
@@ -24,7 +24,7 @@ class File:
 
 
 class Files:
-    """Every file and symbolic link of a board as it is now."""
+    """Every file and symbolic link of a board at present."""
 
     def __init__(self) -> None:
         self._files: dict[str, File] = {}
@@ -32,21 +32,21 @@ class Files:
         self._folders: dict[str, set[str]] = {"/": set()}
 
     def add(self, path: str, read: Read | None, write: Write | None = None, private: bool = False) -> None:
-        """A file; the folders above it come with it."""
+        """Add a file, and the folders above it."""
         self._files[path] = File(read, write, private)
         self._grow(path)
 
     def fixed(self, path: str, text: str) -> None:
-        """A file that never changes."""
+        """Add a constant file."""
         self.add(path, lambda: text)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link to an absolute path."""
+        """Add a symbolic link to an absolute path."""
         self._links[path] = target
         self._grow(path)
 
     def resolve(self, path: str) -> str:
-        """The path with every link followed. Raises OSError (ELOOP)."""
+        """Follow every link in a path. Raises OSError (ELOOP)."""
         for _ in range(_MAX_LINKS):
             before = path = posixpath.normpath(path)
             at = 0
@@ -70,13 +70,13 @@ class Files:
         return found
 
     def names(self, path: str) -> list[str]:
-        """What a folder at a resolved path holds. Raises OSError (ENOENT, ENOTDIR)."""
+        """Names in the folder at a resolved path. Raises OSError (ENOENT, ENOTDIR)."""
         if path not in self._folders:
             raise refuse(errno.ENOTDIR if path in self._files else errno.ENOENT, path)
         return sorted(self._folders[path])
 
     def exists(self, path: str) -> bool:
-        """Whether a resolved path is there."""
+        """Whether a resolved path exists."""
         return path in self._files or path in self._folders
 
     def _grow(self, path: str) -> None:
@@ -90,7 +90,7 @@ class Files:
 
 
 def parse_number(text: str, lowest: int = 0) -> int:
-    """The number that a kernel file is given. Raises OSError (EINVAL) for anything else."""
+    """Parse a number written to a kernel file. Raises OSError (EINVAL)."""
     try:
         value = int(text.split()[0], 0)
     except (ValueError, IndexError):

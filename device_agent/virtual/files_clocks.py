@@ -1,4 +1,4 @@
-"""GPU and memory clock files of a virtual board: devfreq, the memory drivers `override` and `bpmp`, their caps."""
+"""Clock files of a virtual board: cpufreq, devfreq, the memory drivers `override` and `bpmp`, and their caps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from device_agent.virtual.files import Files, parse_number
 from device_agent.virtual.sensors import Noise
 
 _CPUS = "/sys/devices/system/cpu"
-# The TX2's driver counts cycles for some 20 us; an idle core has counted none now and then.
+# The TX2's driver counts cycles for some 20 us; an idle core sometimes counts none.
 _JITTER = 0.01
 _IDLE_ZERO = 0.2
 
 
 def add_cpu_files(board: VirtualBoard, files: Files, noise: Noise) -> None:
-    """Everything below /sys/devices/system/cpu as it is with the cores that are online now."""
+    """Add everything below /sys/devices/system/cpu for the cores now online."""
     everything = format_cpus(board.cpus)
     files.fixed(f"{_CPUS}/possible", everything)
     files.fixed(f"{_CPUS}/present", everything)
@@ -96,7 +96,7 @@ def _hz(text: str) -> int:
 
 
 def format_blanks(numbers: tuple[int, ...] | list[int]) -> str:
-    """Numbers as the kernel lists them in most files."""
+    """Format numbers as the kernel does in most files."""
     return " ".join(map(str, numbers))
 
 
@@ -108,7 +108,7 @@ DEFAULT_MEMORY_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 
 
 def add_gpu_files(board: VirtualBoard, files: Files) -> None:
-    """The GPU's device and devfreq folders and their aliases."""
+    """Add the GPU's device and devfreq folders and their aliases."""
     gpu = board.gpu
     if gpu is None or board.board_type.gpu is None:
         return
@@ -138,7 +138,7 @@ def add_gpu_files(board: VirtualBoard, files: Files) -> None:
             clock.speed_hz = parse_number(text)
 
         files.add(f"{folder}/userspace/set_freq", lambda: str(clock.speed_hz), set_speed)
-    # A gated GPU keeps showing what it did last; ours did nothing.
+    # A gated GPU shows its last load; this model's did nothing.
     files.add(f"{device}/load", lambda: str(round(1000 * gpu.busy)))
     files.add(f"{device}/railgate_enable", lambda: str(int(gpu.railgate)), _write_railgate(gpu))
     files.add(f"{device}/power/control", lambda: gpu.power_control, _write_power_control(gpu))
@@ -167,7 +167,7 @@ def _write_power_control(gpu: Gpu) -> Callable[[str], None]:
 
 
 def add_memory_files(board: VirtualBoard, files: Files) -> None:
-    """The memory clock's files of the board's driver, and the cap that nvpmodel writes."""
+    """Add the memory clock's files of the board's driver, and nvpmodel's cap."""
     memory = board.memory
     if memory is None or board.board_type.memory is None:
         return
@@ -203,7 +203,7 @@ def _add_bpmp(board: VirtualBoard, files: Files, memory: MemoryClock) -> None:
 
     def set_rate(text: str) -> None:
         hz = parse_number(text)
-        if memory.locked:  # else the kernel's next request has undone it already
+        if memory.locked:  # else the kernel's next request undoes it
             memory.set_rate(hz)
 
     def set_state(text: str) -> None:
@@ -219,7 +219,7 @@ def _add_bpmp(board: VirtualBoard, files: Files, memory: MemoryClock) -> None:
 
 
 def _write_lock(memory: MemoryClock, held: VirtualBoard | None = None) -> Callable[[str], None]:
-    """Locking holds what `held` runs at; without it, what was asked for before."""
+    """Lock at `held`'s present clock; without it, at the rate set before."""
 
     def write(text: str) -> None:
         locked = bool(parse_number(text))

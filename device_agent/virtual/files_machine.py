@@ -1,4 +1,4 @@
-"""The rest of a virtual board's files: device tree, /proc, release, thermal zones, cooling, fan, kernel log."""
+"""The remaining files of a virtual board: power sensors, device tree, /proc, thermal zones, fan, kernel log."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from device_agent.virtual.clocks import refuse
 from device_agent.virtual.files import Files, parse_number
 from device_agent.virtual.sensors import BUS_STEP_V, SAMPLES, SHUNT_STEP_V, Chip, uniform
 
-# Limits that nothing has set, as the drivers print them.
+# Unset limits, as the drivers print them.
 _NO_LIMIT_MA = 32760
-# hwmon numbers go by the order in which drivers come up.
+# hwmon numbers follow the order in which drivers start.
 _FIRST_HWMON = 1
 
 
 def make_chips(board: VirtualBoard) -> list[Chip]:
-    """The board's INA3221s. One that only some carriers have is there where the type's simulation says so."""
+    """Make the board's INA3221s. Optional ones exist if the type's simulation says so."""
     chips: list[Chip] = []
     for chip in board.board_type.power.chips:
         if chip.fitted or board.parameters.optional_sensors:
@@ -28,7 +28,7 @@ def make_chips(board: VirtualBoard) -> list[Chip]:
 
 
 def add_power_files(board: VirtualBoard, files: Files, chips: list[Chip]) -> None:
-    """The files of every chip, in the form of the board's release."""
+    """Add the files of every chip, in the form of the board's release."""
     old = board.parameters.release in ("R28", "R32")
     driver = "ina3221x" if old else "ina3221"
     for index, chip in enumerate(chips):
@@ -82,7 +82,7 @@ def _write_mode(chip: Chip) -> Callable[[str], None]:
         mode = parse_number(text, lowest=-1)
         if mode > 1:
             raise refuse(errno.EINVAL)
-        # -1 lets the driver choose, and it chooses continuous while the CPU is up.
+        # -1 lets the driver choose: continuous while the CPU is up.
         chip.triggered = mode == 0
 
     return write
@@ -96,7 +96,7 @@ def _add_hwmon(board: VirtualBoard, files: Files, chip: Chip, folder: str) -> No
         chip.samples = min(SAMPLES, key=lambda samples: abs(samples - wanted))
 
     def set_interval(text: str) -> None:
-        # The driver finds the conversion time that comes nearest; any is taken here.
+        # The driver picks the nearest conversion time; the model accepts any.
         chip.conversion_s = max(140e-6, min(parse_number(text) / 1000 / (6 * chip.samples), 8.244e-3))
 
     files.add(f"{folder}/samples", lambda: str(chip.samples), set_samples)
@@ -115,7 +115,7 @@ def _add_hwmon(board: VirtualBoard, files: Files, chip: Chip, folder: str) -> No
         files.fixed(f"{folder}/shunt{number}_resistor", str(round((chip.shunt_of(rail) if rail else 0.005) * 1e6)))
         for limit in ("max", "crit"):
             files.add(f"{folder}/curr{number}_{limit}", lambda: str(_NO_LIMIT_MA), lambda text: None)
-            # The supply's alarm shows on the first channel, which is the input on most boards.
+            # The supply's alarm shows on the first channel, the input on most boards.
             first = index == 0 and limit == "max"
             files.add(
                 f"{folder}/curr{number}_{limit}_alarm",
@@ -139,12 +139,12 @@ _PARTS = {
     "carmel": ("0x4e", "0x004"),
 }
 _DEFAULT_MEMORY_BYTES = 4 << 30
-# What firmware and kernel keep of the memory for themselves.
+# Share of memory reserved by firmware and kernel.
 _KERNEL_SHARE = 0.03
 
 
 def add_machine_files(board: VirtualBoard, files: Files) -> None:
-    """Everything here."""
+    """Add all of these files."""
     _add_identity(board, files)
     _add_proc(board, files)
     _add_thermal(board, files)
@@ -157,7 +157,7 @@ def _add_identity(board: VirtualBoard, files: Files) -> None:
     model = simulation.model or (detect.models[0] if detect.models else board.board_type.title)
     for folder in ("/proc/device-tree", "/sys/firmware/devicetree/base"):
         files.fixed(f"{folder}/model", model)
-        files.fixed(f"{folder}/compatible", " ".join(compatible))  # NULs, as a tree shows them
+        files.fixed(f"{folder}/compatible", " ".join(compatible))  # NULs become spaces
     if simulation.release:
         soc = _REVISIONS.get(board.board_type.soc, "")
         files.fixed(
@@ -240,7 +240,7 @@ def _refuse_reading() -> str:
 
 
 def _read_zone(board: VirtualBoard, index: int) -> Callable[[], str]:
-    # Zones differ a little, by where on the die they sit; they are read in steps of half a degree.
+    # Zones differ a little, by their place on the die; they read in steps of half a degree.
     offset_c = 2.0 * (uniform(board.seed, index) - 0.5)
     return lambda: str(round((board.temperature_c + offset_c) * 2) * 500)
 

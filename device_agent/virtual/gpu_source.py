@@ -1,8 +1,8 @@
-"""What one launch of a kernel has a GPU do, counted in its CUDA source as TVM writes it. Pure.
+"""Count the work of one kernel launch from its CUDA source as TVM writes it. Pure.
 
-Loops have constant bounds there and indices are plain arithmetic, so one block, in the middle of the grid, tells: its
-threads are followed side by side with every loop in the middle of its course. Short loops without a barrier are
-unrolled, as NVRTC does: what is read once stays in registers. How long that takes is in `gpu_time.py`.
+Loop bounds are constant and indices are plain arithmetic, so one block in the middle of the grid is representative.
+Its threads are evaluated side by side, every loop at its middle iteration. Short loops without a barrier are unrolled,
+as NVRTC does: repeated reads stay in registers. `gpu_time.py` turns the counts into time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from device_agent.protocol.processors import SECTOR_BYTES, WARP
 
 # Shared memory has 32 banks of 4 bytes.
 _BANKS, _WORD_BYTES = 32, 4
-# Instructions that a warp issues for one of these, beside what one addition or multiplication takes: divisions and
-# functions come to a row of them.
+# Instructions per warp for each, beyond one addition or multiplication: divisions and functions expand to several.
 _DIVISION, _FUNCTION, _SHUFFLE = 8, 10, 2
-# Rounds of a loop that is unrolled, and values that stay in registers meanwhile. Assumed.
+# The unroll limit, and the values kept in registers meanwhile. Assumed.
 _MOST_UNROLLED, _MOST_KEPT = 64, 32
 
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -42,7 +41,7 @@ _CALLS = re.compile(r"\b(?!make_|max\b|min\b|float\b|int\b|__sync|__active|__shf
 _BYTES = {"double": 8, "int64_t": 8, "longlong": 8, "long": 8, "half": 2, "short": 2, "ushort": 2}
 _SMALL = {"char", "uchar", "bool", "signed", "int8_t", "uint8_t"}
 
-# What differs between threads, among what an expression depends on.
+# Marks an expression that differs between threads.
 _THREAD = "threadIdx"
 
 Lanes = NDArray[Any]
@@ -50,9 +49,8 @@ Lanes = NDArray[Any]
 
 @dataclasses.dataclass
 class Counts:
-    """What one block does: warp instructions issued, arithmetic ones among them, accesses to shared memory in turns of
-    a bank, sectors of global memory moved by argument, barriers, phases in which it waits for memory; and values that
-    each of its threads holds.
+    """The work of one block: warp instructions issued, arithmetic ones among them, shared-memory cycles with bank
+    conflicts, global-memory sectors by argument, barriers, memory stalls; and values held by each thread.
     """
 
     issued: float = 0.0
@@ -65,12 +63,12 @@ class Counts:
 
 
 def read_usages(source: str) -> Mapping[str, tuple[int, int]]:
-    """Registers of a thread and static shared bytes of a block, by kernel, where the source says so."""
+    """Registers per thread and static shared bytes per block, by kernel, if the source says so."""
     return {name: (int(registers), int(shared)) for name, registers, shared in _FACTS.findall(source)}
 
 
 def count(source: str, kernel: str, grid: Sequence[int], block: Sequence[int]) -> Counts:
-    """What one block of a launch does; all zero for a kernel that the source lacks."""
+    """Count the work of one block of a launch; all zero for an unknown kernel."""
     found = re.search(rf"__(?:global|kernel)__ void (?:__launch_bounds__\(\d+\) )?{kernel}\(([^)]*)\)\s*\{{\n", source)
     if found is None:
         return Counts()
@@ -79,7 +77,7 @@ def count(source: str, kernel: str, grid: Sequence[int], block: Sequence[int]) -
 
 
 class _Walk:
-    """One pass over a kernel's lines. Threads in which a condition does not hold are masked."""
+    """One pass over a kernel's lines. Threads whose condition is false are masked."""
 
     def __init__(self, parameters: str, grid: Sequence[int], block: Sequence[int]) -> None:
         threads = math.prod(block)
@@ -91,7 +89,7 @@ class _Walk:
         self._values |= {f"blockIdx_{n}": size // 2 for n, size in zip(names, grid, strict=True)}
         self._masks: list[Lanes] = [np.ones(threads, bool)]
         self._times = [1.0]
-        # Of what is open, the outermost first: its variable, how often it is done, whether it is unrolled.
+        # The open loops, the outermost first: variable, trip count, whether unrolled.
         self._loops: list[tuple[str, int, bool]] = [("", 1, False)]
         self._depends: dict[str, frozenset[str]] = {name: frozenset({_THREAD}) for name in self._values}
         self._barred: set[int] = set()
@@ -104,10 +102,10 @@ class _Walk:
         self._local: set[str] = set()
         self._multiplied = self._added = 0.0
         self._counts = Counts()
-        self._waits = False  # since the last barrier, or within this loop: loads that follow each other overlap
+        self._waits = False  # since the last barrier, or within this loop: consecutive loads overlap
 
     def follow(self, lines: Sequence[str]) -> Counts:
-        """Count; what is added and multiplied in equal numbers is one instruction."""
+        """Count; an addition paired with a multiplication is one FMA."""
         self._barred = _find_barred(lines)
         for number, line in enumerate(lines):
             self._line(_NUMBER.sub("1", _COMMENT.sub("", line.strip())), number)
@@ -165,7 +163,7 @@ class _Walk:
         self._loops.append(loop)
 
     def _list_dependences(self, words: str) -> frozenset[str]:
-        """The loops that an expression changes with; `_THREAD` where it differs between threads, or is read."""
+        """The loops that an expression varies with; `_THREAD` if it differs between threads, or is loaded."""
         found: set[str] = set()
         for name in _NAME.findall(re.sub(r"\b(\w+)\.([xyzw])\b", r"\1_\2", _CASTS.sub("", words))):
             is_memory = name in self._global or name in self._shared
@@ -173,7 +171,7 @@ class _Walk:
         return frozenset(found)
 
     def _count_times(self, words: str) -> float:
-        """How often it is done what hangs on an expression: where loops are unrolled, once for what it changes with."""
+        """How often an expression is evaluated: in unrolled loops, only once per value."""
         times, depends, kept = self._times[-1], self._list_dependences(words), 1
         for name, rounds, unrolled in reversed(self._loops):
             if not name:
@@ -187,12 +185,12 @@ class _Walk:
         return times
 
     def _count_integers(self, words: str) -> float:
-        """The same of arithmetic with integers, which costs nothing where all is known once loops are unrolled."""
+        """As `_count_times`, for integer arithmetic, which is free if constant after unrolling."""
         unrolled = {name for name, _, is_unrolled in self._loops if is_unrolled}
         return 0.0 if self._list_dependences(words) <= unrolled else self._count_times(words)
 
     def _count_rounds(self) -> float:
-        """How often a wait for memory begins anew: loads of unrolled loops follow each other."""
+        """How often a memory stall starts: loads of unrolled loops overlap."""
         times = self._times[-1]
         for name, rounds, unrolled in reversed(self._loops):
             if not name:
@@ -226,7 +224,7 @@ class _Walk:
         self._counts.arithmetic += weight * (_DIVISION * value.count("/") + calls)
 
     def _take_accesses(self, line: str, times: float, mask: Lanes) -> str:
-        """Count what the line reads and writes in memory; the line without the indices."""
+        """Count the line's memory accesses; return the line without indices."""
         waited = False
         while True:
             vector, plain = _VECTOR.search(line), _VOLATILE.search(line) or self._find_plain(line)
@@ -251,7 +249,7 @@ class _Walk:
         return next((found for found in _PLAIN.finditer(line) if found[1] in known), None)
 
     def _access(self, name: str, words: str, width: int, times: float, mask: Lanes) -> bool:
-        """Count one access; whether it goes to global memory."""
+        """Count one access; return whether it is to global memory."""
         if name not in self._global and name not in self._shared:
             return False
         index = np.broadcast_to(self._evaluate(words), mask.shape)[mask]
@@ -281,16 +279,16 @@ class _Walk:
         return np.broadcast_to(np.asarray(self._evaluate(words), bool), self._masks[0].shape)
 
     def _evaluate(self, words: str) -> Any:
-        """An expression of integers, by thread; an index that is read from memory is taken for one out of order."""
+        """Evaluate an integer expression per thread; an index loaded from memory counts as random."""
         expression = _to_python(words)
         try:
-            return eval(expression, {"__builtins__": {}}, self._values)  # noqa: S307 - our compiler's own words
+            return eval(expression, {"__builtins__": {}}, self._values)  # noqa: S307 - written by the farm's compiler
         except (SyntaxError, NameError, TypeError, ValueError, ZeroDivisionError):
             return np.arange(self._masks[0].size) * 1009 % 65521
 
 
 def _find_barred(lines: Sequence[str]) -> set[int]:
-    """The numbers of lines that open what has a barrier in it."""
+    """Line numbers that open a block with a barrier in it."""
     barred: set[int] = set()
     opened: list[int] = []
     for number, line in enumerate(lines):
@@ -310,7 +308,7 @@ def _to_python(words: str) -> str:
 
 
 def _split(words: str) -> list[str]:
-    """The arguments of a call."""
+    """Split the arguments of a call."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(words):
         depth += (letter == "(") - (letter == ")")
@@ -321,7 +319,7 @@ def _split(words: str) -> list[str]:
 
 
 def _closing(line: str, start: int, opening: str, closing: str) -> int:
-    """Where what was opened before `start` is closed."""
+    """Find the bracket that closes the one before `start`."""
     depth = 1
     for at in range(start, len(line)):
         depth += (line[at] == opening) - (line[at] == closing)

@@ -1,7 +1,7 @@
-"""How long a board's GPU takes for what was launched: work of its processors and of the memory, by clock. A model.
+"""Model a board GPU's time for kernel launches, by clock: the work of its processors and of the memory.
 
-What a launch does is counted in its source (`gpu_source.py`); the stand-in for the driver says what was launched.
-Latencies and widths are of the architecture; what is assumed of them is said at each.
+`gpu_source.py` counts a launch's work; the stand-in driver lists the launches. Latencies and widths belong to the
+architecture; assumptions are marked.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from device_agent.protocol.processors import (
 from device_agent.virtual import gpu_source
 from device_agent.virtual.gpu_source import Counts
 
-# Work that nobody could count is taken for so many cycles.
+# The cost of a launch that cannot be counted.
 _UNKNOWN_CYCLES = 1e4
-# Assumed: a barrier costs some 30 cycles with its stragglers, and the processor takes 2 us to ask for a start.
+# Assumed: a barrier costs 30 cycles with its stragglers; the CPU takes 2 us to submit a launch.
 _BARRIER_CYCLES, ASKING_S = 30.0, 2e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel's start: grid and block as x, y, z, and how large what its arguments point into is."""
+    """A kernel launch: grid and block as x, y, z, and the sizes of its pointer arguments."""
 
     source: str = dataclasses.field(repr=False)
     kernel: str
@@ -50,7 +50,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What a kernel costs in one run of a program: GPU cycles and bytes of memory of one launch; `times` it starts."""
+    """A kernel's cost in one run of a program: GPU cycles and memory bytes per launch, launched `times` times."""
 
     cycles: float
     moved_bytes: float
@@ -58,7 +58,7 @@ class Kernel:
 
 
 def take_launches() -> list[Launch]:
-    """What this process's virtual GPU ran since this was asked last."""
+    """Take what this process's virtual GPU has run since the last call."""
     if (library := _find_driver()) is None:
         return []
     library.farm_gpu_launches.restype = library.farm_gpu_source.restype = ctypes.c_char_p
@@ -81,7 +81,7 @@ def _find_driver() -> Any | None:
 
 
 def sum_up(launches: Iterable[Launch], facts: Mapping[str, Any], calls: int) -> tuple[Kernel, ...]:
-    """What one of so many equal calls costs on the GPU of `facts` (`tree.py`), a kernel a line."""
+    """The cost of one of `calls` equal calls on the GPU of `facts` (`tree.py`), per kernel."""
     counted = collections.Counter(launches)
     return tuple(
         dataclasses.replace(_weigh(launch, str(facts["arch"]), int(facts["processors"])), times=times // calls)
@@ -113,7 +113,7 @@ def _weigh(launch: Launch, arch: str, processors: int) -> Kernel:
 
 
 def count_bytes(counts: Counts, blocks: int, sizes: Sequence[int], cache_bytes: int) -> float:
-    """Bytes that come from and go to memory: each of an argument once, and again what the cache no longer has."""
+    """Memory traffic in bytes: each argument once, and again what the cache has evicted."""
     moved = 0.0
     for argument, sectors in counts.sectors.items():
         asked = sectors * SECTOR_BYTES * blocks
@@ -125,8 +125,8 @@ def count_bytes(counts: Counts, blocks: int, sizes: Sequence[int], cache_bytes: 
 def compute_seconds(
     kernels: Sequence[Kernel], facts: Mapping[str, Any], gpu_hz: float, memory_share: float
 ) -> tuple[float, float, float]:
-    """How long the GPU takes at a clock, the memory at a share of its highest; for which share of that the GPU's
-    processors are busy, and the memory.
+    """The GPU's time at a clock and a share of the memory's highest clock, and the busy shares of its processors and
+    of the memory.
     """
     bandwidth = REACHED * max(float(facts["memory_bytes_per_s"]), 1e9) * memory_share
     total = computing = moving = 0.0

@@ -1,4 +1,4 @@
-"""What a virtual board has drawn, exactly: pieces of time in which only the temperature changed, in closed form."""
+"""A virtual board's exact power history: pieces in which only the temperature changed, in closed form."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import bisect
 import dataclasses
 import math
 
-# Pieces end only where something was written, so this is hours of tuning; what is older is forgotten.
+# A piece ends only at a write, so this is hours of tuning; older ones are dropped.
 _MAX_PIECES = 200_000
 
-# Where a clock of a board's own begins. Never 0, which stands for a moment that did not come.
+# The start of a board's own clock. Never 0, which marks a time that did not occur.
 START_S = 1000.0
 
 
 class OwnClock:
-    """Seconds that pass when somebody lets them."""
+    """Time that passes only on request."""
 
     def __init__(self) -> None:
         self.now_s = START_S
@@ -25,7 +25,7 @@ class OwnClock:
 
 @dataclasses.dataclass
 class Piece:
-    """Time in which a rail draws constant_w + per_c T, and T goes from `start_c` towards `final_c` within `tau_s`.
+    """A stretch in which a rail draws constant_w + per_c T, while T relaxes from `start_c` to `final_c` with `tau_s`.
 
     `rails` holds (constant_w, per_c) per rail in the board's order.
     """
@@ -37,13 +37,13 @@ class Piece:
     tau_s: float
     rails: tuple[tuple[float, float], ...]
     busy_cores: float = 0.0
-    drawn_j: tuple[float, ...] = ()  # what each rail had drawn when it began
+    drawn_j: tuple[float, ...] = ()  # each rail's energy before its start
 
     def temperature_c(self, at_s: float) -> float:
         return self.final_c + (self.start_c - self.final_c) * math.exp(-(at_s - self.start_s) / self.tau_s)
 
     def find_crossing_s(self, limit_c: float) -> float | None:
-        """When T reaches `limit_c`; None if it never does."""
+        """When T reaches `limit_c`; None if never."""
         ratio = (limit_c - self.final_c) / (self.start_c - self.final_c) if self.start_c != self.final_c else -1.0
         return self.start_s - self.tau_s * math.log(ratio) if 0 < ratio <= 1 else None
 
@@ -62,7 +62,7 @@ class Piece:
 
 
 class History:
-    """Pieces in order of time, the last one still open."""
+    """Pieces in order of time, the last one open."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -70,11 +70,11 @@ class History:
 
     @property
     def start_s(self) -> float:
-        """The earliest moment that is still known."""
+        """The earliest known time."""
         return self._starts[0]
 
     def begin(self, piece: Piece) -> None:
-        """A new piece from now on; one of no length is replaced."""
+        """Start a new piece; one of zero length is replaced."""
         if self.pieces:
             last = self.pieces[-1]
             ended = (last.energy_j(rail, last.start_s, last.end_s) for rail in range(len(last.rails)))
@@ -90,7 +90,7 @@ class History:
             del self.pieces[: _MAX_PIECES // 4], self._starts[: _MAX_PIECES // 4]
 
     def power_w(self, rail: int, at_s: float) -> float:
-        """What a rail drew then. Raises ValueError for a time that is not known."""
+        """The power of a rail at a time. Raises ValueError for an unknown one."""
         return self._find(at_s).power_w(rail, at_s)
 
     def _find(self, at_s: float) -> Piece:
@@ -99,10 +99,10 @@ class History:
         return self.pieces[bisect.bisect_right(self._starts, at_s) - 1]
 
     def drawn_j(self, rail: int, until_s: float) -> float:
-        """What a rail has drawn from the beginning until then. Raises ValueError for a time that is not known."""
+        """The energy of a rail up to a time. Raises ValueError for an unknown one."""
         piece = self._find(until_s)
         return piece.drawn_j[rail] + piece.energy_j(rail, piece.start_s, until_s)
 
     def energy_j(self, rail: int, start_s: float, end_s: float) -> float:
-        """The exact integral. Raises ValueError for a time that is forgotten or has not come yet."""
+        """The exact energy. Raises ValueError for a time that is dropped or in the future."""
         return self.drawn_j(rail, end_s) - self.drawn_j(rail, start_s)

@@ -1,6 +1,6 @@
-"""Simulated time that is not waited for: a board's clock jumps, and its sensors are read afterwards as they were then.
+"""Simulated time without waiting: a board's clock jumps, and its sensors are read afterwards as of the past.
 
-The clock itself is the model's (`board.py`); over its file any user may let it go on (`tree.py`).
+The clock is the model's (`board.py`); any user may advance it through its file (`tree.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ from device_agent.virtual.tree import TIME
 
 
 class SimulatedFiles(Tree, Protocol):
-    """A virtual board's files, here or behind a socket."""
+    """A virtual board's files, in-process or behind a socket."""
 
     def past(self, path: str, at_s: float) -> list[list[Any]]:
-        """What a sensor's file showed then and from then on, each with until when. Raises OSError."""
-        ...
+        """The values of a sensor's file from `at_s` on, each with its end time. Raises OSError."""
 
     def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
-        """The same of several files, None for each that could not be read then. Raises OSError."""
-        ...
+        """As `past`, for several files; None for each that was unreadable then. Raises OSError."""
 
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let time pass; the time then, what the file of the clocks shows, and until when. Raises OSError."""
-        ...
+        """Let time pass; return the time, the clocks' file, and how long that holds. Raises OSError."""
 
 
 class LookBack:
-    """A virtual board's files as they are, or, within `review`, sensors' files as they were."""
+    """A virtual board's files; within `review`, sensors' files as of the past."""
 
     simulated = True
 
@@ -45,7 +42,7 @@ class LookBack:
         self._tree = tree
         self._ticker: _PastTicker | None = None
         self._known: dict[str, collections.deque[list[Any]]] = {}
-        # When each file was read first within a review; by file, what was read together with it in the last one.
+        # When each file was first read within a review; and the files read together with it in the last one.
         self._first_s: dict[str, float] = {}
         self._together: dict[str, list[str]] = {}
 
@@ -61,7 +58,7 @@ class LookBack:
         return str(known[0][0])
 
     def _fetch(self, path: str, now_s: float) -> collections.deque[list[Any]]:
-        """A file's past from now on, and in the same question that of what is likely to be read next."""
+        """Fetch a file's past, together with that of the files likely to be read next."""
         if path not in self._first_s:
             likely = [name for name in self._together.get(path, (path,)) if name not in self._first_s]
             for name, past in zip(likely, self._tree.past_many(likely, now_s), strict=True):
@@ -88,7 +85,7 @@ class LookBack:
 
     @contextlib.contextmanager
     def review(self, since_s: float) -> Iterator[Ticker]:
-        """Read files as they were, from then on; whoever reads moves on by sleeping."""
+        """Read files as of the past; the reader advances by sleeping."""
         self._known.clear()
         groups: dict[float, list[str]] = {}
         for path, first_s in self._first_s.items():
@@ -114,7 +111,7 @@ class _PastTicker:
 
 
 class LapsedTime:
-    """The time of a simulated board that jumps. `files` are what its power sensors are read through.
+    """A simulated board's time, which jumps. Its power sensors are read through `files`.
 
     Every method raises OSError when the simulator is gone.
     """
@@ -132,30 +129,30 @@ class LapsedTime:
         return seconds
 
     def begin(self) -> None:
-        """The board is as if it had been idle for long, and its clock begins anew: what was before does not matter."""
+        """Restart the clock as if the board had been idle for long, without any history."""
         self._tree.write(TIME, json.dumps({"begin": True}))
 
     @contextlib.contextmanager
     def look(self, seconds: float) -> Iterator[Ticker]:
-        """All of the time passes first, then is looked back at."""
+        """Let all of the time pass first, then look back at it."""
         since_s = self.now_s()
         self.sleep(seconds)
         with self._files.review(since_s) as ticker:
             yield ticker
 
     def make_watch(self, sensors: PowerSensors, rate_hz: float) -> Watch:
-        """Looks back when it is stopped."""
+        """Make a watch that looks back when stopped."""
         return _Review(self, self._files, sensors, rate_hz)
 
     def own(self) -> BoardTime:
-        """For a worker: the same time, asked for less often."""
+        """For a worker: the same time with fewer requests."""
         return WorkersTime(self._tree, self._files)
 
 
 class WorkersTime(LapsedTime):
-    """The time of the one process that lets it pass: nobody has to be asked for what it was told last.
+    """The time in the only process that advances it: its last answer stays valid.
 
-    `clocks` is what the file of the clocks showed when time passed last; None: not known, or changed since.
+    `clocks` is the clocks' file as of then; None: unknown or changed since.
     """
 
     def __init__(self, tree: SimulatedFiles, files: LookBack) -> None:
@@ -194,7 +191,7 @@ class _Review:
         try:
             seconds = self._time.now_s() - since_s
         except OSError as error:
-            raise SensorError(f"the board's time cannot be told: {error.strerror or error}") from error
+            raise SensorError(f"the board's time cannot be read: {error.strerror or error}") from error
         with self._files.review(since_s) as ticker:
             self._trace = collect(self._sensors, seconds, self._rate_hz, ticker, ticker.sleep)
 
@@ -203,7 +200,7 @@ class _Review:
 
 
 def find_time(tree: SimulatedFiles, files: LookBack) -> BoardTime:
-    """The time of the simulated board behind `tree`: its own, or this machine's where it is played live."""
+    """The time of the simulated board behind `tree`: its own, or this machine's if it is live."""
     live = True
     with contextlib.suppress(OSError, ValueError):
         live = bool(json.loads(tree.read(TIME))["live"])

@@ -1,8 +1,7 @@
-"""How fast a virtual board is: what a call costs (`work.py`), stretched by the board's clocks and cores.
+"""How fast a virtual board is: the cost of a call (`work.py`), scaled by the board's clocks and cores.
 
-The board takes `slowdown` times as long as this machine at its highest clocks, a share of which goes with the core
-clock and the rest with the memory clock. What ran in parallel is spread over the board's cores. What its GPU does is in
-`gpu_time.py`.
+At its highest clocks the board takes `slowdown` times as long as this machine. A share of that scales with the core
+clock, the rest with the memory clock. Parallel work spreads over the board's cores. `gpu_time.py` models its GPU.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from device_agent.virtual import gpu_time, work
 from device_agent.virtual.lapse import WorkersTime
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
 
-# What a kernel draws from the memory's bandwidth, per busy share of the board's cores.
+# A kernel's share of the memory's bandwidth, per busy share of the board's cores.
 _TRAFFIC = 0.5
-# A load that changed by less is not told to the board again.
+# A smaller change of load is not sent to the board.
 _SAME_LOAD = 0.05
-# The board's time passes in blocks of at least this: asking the simulator costs more than a short run.
+# The board's time advances in blocks of at least this: a request to the simulator costs more than a short run.
 _BLOCK_S = 0.02
-# A sleep that lasts too long lets what follows sleep less, up to so much, so that a window holds as many calls as the
-# board's time has.
+# An overlong sleep shortens the next ones by up to this, so that a window holds as many calls as the board's time
+# allows.
 _CREDIT_S = 0.5
-# Of a worker's time, so that finding out what a call costs does not look like a candidate that hangs.
+# Share of a worker's time limit for measuring a call's cost, so that this does not look like a hanging candidate.
 _ESTABLISHING = 0.5
 
 
 def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: str, gpu: str = "") -> str:
-    """The key of what `spec` runs: everything that decides what one call costs, `cores` and a `gpu` so called.
+    """The cache key of what `spec` runs: everything that determines the cost of a call, with `cores` and `gpu`.
 
-    That is a program, the shapes and types of what it is given, and threads; never the values, so one program has one
-    latency whatever it computes.
+    That is the program, the shapes and types of its inputs, and threads; never the values, so one program has one
+    latency.
     """
     program, *given = content
     if isinstance(spec, MeasureSpec):
@@ -55,7 +54,7 @@ def name_content(spec: MeasureSpec | RunSpec, content: Sequence[bytes], cores: s
 
 
 def _list_forms(arrays: bytes) -> Any:
-    """Shape and type of every array in an .npz; its bytes where it is none, which the worker will say."""
+    """Shape and type of every array in an .npz; the raw bytes of anything else, which the worker will report."""
     forms = []
     try:
         with zipfile.ZipFile(io.BytesIO(arrays)) as archive:
@@ -75,15 +74,15 @@ def _list_forms(arrays: bytes) -> Any:
 
 
 def make_emulated(segments: Sequence[Segment]) -> work.Work:
-    """Work of emulated code: the same whenever it is found out. Seconds stand for cycles at 1 GHz."""
+    """Work of emulated code, which is deterministic. Seconds stand for cycles at 1 GHz."""
     return work.Work(max(1e-9, sum(each[2] for each in segments) / 1e9), 0.0, (), True, tuple(segments))
 
 
 class Pace:
-    """The pace of one worker on its cluster ("": all open to the scheduler), which uses `host_cores` cores of the host.
+    """The pace of one worker on its cluster ("": all open to the scheduler), with `host_cores` cores of the host.
 
-    It runs what `key` names, for the `draw`th time: noise depends on these and on the board's seed, on nothing else.
-    Every method raises OSError when the simulator is gone.
+    It runs `key` for the `draw`th time: noise depends only on these and on the board's seed. Every method raises
+    OSError when the simulator is gone.
     """
 
     def __init__(
@@ -100,9 +99,9 @@ class Pace:
         on_gpu: bool = False,
         core: Mapping[str, Any] | None = None,
     ) -> None:
-        """`limit_s` is all of the board's time there is; `folder` keeps what work costs, None: nothing is kept.
+        """`limit_s` is the board's time limit; `folder` caches the cost of work, None for no cache.
 
-        `core`: the board's own code is emulated, as of this core (`device_agent/emulated/pipeline.py`).
+        `core`: the board's own code is emulated for this core (`device_agent/emulated/pipeline.py`).
         """
         self._on_gpu, self._core = on_gpu, core
         self._price: Callable[[], Sequence[Segment]] | None = None
@@ -123,30 +122,28 @@ class Pace:
         self._shown: str | None = None
 
     def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """See `plan.Pace`."""
         self._price, self._again = price, again
 
     def begin(self) -> float:
-        """The board starts to compute: as much as the host's cores say, until the work is known."""
+        """Start computing: with the host's cores as the load, until the work is known."""
         timing_s = float(self._read_facts()["timing_s"])
         cores = self._read_clocks()[1]
         if self._on_gpu:
-            gpu_time.take_launches()  # what loading started is nobody's
+            gpu_time.take_launches()  # drop the launches of loading
         self._tell(float(cores if self._host_cores > 1 and not self._on_gpu else 1), cores)
         return timing_s
 
     def end(self) -> None:
-        """The board is idle again, once all of its time has passed."""
+        """Return to idle after all of the board's time has passed."""
         self.settle()
         self._told = -1.0
         self._tree.write(LOAD, "{}")
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
-        """Let the board make so many calls; return its seconds per call. Really run is only what has to be.
+        """Let the board make `calls` calls; return its seconds per call.
 
-        That is one call, for whether it comes to an end; more where nobody has established yet what it costs, or not in
-        quiet. Raises
-        OverrunError, as soon as the board would not be done in time.
+        Executes the program once, to detect hangs, and more often if its cost is unknown or was measured under load;
+        otherwise charges modelled time. Raises OverrunError as soon as the board would miss its limit.
         """
         if self._work is None:
             self._work = self._find_work()
@@ -174,14 +171,14 @@ class Pace:
         return board_s
 
     def _find_work(self) -> work.Work | None:
-        """What is known of the cost; None also where it was taken under load and can be taken in quiet now."""
+        """The known cost; None also for one measured under load that can be measured in quiet now."""
         known = self._book.find(self._key)
         if known is None or known.quiet or known.kernels or work.is_host_busy():
             return known
         return None
 
     def board_seconds(self, done: work.Work) -> float:
-        """How long the board takes for this work at its clocks now."""
+        """The board's time for this work at its present clocks."""
         facts = self._read_facts()
         stretch, cores = self._read_clocks()
         if done.segments:
@@ -196,7 +193,7 @@ class Pace:
             else:
                 self._tell(busy, cores)
             stretch, cores = self._read_clocks()
-        # The processor goes on asking while the GPU computes what was asked for.
+        # The CPU goes on submitting while the GPU computes.
         board_s = max(done.base_s(cores) * stretch, self._compute_gpu(done)[0])
         return board_s * self._draw_noise(facts)
 
@@ -204,7 +201,7 @@ class Pace:
         return max(0.5, 1 + float(facts["noise"]) * self._dice.gauss(0, 1))
 
     def _price_emulated(self, segments: Sequence[Segment], cores: int) -> float:
-        """How long emulated code takes at the clocks now: what its lanes need, or what memory needs for its lines."""
+        """The time of emulated code at the present clocks: its lanes' cycles, or the memory time of its lines."""
         base_s, busy_s = self._add_segments(segments, cores)
         if self._told >= 0:
             self._tell(min(float(cores), busy_s / base_s), cores)
@@ -213,8 +210,8 @@ class Pace:
         return base_s
 
     def _add_segments(self, segments: Sequence[Segment], cores: int) -> tuple[float, float]:
-        """Seconds, and seconds of all cores together."""
-        # One worker runs one program, again and again at few clocks.
+        """The time of segments, and of all cores together, in s."""
+        # One worker runs one program at few distinct clocks.
         clocks = cores, self._core_hz, self._memory_s
         if clocks not in self._added:
             self._added[clocks] = count_seconds(segments, self._core or {}, self._core_hz, cores, self._memory_s)
@@ -222,7 +219,7 @@ class Pace:
         return base_s * self._individual, busy_s * self._individual
 
     def _compute_gpu(self, done: work.Work) -> tuple[float, float, float]:
-        """`gpu_time.compute_seconds` at the clocks now; nothing for what no GPU computes."""
+        """`gpu_time.compute_seconds` at the present clocks; zeros without GPU work."""
         if not done.kernels:
             return 0.0, 0.0, 0.0
         self._read_clocks()
@@ -230,7 +227,7 @@ class Pace:
         return gpu_time.compute_seconds(done.kernels, self._read_facts()["gpu"], gpu_hz, memory_share)
 
     def settle(self) -> None:
-        """Let pass what is owed; what the host sleeps too long counts for the next block."""
+        """Let the owed time pass; an overlong sleep of the host counts towards the next block."""
         if self._owed_s <= 0:
             return
         self._owed_s = max(self._owed_s - self._time.sleep(self._owed_s), -_CREDIT_S)
@@ -252,7 +249,7 @@ class Pace:
         return self._facts
 
     def _read_clocks(self) -> tuple[float, int]:
-        """(board time over host time for one core, cores online) now; the slowest of the clusters in use counts."""
+        """(board time over host time for one core, cores online) now; the slowest cluster in use counts."""
         if self._clocks is None:
             self._clocks = self._fetch_clocks()
         return self._clocks
@@ -267,7 +264,7 @@ class Pace:
             if now["clusters"][name]["online"]
             and (name == self._cluster or (not self._cluster and not cluster["isolated"]))
         ]
-        # A cluster whose cores are all offline runs nothing: what is placed there ends up on the others.
+        # A cluster with all cores offline runs nothing: its threads move to the others.
         chosen = chosen or [name for name in facts["clusters"] if now["clusters"][name]["online"]]
         core_share = facts["core_share"]
         memory_s = 1.0

@@ -1,7 +1,6 @@
-"""What a board type's `simulation:` section may say, read strictly; units are SI.
+"""A board type's `simulation:` section, validated; in SI units.
 
-Numbers belong in `inventory/board_types/*.yaml`, each with its source or marked as assumed. What the model makes of
-them is in `board.py`.
+The numbers are in `inventory/board_types/*.yaml`, each with its source or marked as assumed. The model is `board.py`.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import random
 from device_agent.platforms.board_types import BoardType
 from device_agent.protocol import Message, ProtocolError
 
-# Domains with clocks of their own; the others (SoC, carrier) are constant, or one of the board's clusters.
+# Domains with clocks of their own; others (SoC, carrier) are constant, or a cluster.
 GPU = "gpu"
 MEMORY = "memory"
 
 
 @dataclasses.dataclass(frozen=True)
 class Domain(Message):
-    """What one part of the board draws: C V^2 f of what switches, leakage, a constant.
+    """The power of one part of the board: C V^2 f of what switches, leakage, a constant.
 
-    A cluster's `capacitance_f` is per core. `voltage_v` maps clocks to V, linear in between and flat outside; without
-    one the voltage is 1 V. Leakage is given at 25 C and the highest voltage with every core online.
+    A cluster's `capacitance_f` is per core. `voltage_v` maps clocks to V, linear in between and constant outside;
+    without it the voltage is 1 V. Leakage is at 25 C and the highest voltage with every core online.
     """
 
     name: str  # a cluster's name, `gpu`, `memory`, or anything else
@@ -33,12 +32,12 @@ class Domain(Message):
     leak_w: float = 0.0
     leak_w_per_c: float = 0.0
     heat: float = 1.0  # share of the power that warms the die
-    freqs_hz: tuple[int, ...] = ()  # where the board type itself has no table
+    freqs_hz: tuple[int, ...] = ()  # for a board type without a table
 
 
 @dataclasses.dataclass(frozen=True)
 class Rail(Message):
-    """One measured rail: the sum of its domains over the efficiency of what converts between."""
+    """One measured rail: the sum of its domains over the converter's efficiency."""
 
     name: str
     domains: tuple[str, ...]
@@ -49,17 +48,17 @@ class Rail(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Sensor(Message):
-    """How the INA3221s are set up. `samples` are averaged per value, each taking `conversion_s` for both quantities."""
+    """The INA3221s' settings. `samples` are averaged per value; each takes `conversion_s` for both quantities."""
 
     samples: int = 64
     conversion_s: float = 0.0011
     noise_lsb: float = 0.5  # standard deviation of one value, in steps of the shunt's converter
-    supply_ohm: float = 0.0  # what the supply's voltage sags by
+    supply_ohm: float = 0.0  # the supply's internal resistance
 
 
 @dataclasses.dataclass(frozen=True)
 class Thermal(Message):
-    """One thermal node. Above `trip_c` CPU and GPU are held at `throttle_ratio` of their highest clock."""
+    """One thermal node. Above `trip_c` CPU and GPU are limited to `throttle_ratio` of their highest clock."""
 
     ambient_c: float = 25.0
     resistance_c_per_w: float = 5.0
@@ -71,15 +70,15 @@ class Thermal(Message):
     constant_c: tuple[tuple[str, float], ...] = ()  # zones that show a constant
     unpowered: tuple[str, ...] = ()  # zones that give an error
     cooling: tuple[str, ...] = ()  # types of the cooling devices that slow the board down
-    fan_cooling: float = 0.0  # share of the resistance that the fan at full speed takes away
-    fan_w: float = 0.0  # what the fan at full speed draws
+    fan_cooling: float = 0.0  # share of the thermal resistance removed by the fan at full speed
+    fan_w: float = 0.0  # the fan's power at full speed
 
 
 @dataclasses.dataclass(frozen=True)
 class Latency(Message):
-    """How much longer this board takes than the host: per cluster at its highest clocks, then by clock.
+    """How much slower this board is than the host: per cluster at its highest clocks, then by clock.
 
-    `core_share` of the time goes with the cluster's clock, the rest with the memory's.
+    `core_share` of the time scales with the cluster's clock, the rest with the memory's.
     """
 
     slowdown: tuple[tuple[str, float], ...] = ()
@@ -89,7 +88,7 @@ class Latency(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Spread(Message):
-    """How far boards of one type differ, each as the half width of a uniform range around 1."""
+    """How much boards of one type differ, each as the half width of a uniform range around 1."""
 
     capacitance: float = 0.05
     leakage: float = 0.2
@@ -100,17 +99,17 @@ class Spread(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation(Message):
-    """Everything the model of a board type needs beyond its tables."""
+    """The model parameters of a board type beyond its tables."""
 
-    release: str = ""  # R32, R35, R36: decides files and their behaviour; "": a board without L4T
+    release: str = ""  # R32, R35, R36: selects files and their behaviour; "": a board without L4T
     revision: str = ""
     model: str = ""
     compatible: tuple[str, ...] = ()
-    gpu_path: str = ""  # folder that holds the GPU's device
+    gpu_path: str = ""  # folder of the GPU's device
     governors: tuple[str, ...] = ("performance", "powersave", "userspace", "schedutil")
     gpu_governors: tuple[str, ...] = ()
-    power_mode: int | None = None  # the mode it starts in, where the board type does not say
-    optional_sensors: bool = False  # whether sensors that only some carriers have are fitted
+    power_mode: int | None = None  # the initial mode, if the board type does not say
+    optional_sensors: bool = False  # whether sensors of some carriers only are fitted
     domains: tuple[Domain, ...] = ()
     rails: tuple[Rail, ...] = ()
     sensor: Sensor = dataclasses.field(default_factory=Sensor)
@@ -131,14 +130,14 @@ class Individual:
 
 
 def draw_individual(spread: Spread, seed: int) -> Individual:
-    """The board that `seed` names; the same seed is the same board."""
+    """The board that `seed` selects, reproducibly."""
     dice = random.Random(seed)
     names = [field.name for field in dataclasses.fields(Individual)]
     return Individual(**{name: 1 + getattr(spread, name) * dice.uniform(-1, 1) for name in names})
 
 
 def read_simulation(board_type: BoardType) -> Simulation:
-    """The checked section. Raises ProtocolError where it contradicts itself or the board type."""
+    """Read and check the section. Raises ProtocolError for a contradiction."""
     if not board_type.simulation:
         raise ProtocolError(f"{board_type.name} has no `simulation` section, so it cannot be simulated")
     try:
@@ -171,7 +170,7 @@ def read_simulation(board_type: BoardType) -> Simulation:
         for name in rail.domains
         if name not in domains
     ]
-    # Leakage that heats the die by more than a degree per degree has no steady state.
+    # No steady state exists if leakage heats the die by more than a degree per degree.
     runaway = sum(domain.leak_w_per_c * domain.heat for domain in simulation.domains)
     if runaway * simulation.thermal.resistance_c_per_w * (1 + simulation.spread.leakage) > 0.5:
         problems.append("leakage grows too fast with temperature")

@@ -1,7 +1,7 @@
-"""nvpmodel on a virtual board: its configuration file, written from the type's power modes, and the command itself.
+"""nvpmodel on a virtual board: its configuration file, generated from the type's power modes, and the command.
 
-Syntax of the file: LineageOS/android_device_nvidia_quill and _galen, nvpmodel/*.conf. What the command prints: public
-logs; its exit codes are assumed (255 where it did not do what it was told to).
+File syntax: LineageOS/android_device_nvidia_quill and _galen, nvpmodel/*.conf. Output of the command: public logs; exit
+codes are assumed (255 on failure).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CPU_NAMES = {
 
 
 def add_power_mode_files(board: VirtualBoard, files: Files) -> None:
-    """The configuration file, where the type has power modes."""
+    """Add the configuration file, if the type has power modes."""
     if board.board_type.power_modes and board.parameters.release:
         text = render_configuration(board)
         files.fixed(CONFIGURATION, text)
@@ -77,14 +77,14 @@ def _render_mode(board: VirtualBoard, mode: PowerMode, gating: bool) -> list[str
 
 
 def _cpu_name(index: int, core: str) -> str:
-    """What the file calls a cluster: by core, numbered where all are alike. Carmel counts as Denver."""
+    """The file's name for a cluster: by core, numbered if all are alike. Carmel counts as Denver."""
     return _CPU_NAMES.get(core, "CPU_{}").format(index)
 
 
 def run_nvpmodel(board: VirtualBoard, arguments: list[str], privileged: bool) -> str:
-    """What the command prints. Raises OSError with the exit code as `errno`, PermissionError for a change by a user.
+    """The command's output. Raises OSError with the exit code as `errno`, PermissionError for a change by a user.
 
-    A mode with other power gating asks whether to reboot, hears nothing, and changes nothing.
+    A mode with other power gating asks whether to reboot, gets no answer, and changes nothing.
     """
     modes = board.board_type.power_modes
     if not modes or not board.parameters.release:

@@ -1,6 +1,6 @@
-"""What an INA3221 makes of a virtual board's rails: averages over its update period, in steps of its converters.
+"""The INA3221 model: averages of a virtual board's rails over its update period, in steps of its converters.
 
-Files over it are in `files_power.py`. Steps: TI INA3221 data sheet (40 uV shunt, 8 mV bus).
+Its files are in `files_machine.py`. Steps: TI INA3221 data sheet (40 uV shunt, 8 mV bus).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MASK = (1 << 64) - 1
 
 
 class Noise:
-    """Numbers that depend on the seed, on what they are for, and on how often that was asked."""
+    """Random numbers that depend on the seed, the purpose, and the count of calls."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._asked: dict[tuple[str, str], int] = {}
 
     def begin_anew(self) -> None:
-        """Give the same numbers again."""
+        """Restart the sequence."""
         self._asked.clear()
 
     def share(self, purpose: str, name: str) -> float:
@@ -34,7 +34,7 @@ class Noise:
 
 
 def uniform(*numbers: int) -> float:
-    """A number in [0, 1) that depends on `numbers` alone (splitmix64, Steele, Lea, Flood 2014)."""
+    """A number in [0, 1) determined by `numbers` (splitmix64, Steele, Lea, Flood 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -45,7 +45,7 @@ def uniform(*numbers: int) -> float:
 
 
 def gaussian(*numbers: int) -> float:
-    """A standard normal number that depends on `numbers` alone (Box and Muller)."""
+    """A standard normal number determined by `numbers` (Box and Muller)."""
     radius = math.sqrt(-2 * math.log(1 - uniform(*numbers, 1)))
     return radius * math.cos(2 * math.pi * uniform(*numbers, 2))
 
@@ -59,7 +59,7 @@ SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)
 
 
 class Chip:
-    """One INA3221 with up to three rails; `rails` holds None where nothing is connected."""
+    """One INA3221 with up to three rails; `rails` holds None for an unconnected channel."""
 
     def __init__(self, board: VirtualBoard, chip: PowerChip, address: str) -> None:
         models = {rail.name: rail for rail in board.parameters.rails}
@@ -78,11 +78,11 @@ class Chip:
 
     @property
     def update_period_s(self) -> float:
-        """From one value to the next: both quantities of every channel, `samples` times."""
+        """Both quantities of every channel, `samples` times."""
         return self.samples * 2 * self.conversion_s * CHANNELS
 
     def begin_anew(self) -> None:
-        """The board's clock begins anew; a value that is frozen is one of its beginning."""
+        """Follow a restart of the board's clock; a frozen value becomes the first one."""
         self._values.clear()
         self._triggers = 0
         if self.stale_since_s is not None:
@@ -93,7 +93,7 @@ class Chip:
         return self.shunt_ohm or rail.shunt_ohm
 
     def read(self, channel: int) -> tuple[int, int]:
-        """The newest value in steps of (bus voltage, shunt voltage). Raises LookupError where no rail is."""
+        """The newest value in steps of (bus voltage, shunt voltage). Raises LookupError for an unconnected channel."""
         rail = self.rails[channel]
         if rail is None:
             raise LookupError(channel)

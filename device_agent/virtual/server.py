@@ -1,7 +1,7 @@
-"""A virtual board as a process of its own: "the hardware", which outlives whatever crashes on it.
+"""A virtual board as a separate process: "the hardware", which survives the crashes of its users.
 
-`python -m device_agent.virtual.server TYPE --socket PATH` serves many users: anybody at PATH, its owner at PATH.root.
-One thread, one loop; the messages are described in `client.py`.
+`python -m device_agent.virtual.server TYPE --socket PATH` serves every user at PATH, and root at PATH.root. One thread,
+one loop; `client.py` describes the messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _USAGE_ERROR = 2
 
 
 class _User:
-    """One connection: what it has sent so far, and what it has not taken yet."""
+    """One connection, with its partial request and its unsent answers."""
 
     def __init__(self, connection: socket.socket, tree: VirtualTree) -> None:
         self.connection = connection
@@ -48,7 +48,7 @@ class _User:
 
 
 class Server:
-    """Serves one board at two sockets. Raises OSError where they cannot be made."""
+    """Serves one board at two sockets. Raises OSError if they cannot be made."""
 
     def __init__(self, board: VirtualBoard, path: str) -> None:
         self.board = board
@@ -79,7 +79,7 @@ class Server:
                     self._close(user)
 
     def close(self) -> None:
-        """Hang up on everybody and remove the sockets."""
+        """Close all connections and remove the sockets."""
         for user in list(self._users):
             self._close(user)
         for key in list(self._selector.get_map().values()):
@@ -90,7 +90,7 @@ class Server:
                 Path(path).unlink()
 
     def _find_timeout(self) -> float | None:
-        """Until something happens by itself: the board's next event, or an answer that is due."""
+        """Until the board's next event, or the next due answer."""
         due = [self._late[0][0] - time.monotonic()] if self._late else []
         event_s = self.board.find_next_event_s()
         if event_s is not None and self.board.is_live:
@@ -100,7 +100,7 @@ class Server:
     def _accept(self, listener: socket.socket, privileged: bool) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # gone again, or out of descriptors: the next one may fare better
+        except OSError:  # gone again, or out of descriptors: the next one may succeed
             return
         connection.setblocking(False)
         user = _User(connection, VirtualTree(self.board, privileged))
@@ -164,7 +164,7 @@ class Server:
             self._send(user, frame)
 
     def _send(self, user: _User, frame: bytes) -> None:
-        """Send what the user takes; keep the rest, so that one that is stopped holds up nobody."""
+        """Send what the user's socket accepts; buffer the rest, so that a stopped user blocks no other."""
         if user.closed:
             return
         user.unsent += frame
@@ -205,7 +205,7 @@ _ARGUMENTS: dict[str, list[type]] = {
 
 
 def _check(operation: object, arguments: list[Any]) -> None:
-    """Raises ValueError for a request that is none of the tree's."""
+    """Raise ValueError for an invalid request."""
     kinds = _ARGUMENTS.get(str(operation))
     if kinds is None or len(kinds) != len(arguments):
         raise ValueError(operation)
@@ -216,7 +216,7 @@ def _check(operation: object, arguments: list[Any]) -> None:
 
 
 def _listen(path: str, mode: int) -> socket.socket:
-    """A listening socket that appears at `path` only once it accepts connections."""
+    """Create a listening socket that appears at `path` only once it accepts connections."""
     new = f"{path}~"
     with contextlib.suppress(FileNotFoundError):
         Path(new).unlink()
@@ -233,7 +233,7 @@ def _listen(path: str, mode: int) -> socket.socket:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m device_agent.virtual.server", description=__doc__)
     parser.add_argument("type", metavar="TYPE", help="board type, e.g. jetson-nano")
     parser.add_argument("--socket", required=True, metavar="PATH", help="where to serve; root's socket is PATH.root")

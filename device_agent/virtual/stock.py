@@ -1,6 +1,6 @@
-"""How long a virtual board takes to time what a stock TVM client loads: as long as it takes, or the time that was set.
+"""Time code of stock TVM clients on a virtual board: for as long as it takes, or for a set time.
 
-Clients of the farm are timed in a worker (`device_agent/worker/timing.py`), at the board's pace (`pace.py`).
+The farm's clients are timed in a worker (`device_agent/worker/timing.py`), at the board's pace (`pace.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from device_agent.sysfs import Tree
 from device_agent.virtual.tree import PACE
 
-# What a client's `time_evaluator` asks for, by TVM's name.
+# TVM's name of a client's `time_evaluator`.
 _EVALUATOR = "runtime.RPCTimeEvaluator"
 
 
 def set_pace(tree: Tree) -> None:
-    """Have this process time for stock clients as `tree`, a virtual board's, says (`timing` of its faults)."""
+    """Make this process time for stock clients as the virtual board `tree` says (`timing` of its faults)."""
     from tvm_ffi import get_global_func, register_global_func
 
     evaluator = get_global_func(_EVALUATOR)

@@ -1,15 +1,14 @@
 """A virtual board's kernel files in this process: permissions, faults, nvpmodel, and the simulation's own files.
 
-Which files there are is in `files_*.py`; the same over a socket is in `server.py` and `client.py`. The simulation's own
-files, which an unprivileged user may use as well unless said otherwise:
-
-- `/sys/virtual/load` (write): what this user computes, `{"cluster": NAME, "cores": BUSY, "memory": 0..1, "gpu": 0..1,
-  "ttl_s": SECONDS}`, everything optional; `{}` is idle. It ends with the user's connection.
-- `/sys/virtual/fault` (write: root): see `faults.py`. Reading lists what is active.
+`files_*.py` list the kernel files; `server.py` and `client.py` serve them over a socket. The simulation's own files,
+open to unprivileged users unless noted:
+- `/sys/virtual/load` (write): this user's load, `{"cluster": NAME, "cores": BUSY, "memory": 0..1, "gpu": 0..1,
+  "ttl_s": SECONDS}`, all optional; `{}` is idle. It ends with the user's connection.
+- `/sys/virtual/fault` (write: root): see `faults.py`. Reading lists the active faults.
 - `/sys/virtual/pace` and `/sys/virtual/clocks` (read): for `pace.py`.
-- `/sys/virtual/time` (read): the board's time in s, and whether it passes by itself; where it does not (write):
-  `{"pass_s": SECONDS}` lets it pass, `{"begin": true}` puts it back to its start (`VirtualBoard.begin_anew`).
-- `/sys/virtual/energy` (read): the time in s and what every rail has drawn since the model began, in J, exactly.
+- `/sys/virtual/time` (read): the board's time in s, and whether it is live. If not (write):
+  `{"pass_s": SECONDS}` lets it pass, `{"begin": true}` restarts it (`VirtualBoard.begin_anew`).
+- `/sys/virtual/energy` (read): the time in s and every rail's exact energy since the start, in J.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ PACE = "/sys/virtual/pace"
 CLOCKS = "/sys/virtual/clocks"
 ENERGY = "/sys/virtual/energy"
 TIME = "/sys/virtual/time"
-# A day: nothing that is asked of a board takes longer.
+# A day: no request needs more.
 _LONGEST_S = 86400.0
-# Of a sensor's past in one answer: some seconds of the fastest.
+# Past values in one answer: some seconds of the fastest sensor.
 _MOST_VALUES = 500
-# Surely after a value has changed, whatever rounding has made of the time when it does.
+# Past any rounding of the time when a value changes.
 _MOMENT_S = 1e-9
-# In place of infinity, which JSON lacks.
+# JSON has no infinity.
 _NEVER_S = 1e12
 _DEBUG = "/sys/kernel/debug"
 
@@ -61,13 +60,13 @@ class Hardware:
 
     @staticmethod
     def of(board: VirtualBoard) -> Hardware:
-        """The one hardware of this board."""
+        """The hardware of this board, created once."""
         if not isinstance(board.hardware, Hardware):
             board.hardware = Hardware(board)
         return board.hardware
 
     def files(self) -> Files:
-        """The files as they are now: some come and go with hot-plug."""
+        """The present files: hot-plug adds and removes some."""
         self.board.advance()
         if self._boots != self.board.boots:
             self._boots = self.board.boots
@@ -95,7 +94,7 @@ class Hardware:
         return files
 
     def _describe_pace(self) -> str:
-        """What does not change while a worker runs."""
+        """The facts that are constant while a worker runs."""
         board = self.board
         latency = board.parameters.latency
         slowdown = dict(latency.slowdown)
@@ -124,7 +123,7 @@ class Hardware:
         )
 
     def _describe_gpu(self) -> dict[str, float | str]:
-        """What `gpu_time.py` goes by; "stretch" is by how much this board is slower than its type."""
+        """The facts for `gpu_time.py`; "stretch" is this board's slowdown relative to its type."""
         board, gpu = self.board, self.board.board_type.gpu
         if gpu is None:
             return {}
@@ -150,7 +149,7 @@ class Hardware:
         return json.dumps({"now_s": self.board.advance(), "live": self.board.is_live})
 
     def pass_time(self, text: str) -> None:
-        """Do what was written to `TIME`. Raises OSError (EINVAL)."""
+        """Handle a write to `TIME`. Raises OSError (EINVAL)."""
         try:
             value = json.loads(text)
             if value == {"begin": True}:
@@ -169,7 +168,7 @@ class Hardware:
 
 
 class VirtualTree:
-    """A `device_agent.sysfs.Tree` over a virtual board. `owner` is whose load it is: by default this tree's."""
+    """A `device_agent.sysfs.Tree` over a virtual board. `owner` sets its load (default: this tree)."""
 
     simulated = True
 
@@ -211,10 +210,10 @@ class VirtualTree:
                 raise OSError(error.errno, error.strerror, path) from None
 
     def past(self, path: str, at_s: float) -> list[list[Any]]:
-        """What the file of a sensor showed then and from then on until now, each with until when it went on to.
+        """The values of a sensor's file from `at_s` until now, each with its end time.
 
-        So many values at most; the last one is not that of now where there are more, or where a later read fails.
-        Raises what `read` raises, then.
+        Limited in number; the last is not the present value if there are more, or a later read fails. Raises what
+        `read` raised then.
         """
         shown: list[list[Any]] = []
         now_s = self.board.advance()
@@ -232,7 +231,7 @@ class VirtualTree:
             at_s = until_s + _MOMENT_S
 
     def past_many(self, paths: Sequence[str], at_s: float) -> list[list[list[Any]] | None]:
-        """The same of several files, None for each that could not be read then."""
+        """As `past`, for several files; None for each that was unreadable then."""
         found: list[list[list[Any]] | None] = []
         for path in paths:
             try:
@@ -242,16 +241,12 @@ class VirtualTree:
         return found
 
     def let_pass(self, seconds: float) -> list[Any]:
-        """Let so much time pass, as `TIME` does; the time then, what `CLOCKS` shows, until when. Raises OSError.
-
-        Until then nothing changes by itself.
-        """
+        """Let time pass, as `TIME` does; return the time, `CLOCKS`, and how long that holds. Raises OSError."""
         self.write(TIME, json.dumps({"pass_s": seconds}))
         event_s = self.board.find_next_event_s()
         return [self.board.advance(), self.read(CLOCKS), _NEVER_S if event_s is None else event_s]
 
     def read_many(self, paths: Sequence[str]) -> list[str | None]:
-        """The texts of several files, None for each that cannot be read."""
         return [read_text(self, path) for path in paths]
 
     def names(self, folder: str) -> list[str]:
@@ -271,7 +266,7 @@ class VirtualTree:
         return files.exists(real) and not self.hardware.faults.hides(real)
 
     def run(self, command: list[str]) -> str:
-        """nvpmodel, the one tool of a virtual board. Raises OSError as `run_nvpmodel` says."""
+        """Run nvpmodel, the one tool of a virtual board. Raises OSError as `run_nvpmodel`."""
         self._answer()
         if not command or command[0].rpartition("/")[2] != "nvpmodel":
             raise refuse(errno.ENOENT, command[0] if command else "")
@@ -280,7 +275,7 @@ class VirtualTree:
         return run_nvpmodel(self.board, command[1:], self.privileged)
 
     def close(self) -> None:
-        """The user is gone, and with it what it computed."""
+        """Disconnect the user, which ends its load."""
         self.board.set_load(self._owner, None)
 
     def _look_up(self, path: str) -> tuple[Files, str]:
@@ -305,7 +300,7 @@ class VirtualTree:
 
 
 def read_load(text: str, board: VirtualBoard) -> Load | None:
-    """The load in a JSON text; None for none. Raises OSError (EINVAL)."""
+    """Parse a load from JSON; None for none. Raises OSError (EINVAL)."""
     try:
         value: dict[str, Any] = json.loads(text)
         if not value:

@@ -1,7 +1,7 @@
-"""What a call costs, in CPU seconds of this machine: established once by content and kept.
+"""The cost of a call in CPU seconds of this machine: measured once per content and cached.
 
-Cost taken while others computed on this machine too is taken once more when they are done; nothing else changes what is
-kept. What a board makes of it at its clocks is in `pace.py`. Docs: adr/0032.
+A cost measured under other load is measured again once the machine is quiet; nothing else changes a cached value.
+`pace.py` scales it to a board's clocks. See docs/adr/0032.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pathlib import Path
 from device_agent.protocol import Segment
 from device_agent.virtual.gpu_time import Kernel
 
-# Long enough that neither the clock's resolution nor the call beside the counted ones shows.
+# Long enough to hide the clock's resolution and the uncounted call.
 _BATCH_S = 0.002
-# The least of several batches is the work: whatever else the machine does only adds to it. It is believed once three
-# batches came that close to it; after so many it is taken as it is, and so are fewer where calls take long.
+# The minimum of several batches is the work, since disturbances only add to it. It is accepted once three batches are
+# this close to it, or after the most batches; fewer suffice if calls take long.
 _BATCHES, _MOST_BATCHES = 5, 40
 _CONFIRMED, _CLOSE = 3, 0.01
 _FEWEST, _LONG_S = 3, 1.0
-# In more batches than this share of them somebody else computed: caches and memory were not the call's alone.
+# With a larger share of disturbed batches, other processes shared caches and memory.
 _DISTURBED = 0.2
-# What was taken under load and is off by no more stays as it was, so that figures do.
+# A cost measured under load stays if it is off by no more, so that figures stay the same.
 _SAME = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """CPU seconds of one call: on one core, and spread over all; and what of it a GPU does meanwhile.
+    """CPU seconds of one call, on one core and spread over all; and its GPU work.
 
-    `quiet`: nobody else computed on this machine when it was established. `segments`: of emulated code, what one call
-    costs its core, instead of CPU seconds; see `device_agent/emulated/price.py`.
+    `quiet`: no other process computed during the measurement. `segments`: the cost of emulated code, instead of CPU
+    seconds; see `device_agent/emulated/price.py`.
     """
 
     alone_s: float
@@ -48,12 +48,12 @@ class Work:
     segments: tuple[Segment, ...] = ()
 
     def base_s(self, cores: int) -> float:
-        """How long it takes where so many cores share what can be shared."""
+        """Its time when parallel work spreads over so many cores."""
         return self.alone_s + self.shared_s / cores
 
 
 def make_key(*parts: bytes | str) -> str:
-    """The name of what is run: a hash over the parts and their lengths."""
+    """The cache key: a hash over the parts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -63,14 +63,14 @@ def make_key(*parts: bytes | str) -> str:
 
 
 class WorkBook:
-    """Work by key, a small file each. Many processes may use one folder; the first to keep a key decides it."""
+    """Work by key, a small file each. Processes may share a folder; the first value of a key stays."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None keeps nothing."""
+        """None caches nothing."""
         self._folder = folder
 
     def find(self, key: str) -> Work | None:
-        """What is kept of `key`; None also for what cannot be read."""
+        """The cached work of `key`; None also for an unreadable file."""
         if self._folder is None:
             return None
         try:
@@ -84,9 +84,9 @@ class WorkBook:
         return work if 0 <= work.alone_s < math.inf and 0 <= work.shared_s < math.inf and work.base_s(1) > 0 else None
 
     def keep(self, key: str, work: Work) -> Work:
-        """Keep it, unless somebody was first; return what counts from now on. A folder that is full keeps nothing.
+        """Store `work` unless another process was first; return the valid one. A full folder stores nothing.
 
-        What was established in quiet takes the place of what was not, where it is not the same anyway.
+        A quiet measurement replaces one under load, unless both agree.
         """
         if self._folder is None:
             return work
@@ -104,12 +104,12 @@ class WorkBook:
                 os.write(descriptor, json.dumps(dataclasses.asdict(work)).encode())
                 os.close(descriptor)
                 try:
-                    os.link(new, path)  # unlike a rename it never takes the place of what is there
+                    os.link(new, path)  # unlike a rename it never replaces a file
                 except FileExistsError:
                     kept = self.find(key)
                     if kept is not None and (kept.quiet or not work.quiet):
                         return kept
-                    new.replace(path)  # taken under load, or half a file: this machine lost its power
+                    new.replace(path)  # measured under load, or truncated by a power cut
             finally:
                 new.unlink(missing_ok=True)
         return work
@@ -120,10 +120,10 @@ def _path(folder: Path, key: str) -> Path:
 
 
 def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, limit_s: float = math.inf) -> Work:
-    """What one call costs: the least of several batches. `run(n)` makes n calls, and `calls_beside` more.
+    """Measure one call: the minimum of several batches. `run(n)` makes n calls, and `calls_beside` more.
 
-    `run` returns the host's seconds per call. The first call of all counts only where `limit_s` leaves time for no
-    other: it loads code and data.
+    `run` returns the host's seconds per call. The very first call, which loads code and data, counts only if `limit_s`
+    leaves time for no other.
     """
     began = time.monotonic()
     seen: list[Work] = []
@@ -146,7 +146,7 @@ def establish(run: Callable[[int], float], calls_beside: int, host_cores: int, l
 
 
 def is_host_busy() -> bool:
-    """Whether other processes of this machine compute just now; False where the kernel does not say."""
+    """Whether other processes of this machine compute now; False if the kernel does not say."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
         own = sum(_is_running(task) for task in Path("/proc/self/task").iterdir())
@@ -156,7 +156,7 @@ def is_host_busy() -> bool:
 
 
 def _is_running(task: Path) -> bool:
-    # The state follows the name, which is in parentheses and may hold any.
+    # The state follows the name, which is in parentheses and may contain any character.
     with contextlib.suppress(OSError):
         return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
     return False
@@ -166,7 +166,7 @@ def _measure(run: Callable[[int], float], number: int, calls_beside: int, host_c
     cpu_s, own_s = time.process_time(), time.thread_time()
     host_s = run(number)
     calls = number + calls_beside
-    # The calling thread's own time, where that is less: beside busy programs it waits for a core, and for its helpers.
+    # The calling thread's own CPU time if less: beside busy programs it waits for a core and for its helpers.
     own_s = (time.thread_time() - own_s) / calls
     return split_work(min(host_s, own_s), (time.process_time() - cpu_s) / calls, host_cores)
 
@@ -176,10 +176,10 @@ def _is_confirmed(costs_s: list[float]) -> bool:
 
 
 def split_work(host_s: float, cpu_s: float, host_cores: int) -> Work:
-    """The work of a call that took `host_s` with `cpu_s` of CPU time on `host_cores`.
+    """Split a call that took `host_s` with `cpu_s` of CPU time on `host_cores`.
 
-    CPU time below the wall time was spent waiting, mostly for other processes of the host: that is not the board's.
-    CPU time beyond what its cores could have given in that time was not the call's.
+    CPU time below the wall time means waiting, mostly for other processes of the host, which the board would not do.
+    CPU time above the cores' capacity was not the call's.
     """
     cpu_s = min(cpu_s, host_s * host_cores)
     if host_cores == 1 or cpu_s <= host_s:

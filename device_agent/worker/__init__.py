@@ -1,1 +1,1 @@
-"""The process that runs one candidate or model, and everything that happens in it."""
+"""The process that runs one candidate or model."""

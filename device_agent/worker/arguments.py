@@ -1,4 +1,4 @@
-"""Fill kernel arguments with seeded values: quick, the same on every board, never constant."""
+"""Fill kernel arguments with seeded values: fast, the same on every board, never constant."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# One draw of values is repeated to fill a tensor. A prime length keeps the period off every power-of-two stride.
+# A pool of values is repeated to fill a tensor. A prime length keeps its period off power-of-two strides.
 _POOL_SIZE = 65_521
-# Arguments start at different places of the pool, so that no two of a shape are equal.
+# Arguments start at different offsets, so that no two of a shape are equal.
 _STRIDE_BETWEEN_ARGUMENTS = 7919
 
 
 class UnknownDtypeError(ValueError):
-    """An argument's dtype that this agent cannot fill."""
+    """The agent cannot fill an argument of this dtype."""
 
 
 @functools.lru_cache(maxsize=4)
 def values(seed: int) -> NDArray[np.int32]:
-    """Integers in [-32768, 32768], equal on all machines (no floating point is involved in drawing them)."""
+    """Integers in [-32768, 32768], identical on all machines (no floating point is used)."""
     return np.random.default_rng(seed).integers(-32768, 32769, size=_POOL_SIZE, dtype=np.int32)
 
 
@@ -33,7 +33,7 @@ def values(seed: int) -> NDArray[np.int32]:
 def pool(dtype: str, seed: int) -> NDArray[Any]:
     """Values of one dtype: floats in [-1, 1], integers in 0..7 (safe as indices of all but tiny axes), booleans.
 
-    Raises UnknownDtypeError for a dtype that neither NumPy nor ml_dtypes knows.
+    Raises UnknownDtypeError for a dtype unknown to NumPy and ml_dtypes.
     """
     raw = values(seed)
     kind = numpy_dtype(dtype)
@@ -45,7 +45,7 @@ def pool(dtype: str, seed: int) -> NDArray[Any]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The element type of a name, bfloat16 and the like included. Raises UnknownDtypeError."""
+    """The NumPy dtype of a name, bfloat16 and the like included. Raises UnknownDtypeError."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -59,33 +59,34 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _count_bytes(spec: Any) -> int:
-    """What a tensor takes. Raises UnknownDtypeError."""
+    """Bytes of a tensor. Raises UnknownDtypeError."""
     return int(math.prod(spec.shape)) * numpy_dtype(spec.dtype).itemsize
 
 
 def fill(destination: NDArray[Any], source: NDArray[Any], start: int) -> None:
-    """Fill the flat `destination` with `source`, from position `start` of it on, again and again."""
+    """Fill the flat `destination` with `source`, cyclically from position `start`."""
     start %= len(source)
     filled = 0
     for part in (source[start:], source[:start]):
         part = part[: len(destination) - filled]
         destination[filled : filled + len(part)] = part
         filled += len(part)
-    while filled < len(destination):  # doubling keeps the period and runs at the speed of memcpy
+    while filled < len(destination):  # doubling keeps the period and runs at memcpy speed
         step = min(filled, len(destination) - filled)
         destination[filled : filled + step] = destination[:step]
         filled += step
 
 
-# Arguments between the first (what the layer before has just written) and the last (the output) are weights where they
-# are larger than a first-level cache and shared second-level caches have room for. A model has come through so much
-# other data when it meets them again that the copies have to exceed the caches of boards: 4 MiB on the largest Jetson.
+# Arguments between the first (the previous layer's output) and the last (the output) are weights if larger than L1d.
+# A model passes so much data before it meets them again that the copies must exceed the boards' caches: 4 MiB on the
+# largest Jetson.
 _LARGE_BYTES, _COLD_BYTES = 256 << 10, 16 << 20
 
 
 def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
-    """Further sets of arguments in which the large weights are copies, so many that calls which take turns among all
-    sets find them in no cache. None where there are no large weights.
+    """Further sets of arguments with copies of the large weights, enough that rotating calls find them in no cache.
+
+    Empty without large weights.
     """
     import tvm.runtime
 
@@ -100,27 +101,27 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
 
 
 def _plan_copies(specs: Any) -> tuple[list[int], int]:
-    """Which arguments are large weights, and how many copies of them all to make."""
+    """Which arguments are large weights, and how many copies of all of them to make."""
     sizes = [_count_bytes(spec) for spec in specs]
     large = [index for index in range(1, len(specs) - 1) if sizes[index] >= _LARGE_BYTES]
     total = sum(sizes[index] for index in large)
     return large, math.ceil(_COLD_BYTES / total) if total else 0
 
 
-# What `prepare` made last: the tensors of one spec, the first set of them and those with copies of weights, so that a
-# session never keeps more.
+# The last result of `prepare`: the tensors of one spec, the first set and those with copied weights. A session keeps
+# only these.
 _inherited: dict[tuple[tuple[Any, ...], int], list[list[Any]]] = {}
 _MOST_INHERITED_BYTES = 64 << 20
 
 
 def allocate(specs: Any, seed: int) -> list[Any]:
-    """TVM tensors on the CPU for the given TensorSpecs, filled. Raises UnknownDtypeError."""
+    """Filled TVM tensors on the CPU for the given TensorSpecs. Raises UnknownDtypeError."""
     found = _inherited.get((tuple(specs), seed))
     return found[0] if found else _make(specs, seed)
 
 
 def allocate_turns(specs: Any, seed: int) -> list[list[Any]]:
-    """Those of `allocate`, and the further sets of `copy_weights`. Raises UnknownDtypeError."""
+    """The tensors of `allocate`, and the further sets of `copy_weights`. Raises UnknownDtypeError."""
     found = _inherited.get((tuple(specs), seed)) or [_make(specs, seed)]
     return found if len(found) > 1 else [*found, *copy_weights(specs, found[0])]
 
@@ -134,7 +135,7 @@ def _make(specs: Any, seed: int) -> list[Any]:
         tensor = tvm.runtime.empty(spec.shape, spec.dtype, tvm.runtime.cpu())
         size = int(np.prod(spec.shape, dtype=np.int64))
         if size:
-            # NumPy cannot view bfloat16 and the like through DLPack, but it can through their bytes.
+            # NumPy cannot view bfloat16 and the like through DLPack, but through their bytes.
             memory = (ctypes.c_uint8 * (size * source.itemsize)).from_address(tensor.data_ptr())
             fill_argument(np.frombuffer(memoryview(memory), dtype=source.dtype), spec.dtype, seed, index)
         tensors.append(tensor)
@@ -147,11 +148,10 @@ def fill_argument(destination: NDArray[Any], dtype: str, seed: int, index: int) 
 
 
 def prepare(specs: Any, seed: int, in_turns: bool = False) -> None:
-    """Do what `allocate`, `in_turns` also `allocate_turns`, will need ahead of the candidate's limits; dtypes nobody
-    knows are left to fail there.
+    """Prepare what `allocate`, `in_turns` also `allocate_turns`, needs before the candidate's limits apply.
 
-    Tensors up to a bound in all are made here and inherited copy-on-write by the workers of one spec after the other:
-    filling megabytes anew costs each worker some milliseconds of page faults, and the copies of weights 10 to 30.
+    Small enough tensors are made here and inherited copy-on-write by consecutive workers of one spec: filling megabytes
+    costs each worker some milliseconds of page faults, and the copies of weights 10 to 30. Unknown dtypes fail later.
     """
     for spec in specs:
         with contextlib.suppress(UnknownDtypeError):

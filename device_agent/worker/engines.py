@@ -1,6 +1,6 @@
 """Run a whole program on given inputs, inside a worker process: Relax VM, a bare kernel, or ONNX Runtime.
 
-Each run is timed on its own. Timing of candidates, with its own rules, is in `timing.py`.
+Each run is timed separately. Candidates are timed in `timing.py`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 from collections.abc import Mapping, Sequence
 
-# Runs that are watched, of a program that runs so often; the median of each function's sums is told.
+# Instrumented runs of a repeated program; the median of each function's total counts.
 _RUNS = 5
-# No model has more functions; a name is shown to people.
+# No model has more functions; names are displayed.
 _MOST, _MOST_NAME = 2000, 200
-# What the machine itself calls: shapes checked, memory handed out.
+# The VM's own functions: shape checks, memory.
 _OWN = ("vm.",)
 
-# By function in the order of first calls: calls in one inference, and what they take together, in s or in whatever.
+# By function in the order of first calls: calls in one inference, and their total time, in any unit.
 Profile = Mapping[str, tuple[int, float]]
 
 
 def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
-    """Watch `machine` while `run` runs it, no more often than `runs`."""
+    """Instrument `machine` while `run` runs it, up to `runs` times."""
     began: list[float] = []
     sums: list[dict[str, tuple[int, float]]] = []
 
@@ -52,7 +52,7 @@ def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
             began.append(time.perf_counter())
             return
         took = now - began.pop()
-        if not began and not name.startswith(_OWN):  # what it calls in turn is its own
+        if not began and not name.startswith(_OWN):  # nested calls belong to the outer function
             calls, before = sums[-1].get(name, (0, 0.0))
             sums[-1][name] = calls + 1, before + took
 
@@ -67,16 +67,16 @@ def profile(machine: Any, run: Callable[[], Any], runs: int = _RUNS) -> Profile:
 
 
 def to_layers(found: Profile, latency_s: float, host_s: float) -> tuple[Layer, ...]:
-    """A profile as it is told: what took `host_s` here takes the board `latency_s`."""
+    """Scale a profile from `host_s` on this machine to the board's `latency_s`."""
     scale = latency_s / host_s if host_s > 0 else 1.0
     rows: Sequence[tuple[str, tuple[int, float]]] = list(found.items())[:_MOST]
     return tuple(Layer(name[:_MOST_NAME], calls, took * scale) for name, (calls, took) in rows)
 
 
-# Short runs are timed back to back for so long, as in a window for energy: what is done in between cools caches.
+# Short runs are timed back to back for this long, as in an energy window: other work in between cools caches.
 _BLOCK_S = 0.02
 
-# Runs once and returns the outputs, still where the engine keeps them; and how to copy those into arrays.
+# Runs once and returns the engine's outputs; and how to copy those into arrays.
 Runner = Callable[[], Any]
 Collector = Callable[[Any], "list[NDArray[Any]]"]
 
@@ -84,8 +84,8 @@ Collector = Callable[[Any], "list[NDArray[Any]]"]
 def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> bytes:
     """Run the program in the file `program`; return a frame of the Outcome and an npz of the outputs.
 
-    The outputs are those of the very first run, warm-up included, since a kernel may build on what it finds in its
-    arguments. Raises LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
+    The outputs are the very first run's, warm-up included, since a kernel may accumulate into its arguments. Raises
+    LoadError, ProtocolError for inputs that are no npz, MemoryError, and what the engine raises.
     """
     arrays = read_arrays(inputs)
     run, collect, profile = _load(spec, program, arrays, plan)
@@ -105,7 +105,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
 
     def call() -> float:
         nonlocal result, payload, collecting_s
-        result = None  # two results at a time may be too much for the board's memory
+        result = None  # two results at a time may exceed the board's memory
         begun = time.perf_counter()
         result = run()
         took_s = time.perf_counter() - begun
@@ -123,7 +123,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     while done < total:
         taken_s = [plan.pace.take(repeat, 1) for _ in range(block)]
         first_s = first_s or taken_s[0]
-        # Warm-up runs are forgotten, also where a block begins with them.
+        # Drop warm-up runs, also at the start of a block.
         latency_s += taken_s[max(0, spec.warmup - done) :]
         done += block
         block = min(total - done, max(1, round(_BLOCK_S / max(taken_s[-1], 1e-9))))
@@ -134,7 +134,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
     plan.marks.set("cpu_s", time.process_time() - cpu_started_s)
     layers: tuple[Layer, ...] = ()
     if spec.per_layer and profile is not None:
-        # On a virtual board what it takes here is not what it takes there.
+        # Times on this machine differ from those on the virtual board.
         found = profile()
         here = statistics.median(host_s) if plan.emulator is None else sum(took for _, took in found.values())
         layers = to_layers(found, statistics.median(latency_s), here)
@@ -151,7 +151,7 @@ def run_program(spec: RunSpec, program: Path, inputs: bytes, plan: Plan) -> byte
 
 
 def _read_peak_bytes(spec: RunSpec, plan: Plan) -> int | None:
-    """The most that this process had in memory. What is emulated, or computed by a GPU, lies elsewhere."""
+    """The process's peak memory. Emulated code and GPU work are elsewhere."""
     if plan.emulator is not None or spec.device == protocol.GPU:
         return None
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -172,7 +172,7 @@ def _load(
 
 
 def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
-    """What runs the program in the file `program` once on `arrays`, and what copies the outputs.
+    """How to run the program in the file `program` once on `arrays`, and how to copy its outputs.
 
     Raises LoadError, MemoryError, and what the engine raises.
     """
@@ -183,16 +183,16 @@ def load_program(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
 
 
 def read_arrays(data: bytes) -> Arrays:
-    """The arrays of an npz in their order. Raises ProtocolError; never unpickles."""
+    """The arrays of an npz in order. Raises ProtocolError; never unpickles."""
     if not data:
         return {}
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            # Not `ascontiguousarray`: it makes a vector of a scalar.
+            # Not `ascontiguousarray`: it turns a scalar into a vector.
             found = {name: np.asarray(archive[name], order="C") for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise protocol.ProtocolError(f"the inputs are not an npz of plain arrays: {error}") from error
-    # NumPy's files have no name for bfloat16 and hold two bytes of anything.
+    # NumPy's files have no name for bfloat16 and store raw two-byte values.
     return {
         name: array.view(numpy_dtype("bfloat16")) if array.dtype == np.dtype("V2") else array
         for name, array in found.items()
@@ -200,7 +200,7 @@ def read_arrays(data: bytes) -> Arrays:
 
 
 def write_arrays(arrays: list[NDArray[Any]]) -> bytes:
-    """An npz of `out_000`, `out_001` …"""
+    """Write an npz of `out_000`, `out_001` …"""
     buffer = io.BytesIO()
     np.savez(buffer, **{f"out_{index:03}": array for index, array in enumerate(arrays)})  # type: ignore[arg-type]
     return buffer.getvalue()
@@ -253,7 +253,7 @@ def _load_relax_vm(
 
     def run() -> Any:
         result = function(*tensors)
-        device.sync()  # kernels are queued: without it the queueing would be timed
+        device.sync()  # launches are queued: without it only the queueing is timed
         return result
 
     return run, _collect, None
@@ -273,7 +273,7 @@ def _load_onnxruntime(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Run
         session = onnxruntime.InferenceSession(str(program), options, providers=["CPUExecutionProvider"])
     except MemoryError:
         raise
-    except Exception as error:  # its exceptions have no base class of their own
+    except Exception as error:  # its exceptions have no common base class
         if "bad_alloc" in str(error):
             raise MemoryError(str(error)) from error
         raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
@@ -289,7 +289,7 @@ _LOADERS: dict[Engine, Callable[[RunSpec, Path, Arrays], tuple[Runner, Collector
 
 
 def _collect(result: Any) -> list[NDArray[Any]]:
-    """Copies of the tensors in a result, which may be one, or nested tuples of them; other values are left out."""
+    """Copy the tensors in a result: one, or nested tuples of them; other values are dropped."""
     if hasattr(result, "numpy"):
         return [result.numpy()]
     if isinstance(result, str | bytes) or not hasattr(result, "__len__"):

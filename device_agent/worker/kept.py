@@ -1,6 +1,6 @@
-"""A worker that outlives one run: the GPU's context is made once, and jobs come to it after it was forked.
+"""A worker that outlives one run: it creates the GPU's context once, and receives jobs after its fork.
 
-What a worker is, and how its end is judged, is in `worker.py`.
+The worker itself, and how its end is judged, is in `worker.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The name of a job's file, as it is told to the worker.
+# The name of a job's file, as sent to the worker.
 _NAME_BYTES = 8
-# After so many jobs another worker comes: what a process gathers (code that the driver holds, TVM's workspaces) ends.
+# A worker is replaced after so many jobs, which ends what it accumulates (driver code, TVM's workspaces).
 MOST_JOBS = 64
-# A worker that has kept this share of what one job may use, beyond what the first one left, is not given another one.
+# A worker that keeps more than this share of a job's memory, beyond the first job's rest, is replaced.
 MOST_GATHERED = 0.5
 
 
 class Orders:
-    """Jobs on their way from a session to a worker forked from it: files in `folder`, named over a pipe.
+    """Jobs from a session to a worker forked from it: files in `folder`, named over a pipe.
 
-    What both have had since the fork (`shared`: the board's files, its sensors, memory that both see) is not copied.
+    Objects that both have from before the fork (`shared`) are not copied.
     """
 
     def __init__(self, folder: Path, shared: tuple[object, ...]) -> None:
@@ -35,15 +35,15 @@ class Orders:
         self.reading, self.writing = os.pipe()
 
     def close(self, *ends: int) -> None:
-        """Close an end of the pipe, or both."""
+        """Close these ends of the pipe, or both."""
         for end in ends or (self.reading, self.writing):
             with contextlib.suppress(OSError):
                 os.close(end)
 
     def send(self, job: Callable[[], bytes], *more: Any) -> None:
-        """Give the worker a job, and what goes with it. Raises OSError where it is gone, or the disk is full.
+        """Send the worker a job and its parameters. Raises OSError if it is gone, or the disk is full.
 
-        Once that job has ended, however it did, `clear` is to be called.
+        Call `clear` once the job has ended in any way.
         """
         name = f"{next(self._numbers):0{_NAME_BYTES}}"
         buffer = io.BytesIO()
@@ -53,12 +53,12 @@ class Orders:
         os.write(self.writing, name.encode())
 
     def clear(self) -> None:
-        """Remove what is left of a job that no worker took."""
+        """Remove a job that no worker took."""
         if self._sent is not None:
             self._sent.unlink(missing_ok=True)
 
     def receive(self) -> tuple[Any, ...] | None:
-        """The next job with what goes with it; None once there will be none. Raises OSError."""
+        """The next job with its parameters; None at the end. Raises OSError."""
         name = os.read(self.reading, _NAME_BYTES).decode()
         if not name:
             return None

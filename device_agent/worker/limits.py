@@ -1,6 +1,6 @@
-"""What a worker may use: memory, threads, core dumps; and the hold on a crashing worker.
+"""A worker's limits: memory, threads, core dumps; and holding a crashing worker.
 
-Applied inside the worker, before it loads anything foreign.
+Applied inside the worker, before it loads foreign code.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from device_agent.protocol import Limits
 
-# From malloc.h. With glibc's default, every thread that allocates reserves 64-128 MiB of address space, which would
-# count as the candidate's; TVM's own workspaces are cached per thread, so one arena costs them nothing.
+# From malloc.h. With glibc's default, each allocating thread reserves 64-128 MiB of address space, charged to the
+# candidate; TVM caches its workspaces per thread, so one arena costs nothing.
 _M_ARENA_MAX = -8
 
 # TVM's AffinityMode (include/tvm/runtime/threading_backend.h): kBig and kSpecifyThreadShareAllCore.
 _FAST_CORES_FIRST = 1
 _SHARE_ALL_CORES = -3
 
-# The words of Python's fault handler (Modules/faulthandler.c).
+# Phrases of Python's fault handler (Modules/faulthandler.c).
 _FAULTS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -35,20 +35,20 @@ _FAULTS = {
 
 
 def apply(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
-    """Limit this process; return the address space it may map, in bytes."""
+    """Limit this process; return its address-space limit in bytes."""
     prepare(limits, cpus)
     return allow(limits.memory_bytes)
 
 
 def prepare(limits: Limits, cpus: tuple[int, ...] = ()) -> None:
-    """Have this process dump no core, die before the agent does where memory runs out, and compute with its threads.
+    """Disable core dumps, prefer this process for the OOM killer, and start its compute threads.
 
-    TVM's thread pool is started here, so that its stacks are not charged to the candidate. With `cpus` its threads are
-    placed on those cores, which is the only way onto cores that the kernel keeps free of everything (isolcpus).
+    TVM's thread pool starts here, so that its stacks are not charged to the candidate. `cpus` places its threads, the
+    only way onto isolated cores (isolcpus).
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
-        # When the machine itself runs out, the kernel must take this process, not the agent.
+        # If the machine runs out of memory, the kernel must kill this process, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
@@ -56,22 +56,21 @@ def prepare(limits: Limits, cpus: tuple[int, ...] = ()) -> None:
 
 
 def allow(memory_bytes: int) -> int:
-    """Let this process map so much more than it has, for good; return what it may map in all, in bytes."""
+    """Allow this process so much more address space, permanently; return its limit in bytes."""
     return _limit(resource.RLIMIT_AS, mapped_bytes(os.getpid()) + memory_bytes, for_good=True)
 
 
 def allow_data(memory_bytes: int) -> int:
-    """Let this process have so much more writable memory of its own than it has, until `lift`; return how much in all.
+    """Allow this process so much more private writable memory, until `lift`; return its limit in bytes.
 
-    For processes that use a GPU: its driver reserves many times the machine's memory as address space, now and later.
-    The kernel counts private pages that may be written (setrlimit(2), RLIMIT_DATA, from Linux 4.7), so neither what is
-    only reserved nor what a device shares.
+    For GPU processes: the driver reserves many times the machine's memory as address space. RLIMIT_DATA counts private
+    writable pages (setrlimit(2), from Linux 4.7), so neither reservations nor memory shared with a device.
     """
     return _limit(resource.RLIMIT_DATA, data_bytes(os.getpid()) + memory_bytes, for_good=False)
 
 
 def lift() -> None:
-    """Let this process have what memory it likes again, after `allow_data`."""
+    """Remove the limit of `allow_data`."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -85,12 +84,12 @@ def _limit(which: int, allowed: int, *, for_good: bool) -> int:
 
 
 def thread_count(limits: Limits, cpus: tuple[int, ...] = ()) -> int:
-    """The number of threads a worker computes with: as asked for, or one per core it is placed on or may use."""
+    """The number of compute threads: as requested, or one per core of the worker."""
     return limits.threads or len(cpus) or len(os.sched_getaffinity(0))
 
 
 def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
-    """Start TVM's thread pool with `count` threads, this one included, sharing `cpus` or one on each fast core.
+    """Start TVM's thread pool with `count` threads, this one included, sharing `cpus` or one per fast core.
 
     Raises OSError when none of `cpus` is online.
     """
@@ -99,26 +98,26 @@ def start_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
     os.environ["TVM_NUM_THREADS"] = str(count)
     configure = tvm_ffi.get_global_func("runtime.config_threadpool")
     if cpus:
-        os.sched_setaffinity(0, cpus)  # for whatever else the candidate starts
+        os.sched_setaffinity(0, cpus)  # for other threads of the candidate
         configure(_SHARE_ALL_CORES, count, [str(cpu) for cpu in cpus])
     else:
         configure(_FAST_CORES_FIRST, count)
 
 
 def mapped_bytes(pid: int) -> int:
-    """The address space that process `pid` has mapped now; 0 once it is gone."""
+    """The mapped address space of process `pid`; 0 once it is gone."""
     with contextlib.suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
     return 0
 
 
 def peak_mapped_bytes(pid: int) -> int:
-    """The most address space that process `pid` ever had mapped; 0 once its memory is gone."""
+    """The peak mapped address space of process `pid`; 0 once its memory is gone."""
     return _read_status(pid, "VmPeak")
 
 
 def data_bytes(pid: int) -> int:
-    """The writable memory of its own that process `pid` has now, as `allow_data` limits it; 0 once it is gone."""
+    """The private writable memory of process `pid`, as `allow_data` limits it; 0 once it is gone."""
     return _read_status(pid, "VmData")
 
 
@@ -130,16 +129,16 @@ def _read_status(pid: int, name: str) -> int:
 
 
 def hold_when_crashing(distress: socket.socket) -> None:
-    """Make a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) wait until the other end has looked.
+    """Make a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) wait until the other end has read.
 
-    The kernel takes a dying process's memory away before it tells the parent, so that the parent could not see
-    whether memory had run out. Python's fault handler writes its report from within the signal handler in many
-    small pieces; a socket buffer as small as the kernel allows stops it there until the parent reads.
+    The kernel frees a dying process's memory before it notifies the parent, which then cannot see whether memory ran
+    out. Python's fault handler writes its report in small pieces from the signal handler; a minimal socket buffer
+    blocks it until the parent reads.
     """
     distress.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     faulthandler.enable(file=distress.fileno(), all_threads=True)
 
 
 def find_reported_signal(report: str) -> str | None:
-    """The signal that a fault handler's report speaks of, e.g. `SIGSEGV`."""
+    """The signal in a fault handler's report, e.g. `SIGSEGV`."""
     return next((name for words, name in _FAULTS.items() if words in report), None)

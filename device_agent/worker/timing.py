@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 import ctypes
 from collections.abc import Callable, Iterator
 
-# A model writes a function's result into memory that was used a few results before: whether a near cache still has it
-# goes with their size. What exceeds all caches needs no more.
+# A model writes a result into memory that was used a few results before; its size decides whether a near cache still
+# has it. Results larger than all caches need no more.
 _RESULTS, _MOST_BYTES = 4, 16 << 20
 
 
@@ -31,14 +31,14 @@ class _Group(ctypes.Structure):
     _fields_ = (("sync_handle", ctypes.c_void_p), ("tasks", ctypes.c_int32))
 
 
-# TVM's `FTVMParallelLambda`: number of the task, its group, data of whoever launches.
+# TVM's `FTVMParallelLambda`: task number, task group, the launcher's data.
 _Task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Group), ctypes.c_void_p)
 
 
 class Place:
-    """Calls of a function on the processor, all but its weights where a model would have them.
+    """Calls of a function on the CPU, with all arguments but its weights in the caches of a model's run.
 
-    `beside_s`: what was done between two of them (s), by the last run.
+    `beside_s`: the time between two calls (s) in the last run.
     """
 
     def __init__(self, arguments: list[Any]) -> None:
@@ -48,7 +48,7 @@ class Place:
         self._results = itertools.cycle(copy_result(arguments[-1]))
 
     def run(self, function: Any, following: Iterator[list[Any]], calls: int) -> float:
-        """Seconds per call, each with the next of the sets of arguments; one call more is not counted."""
+        """Seconds per call, each with the next set of arguments; one extra call is not counted."""
         taken_s = began = 0.0
         for number in range(calls + 1):
             *given, _ = next(following)
@@ -65,9 +65,9 @@ class Place:
 
 
 def make_producer(tensor: Any) -> Callable[[], None]:
-    """What writes a tensor's values anew: each of TVM's threads an equal part, as those of the function before would.
+    """Make a function that rewrites a tensor in parallel, as the previous layer would.
 
-    TVM's threads are those that run the candidate, and part k of a parallel loop is always the same thread's.
+    TVM's threads run the candidate too, and always run the same part of a parallel loop.
     """
     import tvm.runtime
 
@@ -89,27 +89,27 @@ def make_producer(tensor: Any) -> Callable[[], None]:
 
 
 def copy_result(tensor: Any) -> list[Any]:
-    """A tensor and others like it, for calls to take turns among."""
+    """A tensor and copies of it, for calls to rotate through."""
     import tvm.runtime
 
     size = count_bytes(tensor)
     count = min(_RESULTS, 1 + _MOST_BYTES // max(1, size))
     found = [tensor, *(tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.runtime.cpu()) for _ in range(count - 1))]
     for each in found:
-        ctypes.memset(each.data_ptr(), 0, size)  # pages come at the first write, which is not to be timed
+        ctypes.memset(each.data_ptr(), 0, size)  # touch the pages, which must not be timed
     return found
 
 
 def count_bytes(tensor: Any) -> int:
-    """What a tensor takes."""
+    """Bytes of a tensor."""
     return int(math.prod(tensor.shape) * tensor.dtype.itemsize)
 
 
 # A sample aimed exactly at the wanted length falls short half of the time.
 _GROWTH_MARGIN = 1.2
-# A kernel may be lazily paged in: one sample may mislead about the number of calls, three rounds do not.
+# Lazy paging of a kernel may mislead one sample about the number of calls, but not three rounds.
 _MAX_ROUNDS = 8
-# TVM's evaluator makes one call of its own before it counts, and so does our own.
+# TVM's evaluator makes one uncounted call, and so does `Place`.
 _CALLS_BESIDE = 1
 
 
@@ -118,7 +118,7 @@ class LoadError(Exception):
 
 
 def load_module(path: Path) -> Any:
-    """The module in the library at `path`. Raises LoadError with the loader's words."""
+    """Load the library at `path`. Raises LoadError with the loader's message."""
     import tvm.runtime
 
     try:
@@ -131,7 +131,7 @@ def load_module(path: Path) -> Any:
 
 
 def load(path: Path, entry: str) -> tuple[Any, Any]:
-    """The module in the library at `path` and its function `entry`. Raises LoadError."""
+    """Load the library at `path`; return it and its function `entry`. Raises LoadError."""
     module = load_module(path)
     try:
         return module, module[entry]
@@ -140,11 +140,11 @@ def load(path: Path, entry: str) -> tuple[Any, Any]:
 
 
 def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Outcome:
-    """Measure; the process this runs in may well not survive it. Raises LoadError, MemoryError, TVM's errors.
+    """Measure one candidate; this process may not survive it. Raises LoadError, MemoryError, TVM's errors.
 
-    At least one call is made before the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
-    `cold_weights` calls take turns among copies of the large arguments (`arguments.allocate_turns`), and on a real
-    board's processor each finds its other data where a model would have them (`in_place`).
+    At least one call precedes the first sample, even with `warmup` 0: TVM's evaluator always drops one. With
+    `cold_weights` calls rotate through copies of the large arguments (`arguments.allocate_turns`), and on a real
+    board's CPU each finds its other data as in a model (`in_place`).
     """
     candidate: _Candidate
     if plan.emulator is not None:
@@ -177,7 +177,7 @@ def time_candidate(spec: protocol.MeasureSpec, library: Path, plan: Plan) -> Out
             number = max(math.ceil(wanted), number + 1)
             samples = sample(number, spec.repeat)
     plan.pace.settle()
-    time.sleep(max(0.0, host_started_s + set_s - time.monotonic()))  # a set time is this machine's
+    time.sleep(max(0.0, host_started_s + set_s - time.monotonic()))  # a set time is on this machine's clock
     plan.time.sleep(max(0.0, started_s + set_s - plan.time.now_s()))
     timing_s = plan.mark("timing_end_s") - started_s
     plan.fill_window(candidate.run, statistics.median(samples), _CALLS_BESIDE)
@@ -198,24 +198,18 @@ class _Candidate(Protocol):
 
     @property
     def beside_s(self) -> float:
-        """How long one call of a sample takes beside what is timed."""
-        ...
+        """Untimed duration of one call in a sample."""
 
-    def warm_up(self, calls: int) -> None:
-        """Call it, and do not look."""
-        ...
+    def warm_up(self, calls: int) -> None: ...
 
     def evaluate(self, number: int, repeat: int) -> list[float]:
-        """Seconds per call of `repeat` samples of so many calls."""
-        ...
+        """Seconds per call of `repeat` samples of `number` calls."""
 
-    def run(self, calls: int) -> float:
-        """Seconds per call of one sample."""
-        ...
+    def run(self, calls: int) -> float: ...
 
 
 class _Native:
-    """One that is this machine's own code."""
+    """A candidate in this machine's own code."""
 
     def __init__(self, spec: protocol.MeasureSpec, library: Path, *, in_place: bool) -> None:
         import tvm.runtime
@@ -224,7 +218,7 @@ class _Native:
         self._device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
         self._entry = spec.entry
         self._module, self._function = load(library, spec.entry)
-        # A GPU's cache is small beside what most functions read.
+        # A GPU's cache is smaller than most functions' inputs.
         if spec.cold_weights and not on_gpu:
             turns = arguments.allocate_turns(spec.arguments, spec.seed)
         else:
@@ -250,7 +244,7 @@ class _Native:
         return self._run_on(number, repeat)
 
     def run(self, calls: int) -> float:
-        return self._run_on(calls, 1)[0]  # an energy window holds nothing but the kernel
+        return self._run_on(calls, 1)[0]  # an energy window contains only the kernel
 
     def _run_on(self, number: int, repeat: int) -> list[float]:
         if len(self._turns) > 1:
@@ -267,10 +261,10 @@ class _Native:
 
 
 def _load_emulated(spec: protocol.MeasureSpec, library: Path, plan: Plan, emulator: Emulator) -> _Candidate:
-    """One that is the board's own code, on a virtual board."""
+    """Load the board's own code, on a virtual board."""
     from device_agent.emulated.runs import Candidate
 
     candidate = Candidate(emulator, spec, library.read_bytes())
-    # What it costs is the same every time: once that is known, nobody has to see it run again.
+    # Its cost is deterministic: once known, it need not run again.
     plan.pace.emulate(lambda: candidate.segments, again=False)
     return candidate

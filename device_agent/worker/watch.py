@@ -1,6 +1,6 @@
-"""Wait for what a worker reports, its death or its deadline, and say which came and what was seen.
+"""Wait for a worker's report, death or deadline, and record what was seen.
 
-Starting workers, and what an end means, is in `worker.py`.
+`worker.py` starts workers and interprets the end.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from device_agent import processes
 from device_agent.session.plan import Phases
 from device_agent.worker import limits
 
-# What is kept of a worker's stdout and stderr, and of an exception's text.
+# The limit on a worker's stdout and stderr, and on an exception's text.
 OUTPUT_BYTES = 2000
-# Where the kernel has no pidfd (before 5.3), a death that leaves the pipes open is noticed this late.
+# Without pidfd (before Linux 5.3), a death that leaves the pipes open is noticed this late.
 _LOOK_S = 0.1
-# How long a crashing worker may take to die once its memory has been looked at.
+# How long a crashing worker may take to die after its memory was read.
 _DYING_S = 1.0
-# A report starts with this, sent before anything foreign runs: the memory allowed, in bytes, as the worker's limit
-# counts it, and the number of threads. The length of its frame follows.
+# The head of a report, sent before foreign code runs: the memory limit in bytes, and the number of threads. The length
+# of its frame follows.
 BEGUN = struct.Struct("<2Q")
 SIZE = struct.Struct("<Q")
-# Loading what it was given, running it, or reading sensors before and after that.
+# Loading the library, running it, or reading sensors before and after.
 Stage = Literal["loading", "running", "sensing"]
 
 
 class Watched(Protocol):
-    """A worker: its pid, and the descriptors that its report, its output and its fault handler's words come from."""
+    """A worker: its pid, and the descriptors of its report, output and fault handler."""
 
     pid: int
     report: int
@@ -48,21 +48,21 @@ class End:
     report: bytes | None = None  # a complete frame
     status: int | None = None  # wait status; None for a process that does not die
     timed_out: bool = False
-    stage: Stage = "running"  # what it did when its deadline came
+    stage: Stage = "running"  # at its deadline
     output: str = ""
-    distress: str = ""  # what its fault handler wrote
-    allowed_bytes: int = 0  # what its limit comes to; 0: it had not begun
+    distress: str = ""  # the fault handler's report
+    allowed_bytes: int = 0  # its memory limit; 0: it had not begun
     threads: int = 0  # when it began
-    crashing: bool = False  # it called for us from its fault handler
-    peak_bytes: int = 0  # the most that it had of what its limit counts, when it crashed; 0: not seen
+    crashing: bool = False  # its fault handler called
+    peak_bytes: int = 0  # peak memory under its limit at a crash; 0: not seen
 
 
 class Watch:
-    """Waits for a worker's report, death or deadline, whichever comes first.
+    """Waits for a worker's report, death or deadline, whichever is first.
 
-    `read_phases` gives the worker's notes. With `begun_s` the deadline is one for the worker's own preparations, and so
-    long after those comes the next. With `run_s` that is one for the candidate's first call, and so long after that
-    comes the last. `look` tells of a crashing worker how much it had of what its limit counts.
+    `read_phases` reads the worker's marks. `begun_s` makes the first deadline that of the worker's preparation,
+    followed by one this much later. `run_s` makes that one the deadline of the first call, followed by a last one this
+    much later. `look` reads a crashing worker's memory under its limit.
     """
 
     def __init__(self, worker: Watched, deadline: float, read_phases: Callable[[], Phases]) -> None:
@@ -78,7 +78,7 @@ class Watch:
         self._received = {each: bytearray() for each in (self._report, self._output, self._distress)}
 
     def run(self) -> End:
-        """Wait; say what is known then. `alone` tells whether it has left no other process behind."""
+        """Wait; return what is known then. `alone` is whether no other process of it is left."""
         end = self._end
         with contextlib.ExitStack() as stack:
             poll = select.poll()
@@ -111,11 +111,11 @@ class Watch:
         return end
 
     def finish(self) -> End:
-        """Kill the worker's process group; say how it ended."""
+        """Kill the worker's process group; return how it ended."""
         end = self._end
         processes.kill_group(self._pid)
         if end.report is not None and self.alone:
-            return end  # its memory is taken down while the answer travels; `_run` reaps it before the next worker
+            return end  # its memory is freed while the answer travels; `_run` reaps it before the next worker
         end.status = processes.reap(self._pid, time.monotonic() + processes.KILL_TIMEOUT_S)
         processes.kill_children()
         end.output = self._received[self._output].decode(errors="replace").strip()
@@ -123,9 +123,9 @@ class Watch:
         return end
 
     def _goes_on(self) -> bool:
-        """Whether it was the deadline for preparing or loading that passed, and the worker had kept it.
+        """Whether the passed deadline was for preparing or loading, and the worker had met it.
 
-        We may be the late ones: what it wrote in time lies in the pipe.
+        This process may be late itself: the worker's marks are in the pipe.
         """
         deadline = self._deadline
         if self.begun_s is not None:
@@ -140,19 +140,19 @@ class Watch:
         return True
 
     def _look_at_memory(self) -> None:
-        """Note how much a crashing worker has mapped; it waits for us to read from the distress socket."""
+        """Record a crashing worker's memory; it waits until the distress socket is read."""
         if not self._end.crashing:
             self._end.crashing = True
             self._end.peak_bytes = self.look(self._pid)
             self._deadline = min(self._deadline, time.monotonic() + _DYING_S)
 
     def _read(self, fd: int) -> bool:
-        """Read what there is; return False when there is no more for now or for good."""
+        """Read what is available; return False at its end."""
         try:
             data = os.read(fd, 1 << 20)
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # the distress socket of a process that died with our bytes unread
+        except ConnectionResetError:  # the process died with unread bytes in the distress socket
             return False
         self._received[fd] += data
         if fd == self._report:
@@ -177,7 +177,7 @@ class Watch:
 
 
 def _find_stage(phases: Phases) -> Stage:
-    """What a worker with these notes is doing."""
+    """The stage of a worker with these marks."""
     if phases.running_s and not phases.cpu_s:
         return "running"
     return "sensing" if phases.loaded_s else "loading"

@@ -1,8 +1,7 @@
-"""Run one candidate or model in a process of its own, and say how that ended.
+"""Run one candidate or model in a process of its own, and turn its end into an Outcome.
 
-The session forks a worker per call, waits with a deadline, kills whatever is left, and turns its end into an
-Outcome. A worker for GPU code is kept for the next call as long as all goes well. What the worker does meanwhile is in
-`timing.py` and `engines.py`.
+The session forks a worker per call, waits with a deadline and kills what is left. A worker for GPU code is reused while
+its outcomes are ok. `timing.py` and `engines.py` run inside the worker.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 Beside = Callable[[], contextlib.AbstractContextManager[object]]
 _Spec = protocol.MeasureSpec | protocol.RunSpec
 
-# A crash this close to the limit (a quarter of what was granted, and what malloc asks for at least, whatever was) is
-# blamed on memory: the allocation that failed is not counted in the peak.
+# A crash this close to the limit (a quarter of it, and at least malloc's minimal request) is blamed on memory: the
+# failed allocation is not in the peak.
 _NEAR_LIMIT, _NEAR_BYTES = 0.25, 1 << 20
 
 
 class Workers:
     """The workers of one session, one at a time, with their files in `folder`.
 
-    One for GPU code is kept after an outcome that is ok, so that the next need not wait for the driver; whatever else
-    comes of it, it is killed. `shared` are objects that a plan refers to, and that every worker has from its fork.
+    A worker for GPU code is reused after an ok outcome, to save the driver's start, and killed after any other.
+    `shared` are objects that a plan refers to, and that workers inherit at the fork.
     """
 
     def __init__(self, folder: Path, shared: tuple[object, ...]) -> None:
@@ -49,9 +48,9 @@ class Workers:
         self._kept: _Worker | None = None
 
     def measure(self, spec: protocol.MeasureSpec, library: bytes, plan: Plan, beside: Beside) -> Outcome:
-        """Time the candidate in `library` (a linked shared object). Never raises for what the candidate does.
+        """Time the candidate in `library` (a linked shared object). Never raises for the candidate's behaviour.
 
-        `beside` is entered once the worker is forked, and left before anything else is.
+        `beside` is entered after the fork, and left first.
         """
         with self._file("candidate", "so") as path:
             return self._run(functools.partial(_time_candidate, spec, library, path, plan), spec, plan, beside)[0]
@@ -65,7 +64,7 @@ class Workers:
 
     @contextlib.contextmanager
     def _file(self, name: str, kind: str) -> Iterator[Path]:
-        """Where a worker may put what it loads; a process that has loaded a file takes another of that name for it."""
+        """A new path for what a worker loads: a process must not load two files of one name."""
         path = self._folder / f"{name}-{next(self._numbers)}.{kind}"
         try:
             yield path
@@ -92,7 +91,7 @@ class Workers:
         return dataclasses.replace(outcome, started_at=started_at), payload
 
     def _supervise(self, job: Callable[[], bytes], spec: _Spec, plan: Plan, beside: Beside) -> End:
-        """Have a worker do `job`, collect what it says, and leave nothing of it behind but what may be kept."""
+        """Let a worker run `job`, collect its report, and kill the worker unless it is reusable."""
         plan.marks.clear()
         allowed = spec.limits
         first_s = _first_s(allowed) + plan.extra_s
@@ -119,11 +118,10 @@ class Workers:
                 worker.orders.clear()
 
     def _fork(self, job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...]) -> _Worker:
-        """A worker that does one job."""
         return _Worker(lambda ends: _work(job, allowed, cpus, ends), cpus)
 
     def _take(self, cpus: tuple[int, ...]) -> _Worker:
-        """A worker that waits for jobs for the GPU: the one that was kept, or another one. It is kept no more."""
+        """Take the reusable worker for GPU jobs, or fork one."""
         worker, self._kept = self._kept, None
         if worker is not None:
             if worker.cpus == cpus and not processes.has_ended(worker.pid):
@@ -138,7 +136,7 @@ class Workers:
 
 
 class _Worker:
-    """A forked process, and this session's ends of what it reports over. `orders` is how one that is kept gets jobs."""
+    """A forked process, and this session's ends of its channels. `orders` sends jobs to a reusable one."""
 
     def __init__(self, body: Callable[[_Ends], None], cpus: tuple[int, ...], orders: kept.Orders | None = None) -> None:
         """Fork it. Raises OSError."""
@@ -159,14 +157,13 @@ class _Worker:
                 orders.close(orders.reading)
                 ours.callback(orders.close, orders.writing)
                 processes.spare(self.pid)
-            # `workers` is closed now, so that the worker's death is an end of file here.
+            # `workers` is closed now, so the worker's death is an end of file here.
             self._ours = ours.pop_all()
 
     def may_go_on(self, allowed: Limits, end: End) -> bool:
-        """Whether it may do another job after one that went well: one that left no thread and not much memory.
+        """Whether it may run another job: the last left no thread and little memory.
 
-        What comes with a process's first job is the driver's: it makes threads and memory of its own when code is first
-        loaded and started, as it does with a context.
+        The first job's threads and memory are the driver's, from its start and its first code.
         """
         self.jobs += 1
         if self.jobs > 1 and processes.has_more_threads(self.pid, end.threads):
@@ -177,12 +174,11 @@ class _Worker:
         return self.jobs < kept.MOST_JOBS and gathered < kept.MOST_GATHERED * allowed.memory_bytes
 
     def leave(self) -> None:
-        """Let go of it; it was killed, or has done its one job."""
+        """Release it after its death or its one job."""
         processes.spare_no_more(self.pid)
         self._ours.close()
 
     def end(self) -> None:
-        """Kill it."""
         processes.kill_group(self.pid)
         self.leave()
         processes.kill_children()
@@ -190,33 +186,33 @@ class _Worker:
 
 @dataclasses.dataclass(frozen=True)
 class _Ends:
-    """A worker's ends: descriptors that its report and output go to, and the socket of its fault handler."""
+    """A worker's descriptors: its report and output, and the fault handler's socket."""
 
     report: int
     output: int
     distress: socket.socket
 
     def enter(self, *others: int) -> None:
-        """In the worker: keep these and `others`, and nothing else that was inherited."""
+        """In the worker: close every inherited descriptor except these and `others`."""
         os.dup2(self.output, 1)
         os.dup2(self.output, 2)
         _close_all_but({0, 1, 2, self.report, self.distress.fileno(), *others})  # above all the client's connection
 
 
 def _time_candidate(spec: protocol.MeasureSpec, library: bytes, path: Path, plan: Plan) -> bytes:
-    """A worker's job: time a candidate, which is put into the file `path`."""
+    """Time a candidate, written to the file `path`; a worker's job."""
     path.write_bytes(library)
     return protocol.pack_frame(timing.time_candidate(spec, path, plan).to_json(), b"")
 
 
 def _run_program(spec: protocol.RunSpec, program: bytes, path: Path, inputs: bytes, plan: Plan) -> bytes:
-    """A worker's job: run a program, which is put into the file `path`."""
+    """Run a program, written to the file `path`; a worker's job."""
     path.write_bytes(program)
     return engines.run_program(spec, path, inputs, plan)
 
 
 def _is_ok(end: End) -> bool:
-    """Whether what a worker reports is an outcome that is ok."""
+    """Whether a worker reported an ok outcome."""
     if end.report is None:
         return False
     with contextlib.suppress(protocol.ProtocolError):
@@ -225,7 +221,7 @@ def _is_ok(end: End) -> bool:
 
 
 def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe to us from the worker, each end closed with its stack."""
+    """A pipe from the worker, each end closed with its stack."""
     read, write = os.pipe()
     ours.callback(os.close, read)
     workers.callback(os.close, write)
@@ -233,13 +229,13 @@ def _pipe(ours: contextlib.ExitStack, workers: contextlib.ExitStack) -> tuple[in
 
 
 def _work(job: Callable[[], bytes], allowed: Limits, cpus: tuple[int, ...], ends: _Ends) -> None:
-    """The life of a worker process, from the fork to its report."""
+    """The life of a single-use worker, from the fork to its report."""
     ends.enter()
     _report(ends, job, lambda: limits.apply(allowed, cpus))
 
 
 def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
-    """The life of a worker that is kept: job after job, until one does not go well and the session kills it."""
+    """The life of a reusable worker: job after job, until one fails and the session kills it."""
     ends.enter(orders.reading)
     begun: Limits | None = None
 
@@ -247,14 +243,14 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
         nonlocal begun
         allowed = spec.limits
         if begun is None:
-            # Its threads, and those of the driver and what that takes for itself, are not the candidate's.
+            # The threads and the driver's memory are not charged to the candidate.
             limits.prepare(allowed, cpus)
             gpu.open_device()
         elif begun.threads != allowed.threads:
             limits.start_threads(limits.thread_count(allowed, cpus), cpus)
         begun = allowed
         if isinstance(spec, protocol.MeasureSpec):
-            # As ahead of a fork: inputs up to a bound are not charged to the candidate, nor the time that they take.
+            # As before a fork: small inputs are charged to the candidate neither in memory nor in time.
             arguments.prepare(spec.arguments, spec.seed)
         return limits.allow_data(allowed.memory_bytes)
 
@@ -268,7 +264,7 @@ def _serve(orders: kept.Orders, cpus: tuple[int, ...], ends: _Ends) -> None:
 
 
 def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> None:
-    """Do a job within limits, which `begin` sets and says what memory they allow, and send what it returns."""
+    """Run a job within the limits that `begin` sets and returns, and send its result."""
     granted = 0
     try:
         granted = begin()
@@ -283,9 +279,7 @@ def _report(ends: _Ends, job: Callable[[], bytes], begin: Callable[[], int]) -> 
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """Close what was inherited. Its numbers stay taken: an inherited object that is closed later must not hit a file
-    that has its number by then.
-    """
+    """Close inherited descriptors but keep their numbers taken: an object closed later must not hit a reused one."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in {*kept, nothing}:
@@ -294,7 +288,6 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _judge_exception(error: Exception) -> Outcome:
-    """The outcome of a job that raised."""
     text = str(error)[:OUTPUT_BYTES]
     if status := gpu.find_status(text):
         return Outcome(status, text + gpu.find_consequence(text))
@@ -310,12 +303,12 @@ def _judge_exception(error: Exception) -> Outcome:
 
 
 def _first_s(allowed: Limits) -> float:
-    """How long a worker may take, up to its candidate's first call where that has a limit of its own."""
+    """The time limit up to the candidate's first call, if that has one of its own."""
     return allowed.timeout_s if allowed.load_timeout_s is None else allowed.load_timeout_s
 
 
 def _judge(end: End, allowed: Limits, *, on_gpu: bool) -> tuple[Outcome, bytes]:
-    """The outcome of a worker's end, and the payload of its report."""
+    """The outcome of a worker's end, with the payload of its report."""
     if end.report is not None:
         try:
             text, payload = protocol.unpack_frame(end.report)

@@ -40,43 +40,33 @@ class Database(Protocol):
     @property
     def location(self) -> StoreLocation:
         """Where it is, as people are told."""
-        ...
 
     def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
         """One transaction that holds the write lock from its start: what it reads stays true until it writes."""
-        ...
 
     def read_clock(self, connection: sa.Connection | None) -> Instant:
         """The clock that all users of the database share; `connection` is that of `writing`, inside it."""
-        ...
 
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
         """Seconds since the epoch, as people are shown them."""
-        ...
 
     def insert(self, table: sa.Table) -> Any:
         """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
-        ...
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
         """The greatest lease token that was ever given; 0 where none was."""
-        ...
 
     def set_last_token(self, connection: sa.Connection, token: int) -> None:
         """Have the next lease get the token after this one."""
-        ...
 
     def translate(self, error: BaseException) -> FarmError:
         """The farm's own error for one of the driver's, or of a wait for a connection."""
-        ...
 
     def keep_copy(self, revision: str) -> None:
         """Keep what a migration is about to change, where the database can. Called inside `writing`."""
-        ...
 
     def close(self) -> None:
         """Let go of it."""
-        ...
 
 
 def open_database(location: StoreLocation) -> Database:

@@ -254,7 +254,7 @@ inline void run_fiber() {
   leave(state.block);
   leave_lanes(state.current / kWarp * kWarp);
   yield();
-  std::abort();  // nobody switches to a thread that has ended
+  std::abort();  // unreachable: no thread switches to one that has ended
 }
 
 inline void run_block() {

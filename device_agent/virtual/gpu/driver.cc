@@ -121,7 +121,7 @@ bool has_context = false, has_launched = false;
 CUresult lost = 0;  // a kernel's error, which every later call returns
 size_t allocated = 0;
 std::map<CUdeviceptr, size_t> blocks;
-// What ran since somebody asked last, and the CUDA source of it by module: the board's model says how long that takes.
+// Launches since the last query, and their CUDA source by module: the board's model estimates their time.
 std::string launches;
 std::map<size_t, std::string> sources;
 constexpr size_t kMostLaunchBytes = 4 << 20;
