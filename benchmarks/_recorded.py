@@ -19,9 +19,9 @@ import _machine
 import counter
 import root
 
+from device_agent.emulated.estimate import LINE_BYTES, Block, merge
 from device_agent.emulated.isa import Decoder
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import LINE_BYTES, Block, merge
 from farm.errors import UnavailableError
 
 _SOURCE = Path(counter.__file__).with_name("recorder.c")
@@ -122,7 +122,7 @@ def price(
     threads: int,
     memory_bytes_per_s: float,
 ) -> float:
-    """Seconds on `threads` cores that share each stretch evenly, as `price.py` has it, regions left out."""
+    """Seconds on `threads` cores that share each stretch evenly, as `estimate.py` does, regions left out."""
     wait_cycles = core["wait_cycles"] * (1 + core["crowding"] * (threads - 1))
     bytes_per_s = min(core["core_bytes_per_s"] * threads, memory_bytes_per_s)
     return sum(

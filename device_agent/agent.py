@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.command == "serve" and chosen.port_end < chosen.port:
             raise ProtocolError(f"--port-end {chosen.port_end} is below --port {chosen.port}")
         with contextlib.ExitStack() as stack:
-            board = _put_together(chosen, stack)
+            board = _assemble(chosen, stack)
             if chosen.command == "serve":
                 return _serve(chosen, board, parent)
             if chosen.command == "metrics":
@@ -233,7 +233,7 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def _put_together(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
+def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
     """Assemble the board that the options describe; `stack` ends its helper processes."""
     from device_agent.clocks.client import HelperClient
     from device_agent.platforms.board import Board

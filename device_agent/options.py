@@ -114,15 +114,14 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         "--gpu-folder",
         type=Path,
         metavar="DIR",
-        help="where TVM's plug-in for the GPU is, or will be (default: as it came with the agent); virtual boards find "
-        "their driver there, too",
+        help="folder of TVM's plug-in for the GPU (default: as it came with the agent), and of virtual boards' driver",
     )
     serve.add_argument(
         "--emulator-folder",
         type=Path,
         metavar="DIR",
-        help="where the emulator's own parts are: with it, virtual boards of aarch64 types run aarch64 code, priced by "
-        "a model of their core",
+        help="folder of the emulator's own parts: with it, virtual boards of aarch64 types run aarch64 code, with "
+        "latencies estimated by a model of their core",
     )
     _add_exit_with_parent(serve)
     serve.add_argument(

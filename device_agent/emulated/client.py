@@ -42,7 +42,7 @@ class ProgramError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The cost of a call: instructions, and segments as `price.Segment`."""
+    """The cost of a call: instructions, and segments as `estimate.Segment`."""
 
     instructions: int
     segments: tuple[tuple[float, int, float, int], ...]

@@ -1,7 +1,7 @@
-/* What the emulator calls: for every basic block that it enters, to count it by block and lane; for every access to
- * memory, to find what the caches of a core do not hold. Built for this machine.
+/* Hooks of the emulator: for every basic block, to count it by block and lane; for every access to
+ * memory, to find cache misses. Built for this machine.
  *
- * A slot is an instruction of one of two texts, the candidate's and the world's; the block's first one counts it.
+ * A slot is an instruction of the candidate's or the world's text; a block's first slot counts it.
  */
 #include <math.h>
 #include <stdint.h>
@@ -39,7 +39,7 @@ void farm_on_block(void *engine, uint64_t address, uint32_t size, struct counts 
 
 enum { SUPERVISOR_CALL = 2 }; /* the emulator's number of `svc` */
 
-/* Calls of the C library's mathematics, which the world hands to this machine; counted by lane. */
+/* C math functions, which the world passes to this machine; counted by lane. */
 struct math {
     const volatile uint32_t *lane;
     uint64_t lanes;
@@ -48,7 +48,7 @@ struct math {
     int (*write)(void *, int, const void *);
     int (*read_memory)(void *, uint64_t, void *, uint64_t);
     int (*stop)(void *);
-    uint64_t refused; /* what the processor stopped at, instead of a call */
+    uint64_t refused; /* the address of an undefined instruction */
     int program_counter, first, second; /* the emulator's numbers of pc, d0 and d1 */
 };
 

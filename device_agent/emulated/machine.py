@@ -1,7 +1,7 @@
 """An aarch64 machine with one library: load it, call its packed functions, count executed instructions.
 
-Only `server.py`'s process imports this. Tensors are in memory that the caller shares; costs are in `price.py`. Calling
-convention: TVM's packed functions over its C ABI (tvm_ffi/c_api.h), tensors as DLPack lays them out.
+Only `server.py`'s process imports this. Tensors are in memory that the caller shares; costs are in `estimate.py`.
+Calling convention: TVM's packed functions over its C ABI (tvm_ffi/c_api.h), tensors as DLPack lays them out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unicorn import (
 from unicorn.unicorn_py3.unicorn import uclib
 
 from device_agent.emulated.elf import Elf
-from device_agent.emulated.price import Block
+from device_agent.emulated.estimate import Block
 
 # The memory map; the C library is at its own addresses, below all of these. Nothing is mapped at 0.
 _LIBRARY, _HEAP, TENSORS, _CALL = 0x1_0000_0000, 0x10_0000_0000, 0x20_0000_0000, 0x8000_0000

@@ -1,6 +1,6 @@
 """A core's pipelines as data, and the cycles that a loop of instructions takes in them.
 
-The numbers are in `inventory/core_types/*.yaml` under `pipeline`, with sources. Memory is in `price.py`.
+The numbers are in `inventory/core_types/*.yaml` under `pipeline`, with sources. Memory is in `estimate.py`.
 """
 
 from __future__ import annotations

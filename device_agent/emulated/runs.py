@@ -184,10 +184,10 @@ class Execution:
         if not isinstance(loaded, Model):
             return {}
         hz = float(core.get("freq_hz", _ANY_HZ))
-        priced = loaded.profile()
+        profile = loaded.profile()
         return {
             name: (calls, count_seconds(segments, core, hz, self._emulator.tasks)[0])
-            for name, (calls, segments) in priced.items()
+            for name, (calls, segments) in profile.items()
         }
 
     def _look(self) -> Kernel | Model:

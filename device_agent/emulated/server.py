@@ -20,9 +20,9 @@ from typing import Any
 
 from device_agent import processes
 from device_agent.emulated.elf import ElfError
+from device_agent.emulated.estimate import LINE_BYTES, Estimator, Misses
 from device_agent.emulated.machine import CapError, FaultError, Machine, MissingError, Tensor
 from device_agent.emulated.pipeline import Pipeline
-from device_agent.emulated.price import LINE_BYTES, Misses, Pricer
 from device_agent.worker import limits
 
 _MOST_MESSAGE = 1 << 20
@@ -111,7 +111,7 @@ class _Held:
         self._watched = Machine(library, natives, self._copy, *rest, core["caches"])
         self._second_bytes = int(core["caches"][2])
         waits = (core["wait_cycles"], core["crowding"])
-        self._pricer = Pricer(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
+        self._estimator = Estimator(Pipeline(core["pipeline"]), *waits, core["math_cycles"])
 
     def call(self, order: dict[str, Any]) -> dict[str, Any]:
         """Call a function; return its outcome and cost."""
@@ -126,7 +126,7 @@ class _Held:
             watching.join()
         misses = self._extrapolate()
         most_lines = self._count_lines(tensors, order["warm"])
-        segments = self._pricer.price(
+        segments = self._estimator.estimate(
             self.machine.blocks(), misses, self.machine.tasks, most_lines, first_only=order["first_only"]
         )
         return {

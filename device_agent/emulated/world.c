@@ -1,14 +1,14 @@
-/* The world around a kernel: what TVM's runtime and the C library are to it. An aarch64 program over nothing.
+/* The environment of a kernel: TVM's runtime and the C library, as a freestanding aarch64 program.
  *
- * It is linked at fixed addresses, loaded beside a candidate, and never started: the candidate's imports lead here.
+ * It is linked at fixed addresses, loaded beside a candidate, and never started: it resolves the candidate's imports.
  */
 #include <stddef.h>
 #include <stdint.h>
 
 #define USED __attribute__((used))
 
-/* What the emulator's owner reads and writes; `machine.py` describes it. `lane` says who computes at the moment; with
- * `first_only` a region's other lanes are left out. */
+/* Shared with `machine.py`, which describes it. `lane` is the lane that computes now; `first_only` skips a region's
+ * other lanes. */
 USED volatile struct {
     uint32_t lane;
     uint32_t regions;
@@ -25,8 +25,8 @@ struct environment {
     int32_t num_task;
 };
 
-/* All tasks of a parallel region, one after the other; each is a lane of its own, for what it costs is what it would
- * on a core of its own. Regions beyond the last share its lanes. A nested region is its task's. */
+/* Run all tasks of a parallel region in sequence, each in a lane of its own, as on its own core. Regions beyond the
+ * last share its lanes. A nested region belongs to its task. */
 USED int farm_launch(int (*task)(int, struct environment *, void *), void *data, int wanted) {
     int tasks = wanted > 0 ? wanted : (int)farm_desk.tasks, failed = 0;
     uint32_t outer = farm_desk.lane, region = 0;
@@ -44,7 +44,7 @@ USED int farm_launch(int (*task)(int, struct environment *, void *), void *data,
     return failed;
 }
 
-/* Tasks that wait for each other cannot run one after the other. */
+/* Tasks that wait for each other cannot run in sequence. */
 USED int farm_barrier(int task, struct environment *environment) {
     (void)task;
     return environment->num_task > 1 ? -1 : 0;
@@ -52,7 +52,7 @@ USED int farm_barrier(int task, struct environment *environment) {
 
 USED void farm_stop(void) { for (;;) *(volatile int *)8 = 0; }
 
-/* TVM gives workspaces back in the opposite order. */
+/* TVM frees workspaces in reverse order. */
 USED void *farm_allocate(int device, int id, uint64_t size, int code, int bits) {
     (void)device, (void)id, (void)code, (void)bits;
     uint64_t at = (farm_desk.heap + 127) & ~127ull;
@@ -68,7 +68,7 @@ USED int farm_free(int device, int id, void *at) {
     return 0;
 }
 
-/* Of the C library what compilers call, sixteen bytes at a time. */
+/* The C library functions that compilers call, sixteen bytes at a time. */
 typedef uint8_t vector __attribute__((vector_size(16), aligned(1), may_alias));
 
 USED void *memcpy(void *restrict to, const void *restrict from, size_t size) {
@@ -101,7 +101,7 @@ USED int memcmp(const void *left, const void *right, size_t size) {
     return size ? *one - *other : 0;
 }
 
-/* Of its mathematics this machine's own is taken, and a price for each call: `hooks.c` answers, by these numbers. */
+/* C math functions run on the host, at an estimated cost per call: `hooks.c` serves them, by these numbers. */
 #define FLOAT(number, name)                                                                                            \
     __asm__(".text\n.globl " #name "\n.type " #name ", %function\n" #name ":\nsvc #" #number "\nret\n");
 #define FLOATS FLOAT

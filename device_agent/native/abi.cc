@@ -22,7 +22,7 @@ std::string text(long long value) {
 
 }  // namespace farm
 
-// libstdc++ has these in its headers alone.
+// libstdc++ defines these in its headers only.
 namespace std {
 bad_alloc::bad_alloc() noexcept {}
 bad_array_new_length::bad_array_new_length() noexcept {}

@@ -1,8 +1,8 @@
-// What lets this plug-in throw through TVM's runtime, though another compiler built that. Included before TVM's headers.
+// Lets this plug-in throw through TVM's runtime, which another compiler built. Include it before TVM's headers.
 //
 // TVM's libraries run on libstdc++; this is compiled with the libc++ headers that zig brings and linked without libc++,
-// so that exceptions, run-time types and `new` are libstdc++'s, which TVM has loaded. Nothing may then be used that
-// libc++ keeps in its library: streams, std::to_string, std::mutex. Strings are instantiated here (abi.cc).
+// so that exceptions, run-time types and `new` are libstdc++'s, which TVM has loaded. What libc++ keeps in its library
+// (streams, std::to_string, std::mutex) is unavailable. Strings are instantiated here (abi.cc).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,7 @@ namespace farm {
 // In decimal digits.
 std::string text(long long value);
 
-// In the place of TVM's own checks, which write to a stream.
+// Replaces TVM's own checks, which write to a stream.
 struct Check {
   template <typename T>
   Check& operator<<(const T&) {

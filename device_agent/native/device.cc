@@ -11,7 +11,7 @@
 
 namespace tvm::runtime {
 
-// As in tvm/runtime/timer.h, which cannot be included: it wants headers that TVM's wheel leaves out.
+// As in tvm/runtime/timer.h, which cannot be included: it needs headers that TVM's wheel lacks.
 class TimerNode : public ffi::Object {
  public:
   virtual void Start() = 0;
@@ -34,7 +34,7 @@ CUstream as_stream(TVMStreamHandle stream) { return static_cast<CUstream>(stream
 CUdeviceptr as_device(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 bool is_on_host(Device device) { return device.device_type == kDLCPU; }
 
-// Temporary memory of one thread, kept for its next use: kernels ask for the same sizes again and again.
+// Temporary memory of one thread, cached: kernels request the same sizes repeatedly.
 class Workspaces {
  public:
   // The smallest free block that is large enough, but no more than twice as large.
@@ -77,7 +77,7 @@ class CudaDevice final : public tvm::runtime::DeviceAPI {
  public:
   void SetDevice(Device device) final { use_device(device.device_id); }
 
-  // `kExist` never fails and never needs a driver; the others throw without one. What has no answer is left as None.
+  // `kExist` never fails and never needs a driver; the others throw without one. An unknown attribute stays None.
   void GetAttr(Device device, DeviceAttrKind kind, tvm::ffi::Any* value) final {
     using namespace tvm::runtime;
     static const int kNumbers[][2] = {
@@ -121,8 +121,8 @@ class CudaDevice final : public tvm::runtime::DeviceAPI {
     return reinterpret_cast<void*>(pointer);
   }
 
-  // Frees nothing once the context is lost: the driver took the memory back, and tensors are freed while the error of
-  // the kernel that did it is on its way.
+  // Frees nothing once the context is lost: the driver has the memory back, and tensors are freed while the kernel's
+  // error propagates.
   void FreeDataSpace(Device device, void* pointer) final {
     if (is_context_lost()) return;
     use_device(device.device_id);
@@ -155,7 +155,7 @@ class CudaDevice final : public tvm::runtime::DeviceAPI {
   bool SupportsDevicePointerArithmeticsOnHost() final { return true; }
 
  protected:
-  // Queued on the stream; StreamSync ends it. A copy between two GPUs is not offered: no board has two.
+  // Queued on the stream; StreamSync completes it. Copies between GPUs are unsupported: no board has two.
   void CopyDataFromTo(const void* from, size_t from_offset, void* to, size_t to_offset, size_t bytes, Device source,
                       Device destination, DLDataType, TVMStreamHandle stream) final {
     const char* begin = static_cast<const char*>(from) + from_offset;
@@ -225,7 +225,7 @@ class EventTimer final : public tvm::runtime::TimerNode {
   CUstream stream_ = nullptr;
 };
 
-// TVM asks for the device by name; the object lives as long as the process.
+// TVM looks the device up by name; the object lives as long as the process.
 void get_device_api(const TVMFFIAny*, int, TVMFFIAny* result) {
   static auto* device = new CudaDevice();
   result->type_index = kTVMFFIOpaquePtr;

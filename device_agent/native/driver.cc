@@ -1,4 +1,4 @@
-// Finding the CUDA driver, and turning what it answers into exceptions.
+// Find the CUDA driver, and turn its results into exceptions.
 // SPDX-License-Identifier: Apache-2.0
 #include "driver.h"
 
@@ -10,9 +10,9 @@
 namespace farm {
 namespace {
 
-// Where tests and virtual boards have another library in the driver's place.
+// Set by tests and virtual boards, to replace the driver.
 constexpr const char* kLibraryVariable = "TVM_FARM_CUDA_DRIVER";
-// As NVIDIA's own programs call it; L4T keeps it in /usr/lib/aarch64-linux-gnu/tegra, which its ld.so.conf names.
+// The usual name; L4T keeps it in /usr/lib/aarch64-linux-gnu/tegra, which its ld.so.conf names.
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr int kMostDevices = 32;
 
@@ -23,7 +23,7 @@ CUcontext contexts[kMostDevices] = {};
 bool context_lost = false;
 thread_local int device_in_use = 0;
 
-// An empty string where all went well, else why the driver cannot be used. `mutex` is held.
+// Why the driver cannot be used; empty on success. Hold `mutex`.
 std::string start() {
   if (owner == getpid()) return "";
   if (owner != 0) return "CUDA was initialised before this process was forked; start a new process for the GPU";

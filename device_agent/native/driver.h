@@ -1,7 +1,7 @@
 // The CUDA driver as this plug-in uses it: its types, its entry points found at run time, its errors as exceptions.
 //
-// Names, numbers and signatures are those of NVIDIA's CUDA Driver API reference. Nothing of NVIDIA's is needed to
-// build this, and nothing but the driver's own library to run it.
+// Names, numbers and signatures are those of NVIDIA's CUDA Driver API reference. Building needs nothing of
+// NVIDIA's; running needs only the driver's library.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -70,8 +70,8 @@ class Locked {
   pthread_mutex_t* mutex_;
 };
 
-// The driver, initialised. Throws where there is none, where it refuses, or where this process was forked from one
-// that had initialised it: the driver does not survive a fork.
+// The initialised driver. Throws if it is missing, refuses, or was initialised before this process was forked: it does
+// not survive a fork.
 const Driver& driver();
 
 // Make the device's primary context the calling thread's. Throws.
@@ -83,10 +83,10 @@ int current_device();
 // Number of devices; 0 where the driver cannot be loaded or initialised. Never throws.
 int count_devices() noexcept;
 
-// Throw where `result` is an error: "WHAT: NAME (words)". Errors after which the context is lost are remembered.
+// Throw if `result` is an error: "WHAT: NAME (words)". Errors that lose the context are recorded.
 void check(CUresult result, const std::string& what);
 
-// "NAME (words)" as the driver says it.
+// The driver's "NAME (words)".
 std::string describe(CUresult result);
 
 // Whether the context was lost to an error of a kernel (CUDA calls these sticky): only a new process helps.

@@ -1,7 +1,6 @@
-// Modules of kind "cuda" as TVM exports them: read back, given to the driver when first called, launched.
+// Modules of kind "cuda" as TVM exports them: read, load into the driver on first call, launch.
 //
-// The driver compiles PTX for the GPU at hand. What this loads has been compiled that far on the farm's host; CUDA
-// source cannot be: a board has no compiler for it.
+// The farm's host compiles to PTX, and the driver for the GPU. CUDA source is refused: a board has no compiler for it.
 // SPDX-License-Identifier: Apache-2.0
 #include "driver.h"
 
@@ -27,7 +26,7 @@ constexpr size_t kLogBytes = 8192;
 // Above this size the driver requires an explicit limit on a kernel's dynamic shared memory.
 constexpr int64_t kUsualShared = 48 << 10;
 
-// How a kernel is called: its arguments, then what TVM's host code appends to them.
+// A kernel's signature: its arguments, then those that TVM's host code appends.
 struct Kernel {
   std::vector<DLDataType> arguments;
   std::vector<std::string> launch;
@@ -92,7 +91,7 @@ class CudaModule final : public ModuleObj {
   int GetPropertyMask() const final { return tvm::ffi::Module::kRunnable; }
   Optional<Function> GetFunction(const String& name) final;
 
-  // The kernel on a device; compiled by the driver on first use. Throws with the driver's log where it refuses.
+  // The kernel on a device; compiled by the driver on first use. Throws the driver's log on failure.
   CUfunction find(int device_id, const std::string& name) {
     Locked locked(&mutex_);
     if (loaded_[device_id] == nullptr) load(device_id);
@@ -146,7 +145,7 @@ class Launcher {
     if (static_cast<size_t>(count) != passed + places_.size()) {
       fail("the kernel " + name_ + " was called with " + text(count) + " arguments");
     }
-    // A dimension of a dynamic shape may be nought; the driver takes one at least.
+    // A dimension of a dynamic shape may be zero; the driver requires at least one.
     int64_t sizes[7] = {1, 1, 1, 1, 1, 1, 0};
     for (size_t i = 0; i < places_.size(); ++i) {
       int64_t value = arguments[passed + i].v_int64;
@@ -175,7 +174,7 @@ class Launcher {
   }
 
  private:
-  // Where the driver finds the argument: TVM passes every number as 64 bits, a kernel may want 32.
+  // The argument's address: TVM passes every number as 64 bits, a kernel may take 32.
   static void* place(const DLDataType& type, const TVMFFIAny& value, uint32_t* word) {
     if (type.code == kDLOpaqueHandle || type.bits == 64) return const_cast<int64_t*>(&value.v_int64);
     if (type.code == kDLFloat) {

@@ -1,6 +1,6 @@
 // Functions of this plug-in under the names that TVM's runtime looks up.
 //
-// They go through TVM's C interface: no exception crosses from one side to the other there.
+// They use TVM's C interface, which no exception crosses.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,12 +22,12 @@ struct Registered {
   Packed function;
 };
 
-// Hand a value to the caller.
+// Return a value to the caller.
 inline void give(TVMFFIAny* result, tvm::ffi::Any value) {
   *result = tvm::ffi::details::AnyUnsafe::MoveAnyToTVMFFIAny(std::move(value));
 }
 
-// Run `body`; 0, or -1 with the error where TVM looks for it.
+// Run `body`; 0, or -1 with the error set for TVM.
 template <typename Body>
 int guard(Body body) noexcept {
   try {
@@ -45,7 +45,7 @@ inline int call_packed(void* self, const TVMFFIAny* arguments, int32_t count, TV
   return guard([&] { reinterpret_cast<Packed>(self)(arguments, count, result); });
 }
 
-// Registers when the library is loaded, over what is there: this machine's TVM may bring a runtime of its own.
+// Registers at load time and overrides existing functions: this machine's TVM may have a CUDA runtime of its own.
 struct Registration {
   Registration(std::initializer_list<Registered> entries) {
     for (const Registered& each : entries) {

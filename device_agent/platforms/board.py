@@ -19,7 +19,7 @@ from device_agent.clocks.controller import Controller
 from device_agent.errors import AgentError
 from device_agent.platforms import board_types, describe, evidence
 from device_agent.platforms.board_time import BoardTime, HostTime
-from device_agent.platforms.detect import detect
+from device_agent.platforms.board_types import detect
 from device_agent.platforms.platform import Platform
 from device_agent.power import energy, sampler
 from device_agent.power.calibrate import measure_sensors

@@ -1,14 +1,15 @@
-"""The inventory's board types, as far as a board needs them.
+"""The inventory's board types, as far as a board needs them, and which of them its device tree names.
 
 Read from `inventory/board_types/*.yaml`, which the farm validates (`farm/inventory/board_types.py`);
-`protocol/hardware.py` declares their sections. Tables serve checks, defaults and virtual boards; a real board reads its
-own.
+`protocol/hardware.py` declares their sections. Tables serve checks, defaults and virtual boards; `platform`
+finds a real board's actual hardware.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 
 from device_agent.protocol import Message, ProtocolError
 from device_agent.protocol.hardware import Cluster, Detect, Fan, Gpu, Memory, Power, PowerMode, Thermal
+from device_agent.sysfs import Tree, read_text
 
 # Names a folder with more board types, one YAML file each; the farm reads the same variable.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
@@ -81,3 +83,51 @@ def read_board_type(path: Path) -> BoardType:
         return BoardType.from_dict({key: value for key, value in document.items() if key in known})
     except (yaml.YAMLError, ProtocolError) as error:
         raise ProtocolError(f"{path}: {error}") from error
+
+
+# The first links to the second if /proc is mounted.
+_FOLDERS = ("/proc/device-tree", "/sys/firmware/devicetree/base")
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """The device tree's identity: `compatible`, most specific first. Empty without a device tree."""
+
+    compatible: tuple[str, ...] = ()
+    model: str = ""
+
+    def __str__(self) -> str:
+        if not self.compatible and not self.model:
+            return "there is no device tree"
+        return f"the device tree says {self.model or 'no model'} ({', '.join(self.compatible) or 'nothing compatible'})"
+
+
+def read_identity(tree: Tree) -> Identity:
+    """Read the device tree's identity; empty without one."""
+    for folder in _FOLDERS:
+        compatible = tuple((read_text(tree, f"{folder}/compatible") or "").split())
+        model = read_text(tree, f"{folder}/model") or ""
+        if compatible or model:
+            return Identity(compatible, model)
+    return Identity()
+
+
+def detect(tree: Tree, types: Mapping[str, BoardType]) -> BoardType | None:
+    """The type that the device tree names; None for an unknown board.
+
+    `compatible` entries take precedence over the model, in their order.
+    """
+    identity = read_identity(tree)
+    for entry in identity.compatible:
+        for board_type in types.values():
+            if entry in board_type.detect.compatible:
+                return board_type
+    for board_type in types.values():
+        if any(_is_model(identity.model, model) for model in board_type.detect.models):
+            return board_type
+    return None
+
+
+def _is_model(said: str, known: str) -> bool:
+    """Boards append their revision: `Raspberry Pi 4 Model B Rev 1.4`."""
+    return re.fullmatch(rf"{re.escape(known)}(?: Rev\b.*)?", said) is not None

@@ -71,10 +71,10 @@ def use_folder(folder: Path | None, facts: BoardType | None, simulated: bool) ->
             os.environ[_PLUGIN_VARIABLE] = ""
         else:
             # Existing settings come last: they inject failures.
-            os.environ[VIRTUAL_VARIABLE] = f"{_play(facts)};{os.environ.get(VIRTUAL_VARIABLE, '')}"
+            os.environ[VIRTUAL_VARIABLE] = f"{_describe_virtual_driver(facts)};{os.environ.get(VIRTUAL_VARIABLE, '')}"
 
 
-def _play(facts: BoardType) -> str:
+def _describe_virtual_driver(facts: BoardType) -> str:
     """Describe a virtual board's driver; half of the memory belongs to the system and the CPU."""
     gpu = facts.gpu
     assert gpu is not None

@@ -14,8 +14,7 @@ from device_agent.clocks.cpufreq import CpuCluster, Hotplug, find_policies, form
 from device_agent.clocks.emc import MemoryClock, find_memory
 from device_agent.clocks.power_mode import PowerModes, find_power_modes
 from device_agent.errors import BadPointError
-from device_agent.platforms.board_types import GENERIC, UNKNOWN, BoardType
-from device_agent.platforms.detect import read_identity
+from device_agent.platforms.board_types import GENERIC, UNKNOWN, BoardType, read_identity
 from device_agent.protocol.texts import format_table
 from device_agent.sysfs import Tree
 

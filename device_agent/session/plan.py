@@ -83,8 +83,8 @@ class Pace(Protocol):
         Raises OverrunError.
         """
 
-    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        """Declare the code as emulated: `price` returns the last call's cost. `again`: also if that is known."""
+    def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        """Declare the code as emulated: `read_cost` returns the last call's cost. `again`: also if that is known."""
 
     def settle(self) -> None:
         """Let all remaining board time pass, before a window begins or ends."""
@@ -103,7 +103,7 @@ class HostPace:
         del calls_beside
         return run(calls)
 
-    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+    def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
         """Do nothing."""
 
     def settle(self) -> None:

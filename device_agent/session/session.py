@@ -280,9 +280,9 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         return board.watch_power(spec).to_json()
 
     if board.tree.simulated:
-        from device_agent.virtual import stock
+        from device_agent.virtual import pace
 
-        stock.set_pace(board.tree)
+        pace.set_pace(board.tree)
     functions = {
         "tvm.rpc.server.workpath": lambda name: str(path_of(name)),
         "tvm.rpc.server.upload": upload,

@@ -2,6 +2,7 @@
 
 At its highest clocks the board takes `slowdown` times as long as this machine. A share of that scales with the core
 clock, the rest with the memory clock. Parallel work spreads over the board's cores. `gpu_time.py` models its GPU.
+`set_pace` times the code of stock TVM clients, which have no worker.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import random
+import struct
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +26,35 @@ from device_agent.sysfs import Tree
 from device_agent.virtual import gpu_time, work
 from device_agent.virtual.lapse import WorkersTime
 from device_agent.virtual.tree import CLOCKS, LOAD, PACE
+
+# TVM's name of a client's `time_evaluator`.
+_EVALUATOR = "runtime.RPCTimeEvaluator"
+
+
+def set_pace(tree: Tree) -> None:
+    """Make this process time for stock clients as the virtual board `tree` says (`timing` of its faults)."""
+    from tvm_ffi import get_global_func, register_global_func
+
+    evaluator = get_global_func(_EVALUATOR)
+
+    def make(
+        module: Any, name: str, device: int, index: int, number: int, repeat: int, min_repeat_ms: int, *rest: Any
+    ) -> Any:
+        set_s = float(json.loads(tree.read(PACE))["timing_s"])
+        if not set_s:
+            return evaluator(module, name, device, index, number, repeat, min_repeat_ms, *rest)
+        once = evaluator(module, name, device, index, 1, 1, 0, *rest)
+
+        def time_it(*tensors: Any) -> bytes:
+            began = time.monotonic()
+            (call_s,) = struct.unpack("@d", once(*tensors))
+            time.sleep(max(0.0, began + set_s - time.monotonic()))
+            return struct.pack(f"@{repeat}d", *[call_s] * repeat)
+
+        return time_it
+
+    register_global_func(_EVALUATOR, make, override=True)
+
 
 # A kernel's share of the memory's bandwidth, per busy share of the board's cores.
 _TRAFFIC = 0.5
@@ -104,7 +136,7 @@ class Pace:
         `core`: the board's own code is emulated for this core (`device_agent/emulated/pipeline.py`).
         """
         self._on_gpu, self._core = on_gpu, core
-        self._price: Callable[[], Sequence[Segment]] | None = None
+        self._read_cost: Callable[[], Sequence[Segment]] | None = None
         self._added: dict[tuple[int, float, float], tuple[float, float]] = {}
         self._again = True
         self._tree, self._time = tree, time
@@ -114,15 +146,15 @@ class Pace:
         self._book, self._key, self._draw = work.WorkBook(folder), key, draw
         self._facts: dict[str, Any] | None = None
         self._work: work.Work | None = None
-        self._told = -1.0
+        self._load_sent = -1.0
         self._owed_s = 0.0
         self._clocks: tuple[float, int] | None = None
         self._core_hz, self._individual, self._memory_s = 1.0, 1.0, 1.0
         self._gpu_clocks = (0.0, 1.0)
         self._shown: str | None = None
 
-    def emulate(self, price: Callable[[], Sequence[Segment]], *, again: bool) -> None:
-        self._price, self._again = price, again
+    def emulate(self, read_cost: Callable[[], Sequence[Segment]], *, again: bool) -> None:
+        self._read_cost, self._again = read_cost, again
 
     def begin(self) -> float:
         """Start computing: with the host's cores as the load, until the work is known."""
@@ -130,13 +162,13 @@ class Pace:
         cores = self._read_clocks()[1]
         if self._on_gpu:
             gpu_time.take_launches()  # drop the launches of loading
-        self._tell(float(cores if self._host_cores > 1 and not self._on_gpu else 1), cores)
+        self._send_load(float(cores if self._host_cores > 1 and not self._on_gpu else 1), cores)
         return timing_s
 
     def end(self) -> None:
         """Return to idle after all of the board's time has passed."""
         self.settle()
-        self._told = -1.0
+        self._load_sent = -1.0
         self._tree.write(LOAD, "{}")
 
     def take(self, run: Callable[[int], float], calls: int, calls_beside: int = 0) -> float:
@@ -150,9 +182,9 @@ class Pace:
             if self._work is not None:
                 if self._again:
                     run(1)
-            elif self._price is not None:
+            elif self._read_cost is not None:
                 run(1)
-                self._work = self._book.keep(self._key, make_emulated(self._price()))
+                self._work = self._book.keep(self._key, make_emulated(self._read_cost()))
             elif self._on_gpu:
                 run(1)
                 kernels = gpu_time.sum_up(gpu_time.take_launches(), self._read_facts()["gpu"], 1 + calls_beside)
@@ -184,14 +216,14 @@ class Pace:
         if done.segments:
             return self._price_emulated(done.segments, cores) * self._draw_noise(facts)
         base_s = done.base_s(cores)
-        if self._told >= 0:
+        if self._load_sent >= 0:
             busy = (done.alone_s + done.shared_s) / base_s
             if done.kernels:
                 gpu_s, computing, moving = self._compute_gpu(done)
                 share = gpu_s / max(gpu_s, base_s * stretch)
-                self._tell(busy * min(1.0, base_s * stretch / gpu_s), cores, share * computing, share * moving)
+                self._send_load(busy * min(1.0, base_s * stretch / gpu_s), cores, share * computing, share * moving)
             else:
-                self._tell(busy, cores)
+                self._send_load(busy, cores)
             stretch, cores = self._read_clocks()
         # The CPU goes on submitting while the GPU computes.
         board_s = max(done.base_s(cores) * stretch, self._compute_gpu(done)[0])
@@ -203,8 +235,8 @@ class Pace:
     def _price_emulated(self, segments: Sequence[Segment], cores: int) -> float:
         """The time of emulated code at the present clocks: its lanes' cycles, or the memory time of its lines."""
         base_s, busy_s = self._add_segments(segments, cores)
-        if self._told >= 0:
-            self._tell(min(float(cores), busy_s / base_s), cores)
+        if self._load_sent >= 0:
+            self._send_load(min(float(cores), busy_s / base_s), cores)
             _, cores = self._read_clocks()
             base_s, _ = self._add_segments(segments, cores)
         return base_s
@@ -234,9 +266,9 @@ class Pace:
         self._clocks = None  # heat may have changed them
         self._shown = self._time.clocks if isinstance(self._time, WorkersTime) else None
 
-    def _tell(self, busy: float, cores: int, gpu: float = 0.0, memory: float = 0.0) -> None:
-        if abs(busy + gpu - self._told) > _SAME_LOAD * max(busy + gpu, self._told):
-            self._told = busy + gpu
+    def _send_load(self, busy: float, cores: int, gpu: float = 0.0, memory: float = 0.0) -> None:
+        if abs(busy + gpu - self._load_sent) > _SAME_LOAD * max(busy + gpu, self._load_sent):
+            self._load_sent = busy + gpu
             memory = min(1.0, _TRAFFIC * busy / cores + memory)
             load = {"cluster": self._cluster, "cores": busy, "memory": memory, "gpu": gpu}
             self._tree.write(LOAD, json.dumps(load))

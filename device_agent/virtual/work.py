@@ -38,7 +38,7 @@ class Work:
     """CPU seconds of one call, on one core and spread over all; and its GPU work.
 
     `quiet`: no other process computed during the measurement. `segments`: the cost of emulated code, instead of CPU
-    seconds; see `device_agent/emulated/price.py`.
+    seconds; see `device_agent/emulated/estimate.py`.
     """
 
     alone_s: float

@@ -16,8 +16,7 @@ import pytest
 from device_agent.clocks.controller import Controller
 from device_agent.clocks.transaction import LocalAccess
 from device_agent.errors import BadPointError, ClockError
-from device_agent.platforms.board_types import BoardType, load_board_types
-from device_agent.platforms.detect import detect
+from device_agent.platforms.board_types import BoardType, detect, load_board_types
 from device_agent.platforms.platform import Platform
 from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.sysfs import FileTree

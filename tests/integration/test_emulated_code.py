@@ -403,7 +403,7 @@ def test_a_whole_model_runs_in_the_emulator(
     board: BoardSession, name: str, weights: str, in_8_bits: bool, tolerance: float
 ) -> None:
     """TVM's virtual machine here, each of its functions there: outputs are right, also in 8 bits, with weights in 16,
-    and priced as their sum.
+    and estimated as their sum.
     """
     _, compiled, values, wanted = compile_small_model("jetson-nano", name, weights, in_8_bits)
     outcome, outputs = board.run_model(

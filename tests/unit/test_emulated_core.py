@@ -11,11 +11,11 @@ import hypothesis.strategies as st
 import pytest
 import yaml
 
-from device_agent.emulated import price
+from device_agent.emulated import estimate
 from device_agent.emulated.elf import Elf, ElfError
+from device_agent.emulated.estimate import Block, Estimator, Misses, merge
 from device_agent.emulated.isa import Decoder, find_kind
 from device_agent.emulated.pipeline import Pipeline, load_core
-from device_agent.emulated.price import Block, Misses, Pricer, merge
 from device_agent.emulated.runs import read_executable
 from device_agent.platforms.board_types import load_board_types
 from device_agent.protocol import count_seconds
@@ -67,7 +67,7 @@ def code(*words: int) -> bytes:
     ],
 )
 def test_kinds(mnemonic: str, operands: str, kind: str) -> None:
-    """An instruction is of the kind that cores' guides price."""
+    """An instruction is of the kind that cores' guides list."""
     assert find_kind(mnemonic, operands)[0] == kind
 
 
@@ -172,14 +172,14 @@ def test_an_order_is_kept_where_a_core_keeps_it() -> None:
 
 def test_a_region_takes_its_longest_lane() -> None:
     """The calling thread alone, then a region of two: its longest lane, and what all lanes did; waits included."""
-    pricer = Pricer(PIPELINE, 8, 0.5, 30)
+    estimator = Estimator(PIPELINE, 8, 0.5, 30)
     body = code(*FMLA)
-    one = pricer.count_cycles(body)
+    one = estimator.count_cycles(body)
     blocks = [Block(0, body, (5, 10, 20)), Block(4096, code(RET), (1, 0, 0))]
     misses = [Misses(0, 3), Misses(10, 7), Misses(0, 2, math_calls=2)]
-    alone, region = pricer.price(blocks, misses, tasks=2)
+    alone, region = estimator.estimate(blocks, misses, tasks=2)
     assert alone.lines == alone.all_lines == 3
-    assert alone.cycles == pytest.approx(5 * one + pricer.count_cycles(code(RET)))
+    assert alone.cycles == pytest.approx(5 * one + estimator.count_cycles(code(RET)))
     assert region.cycles == pytest.approx(20 * one + 2 * 30)
     assert region.all_cycles == pytest.approx(30 * one + 10 * 8 * (1 + 0.5) + 2 * 30)  # two wait beside each other
     assert (region.lines, region.all_lines) == (7, 9)
@@ -187,23 +187,25 @@ def test_a_region_takes_its_longest_lane() -> None:
 
 def test_lanes_that_were_not_run_cost_what_the_first_did() -> None:
     """Of memory's lines they take what is left: weights that all lanes read are fetched once."""
-    pricer = Pricer(PIPELINE, 8, 0.5, 30)
+    estimator = Estimator(PIPELINE, 8, 0.5, 30)
     blocks, misses = [Block(0, code(*FMLA), (0, 10, 0, 0, 0))], [Misses(0, 0), Misses(2, 6), *[Misses(0, 0)] * 3]
     for left, lines in ((100, 24), (9, 9), (3, 6)):
-        _, region = pricer.price(blocks, misses, 4, left, first_only=True)
+        _, region = estimator.estimate(blocks, misses, 4, left, first_only=True)
         assert (region.lines, region.all_lines) == (6, lines)
         assert region.all_cycles == pytest.approx(4 * region.cycles)
-        assert region.cycles == pytest.approx(10 * pricer.count_cycles(code(*FMLA)) + 2 * 8 * (1 + 0.5 * 3))
+        assert region.cycles == pytest.approx(10 * estimator.count_cycles(code(*FMLA)) + 2 * 8 * (1 + 0.5 * 3))
 
 
 def test_what_the_emulator_parts_is_put_together() -> None:
     """Blocks that follow each other as often, without a branch between, are one loop: parts alone would look longer."""
-    pricer = Pricer(PIPELINE, 8, 0.5, 30)
+    estimator = Estimator(PIPELINE, 8, 0.5, 30)
     head, tail = code(FMLA[0]), code(*FMLA[1:])
     together = [Block(0, head, (9,)), Block(4, tail, (9,))]
-    assert pricer.price(together, [Misses(0, 0)], 1)[0].cycles == pytest.approx(9 * pricer.count_cycles(head + tail))
+    assert estimator.estimate(together, [Misses(0, 0)], 1)[0].cycles == pytest.approx(
+        9 * estimator.count_cycles(head + tail)
+    )
     apart = [Block(0, head, (9,)), Block(8, tail, (9,))]
-    assert pricer.price(apart, [Misses(0, 0)], 1)[0].cycles > 9 * pricer.count_cycles(head + tail)
+    assert estimator.estimate(apart, [Misses(0, 0)], 1)[0].cycles > 9 * estimator.count_cycles(head + tail)
 
 
 def test_a_loop_that_the_emulator_parts_is_whole_the_first_time_too() -> None:
@@ -243,10 +245,10 @@ def test_the_agent_never_loads_the_emulator() -> None:
 
 
 def test_misses_add_nothing_to_what_is_free() -> None:
-    """Without misses and calls, a price is the pipes' alone."""
-    pricer = Pricer(PIPELINE, 8, 0.5, 30)
-    [alone] = pricer.price([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
-    assert alone == price.Segment(7 * pricer.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
+    """Without misses and calls, an estimate is the pipes' alone."""
+    estimator = Estimator(PIPELINE, 8, 0.5, 30)
+    [alone] = estimator.estimate([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
+    assert alone == estimate.Segment(7 * estimator.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
 
 
 segments = st.lists(

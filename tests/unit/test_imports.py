@@ -27,7 +27,7 @@ ALLOWED = {
     "tvm": (
         r"farm/(search|artifacts|metaschedule)/.*\.py|farm/measure/session\w*\.py"
         # On the board, what serves or runs candidates may; what reads hardware and minds processes may not.
-        r"|device_agent/(virtual/stock|emulated/runs|platforms/gpu|(listener|session|worker)/\w+)\.py"
+        r"|device_agent/(virtual/pace|emulated/runs|platforms/gpu|(listener|session|worker)/\w+)\.py"
     ),
 }
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]

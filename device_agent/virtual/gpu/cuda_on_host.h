@@ -1,11 +1,9 @@
-// CUDA C, as far as TVM writes it, for this machine's C++ compiler: the threads of a block run in turns.
+// The CUDA C that TVM writes, for this machine's C++ compiler: the threads of a block run in turns.
 //
-// Blocks run one after the other, so that a block's shared memory is a static variable. A thread of a block is a fiber
-// with a stack of its own: it runs until it waits for others (__syncthreads, a shuffle) or ends, then the next one runs.
-// Every second block runs its threads in descending order: code that lacks a barrier depends on the order, so one of
-// the two orders makes it compute wrong values here as well.
-// Kernels without such places need no fibers and run thread after thread. How long anything takes here says nothing
-// about a GPU.
+// Blocks run in sequence, so a block's shared memory is a static variable. A thread is a fiber with its own stack: it
+// runs until it waits for others (__syncthreads, a shuffle) or ends, then the next one runs. Every second block runs
+// its threads in descending order: code that lacks a barrier depends on the order, and computes wrong values in one of
+// them. Kernels without barriers need no fibers. Times here say nothing about a GPU.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,7 +48,7 @@ FARM_VECTORS(unsigned char, uchar)
 FARM_VECTORS(long long, longlong)
 FARM_VECTORS(unsigned long long, ulonglong)
 
-// What a thread knows of itself.
+// A thread's built-in variables.
 inline uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 #define FARM_LEAST(type)                                          \
@@ -65,7 +63,7 @@ inline long max(long a, int b) { return max(a, static_cast<long>(b)); }
 inline long min(long a, int b) { return min(a, static_cast<long>(b)); }
 inline long max(int a, long b) { return max(b, a); }
 inline long min(int a, long b) { return min(b, a); }
-// As on the GPU: of a number and what is none, the number.
+// As on the GPU: of a number and a NaN, the number.
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline float min(float a, float b) { return fminf(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
@@ -94,7 +92,7 @@ inline T __ldg(const T* pointer) {
 }
 
 #if defined(__x86_64__)
-// Registers that the System V ABI says a function keeps (rbx, rbp, r12 to r15).
+// Callee-saved registers of the System V ABI (rbx, rbp, r12 to r15).
 asm(R"(
 .text
 .hidden farm_switch
@@ -119,7 +117,7 @@ farm_switch:
 )");
 constexpr int kSavedWords = 6;
 #elif defined(__aarch64__)
-// Registers that AAPCS64 says a function keeps (x19 to x30, d8 to d15); x30 is where it goes on.
+// Callee-saved registers of AAPCS64 (x19 to x30, d8 to d15); x30 is the return address.
 asm(R"(
 .text
 .hidden farm_switch
@@ -170,7 +168,7 @@ struct Group {
   unsigned members, arrived, round;
 };
 
-// Those of a warp that a mask names; those of another mask do so on their own.
+// The threads of a warp under one mask; each mask waits separately.
 struct Lanes {
   unsigned mask, arrived, round;
 };
@@ -183,7 +181,7 @@ struct State {
   bool ended[kMostThreads];
   Group block;
   Lanes lanes[kMostThreads / kWarp][kWarp];
-  uint64_t slots[kMostThreads];  // what each thread shows to its warp
+  uint64_t slots[kMostThreads];  // each thread's value for its warp
   void (*body)(void*);
   void* context;
 };
@@ -191,7 +189,7 @@ inline State state;
 
 inline void yield() { farm_switch(&state.stacks[state.current], state.scheduler); }
 
-// Wait until `expected` threads have come here.
+// Wait until `expected` threads have arrived.
 inline void meet(Group& group, unsigned expected) {
   if (++group.arrived >= expected) {
     group.arrived = 0;
@@ -207,7 +205,7 @@ inline unsigned count_there(unsigned first, unsigned mask) {
   return there;
 }
 
-// Wait until those of the caller's warp that `mask` names have come here.
+// Wait until the threads of the caller's warp under `mask` have arrived.
 inline void meet_lanes(unsigned mask) {
   unsigned first = state.current / kWarp * kWarp;
   Lanes* found = nullptr;
@@ -217,7 +215,7 @@ inline void meet_lanes(unsigned mask) {
   for (Lanes& each : state.lanes[first / kWarp]) {
     if (found == nullptr && each.arrived == 0) found = &each;
   }
-  if (found == nullptr) std::abort();  // no more masks than lanes can be waited for
+  if (found == nullptr) std::abort();  // there are at most as many masks as lanes
   found->mask = mask;
   if (++found->arrived >= count_there(first, mask)) {
     found->arrived = 0;
@@ -268,7 +266,7 @@ inline void run_block() {
   std::memset(state.lanes, 0, sizeof(state.lanes));
   for (unsigned thread = 0; thread < state.threads; ++thread) {
     state.ended[thread] = false;
-    // As `farm_switch` finds what it saved: registers, then where to go on; the stack as after a call.
+    // The layout that `farm_switch` saves: registers, then the return address; the stack as after a call.
     void** top = reinterpret_cast<void**>(state.memory + (thread + 1) * kStackBytes);
 #if defined(__x86_64__)
     void** stack = top - 2 - kSavedWords;
@@ -291,7 +289,7 @@ inline void run_block() {
   }
 }
 
-// Run a kernel: for every block in turn, its threads as fibers where they meet, else one after the other.
+// Run a kernel block by block, threads as fibers if they synchronise, else in sequence.
 template <typename... Arguments, size_t... kIndex>
 void run(void (*kernel)(Arguments...), void** arguments, const unsigned* sizes, bool meets,
          std::index_sequence<kIndex...>) {
@@ -331,7 +329,7 @@ constexpr unsigned pointers(void (*)(Arguments...)) {
   return bits;
 }
 
-// What the thread `lane` of the caller's warp shows, while those of `mask` show something.
+// The value of thread `lane` in the caller's warp, exchanged among those of `mask`.
 template <typename T>
 T shuffle(unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));

@@ -1,9 +1,8 @@
 // A stand-in for the CUDA driver: its entry points over this machine's memory and processor.
 //
-// It checks what it is given, counts memory, can fail with any error at any call, and writes down every call. Kernels
-// that were compiled for this machine (cuda_on_host.h) run, everything at once and in order; PTX is looked at as the
-// driver of the board's release would, and not run. What it is and does is set by the variable TVM_FARM_VIRTUAL_GPU,
-// `key=value` pairs with semicolons between; see `Settings`.
+// It checks arguments, counts memory, can fail with any error at any call, and logs every call. Kernels compiled for
+// this machine (cuda_on_host.h) run synchronously; PTX is checked as the driver of the board's release would, and not
+// run. The variable TVM_FARM_VIRTUAL_GPU configures it, as `key=value` pairs separated by semicolons; see `Settings`.
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 #include <pthread.h>
@@ -81,7 +80,7 @@ struct Failure {
 
 struct Settings {
   std::string name = "virtual GPU";
-  std::string log;          // a file: every call's name, and what it was given, is appended
+  std::string log;          // a file: every call's name and arguments are appended
   long capability = 53;     // as in sm_53
   long processors = 1;      // streaming multiprocessors
   long driver = 10020;      // as cuDriverGetVersion says it: CUDA 10.2
@@ -153,8 +152,8 @@ void read_settings() {
   }
 }
 
-// What the driver has a process take beside what it is asked for: much address space, which nothing lies in, and a
-// thread that waits. It does so for a context, and again for its first kernel.
+// The driver's own resources in a process: much reserved address space and a waiting thread, for a context and again
+// for its first kernel.
 CUresult take_for_itself(size_t reserved_bytes) {
   void* reserved = mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return 2;
@@ -179,7 +178,7 @@ bool is_sticky(CUresult result) {
   return result == 700 || result == 702 || result == 710 || (result >= 714 && result <= 719);
 }
 
-// Writes the call down; the error it is to fail with, or 0.
+// Log the call; return its injected error, or 0.
 CUresult enter(const char* entry, const char* format = "", ...) {
   if (!settings.log.empty()) {
     char line[512];
@@ -211,7 +210,7 @@ bool holds(CUdeviceptr pointer, size_t bytes) {
   return pointer + bytes <= block->first + block->second;
 }
 
-// What follows `word` in PTX, up to white space.
+// The text after `word` in PTX, up to white space.
 std::string find_directive(const std::string& text, const char* word) {
   size_t at = text.find(word);
   if (at == std::string::npos) return "";
@@ -219,7 +218,7 @@ std::string find_directive(const std::string& text, const char* word) {
   return text.substr(at, text.find_first_of(" \t\r\n,", at) - at);
 }
 
-// As the driver's compiler would take PTX, as far as its header goes; `reason` is for the log.
+// Check PTX's header as the driver's compiler would; `reason` is for the log.
 CUresult judge_ptx(const std::string& text, std::string* reason) {
   std::string version = find_directive(text, ".version"), target = find_directive(text, ".target");
   int major = 0, minor = 0, capability = 0;
@@ -247,7 +246,7 @@ size_t size_of(CUdeviceptr pointer) {
   return after == blocks.begin() ? 0 : std::prev(after)->second;
 }
 
-// A library for this machine travels as these bytes, its size, itself, and so its CUDA source.
+// A library for this machine is stored as these bytes, its size and content, then likewise its CUDA source.
 constexpr char kMark[] = "FARMGPU1";
 
 void* open_library(const char* image) {
@@ -262,7 +261,7 @@ void* open_library(const char* image) {
   }
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
-  // The file stays open: the loader takes a second one of the same name, this number, for the first.
+  // The file stays open: the loader would take another file with the same number for the first.
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
@@ -527,8 +526,8 @@ FARM_ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   return 0;
 }
 
-// Not the driver's: what ran since the last call, a line each: number of the source, kernel, grid, block, bytes of
-// dynamic shared memory, and for each argument the bytes of what it points into.
+// Beyond CUDA: the launches since the last call, a line each: source number, kernel, grid, block, bytes of dynamic
+// shared memory, and the size of each pointer argument's allocation.
 extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches() {
   static std::string answer;
   answer = launches;
@@ -536,7 +535,7 @@ extern "C" __attribute__((visibility("default"))) const char* farm_gpu_launches(
   return answer.c_str();
 }
 
-// Not the driver's: the CUDA source of that number.
+// Beyond CUDA: the CUDA source of that number.
 extern "C" __attribute__((visibility("default"))) const char* farm_gpu_source(size_t number) {
   auto found = sources.find(number);
   return found == sources.end() ? "" : found->second.c_str();

@@ -48,7 +48,7 @@ class Misses:
     math_calls: int = 0
 
 
-class Pricer:
+class Estimator:
     """Estimates programs for one core type; caches the cycles of blocks."""
 
     def __init__(self, pipeline: Pipeline, wait_cycles: float, crowding: float, math_cycles: float) -> None:
@@ -60,7 +60,7 @@ class Pricer:
         self._decoder = Decoder()
         self._known: dict[bytes, float] = {}
 
-    def price(
+    def estimate(
         self,
         blocks: Iterable[Block],
         misses: Sequence[Misses],
