@@ -1,11 +1,10 @@
 """TVM behind one adapter: import, graph pipeline, workloads, search, cost model, build.
 
-Nothing outside this package (and `farm.artifacts`, `farm.metaschedule`, `farm.measure.session`) imports tvm. Which
-workload gets the next trial, and where it runs, is decided in `farm.campaign`.
+Only this package, `farm.artifacts`, `farm.metaschedule` and `farm.measure.session` import tvm. `farm.campaign` decides
+which workload gets the next trial and where it runs.
 
-`FarmBuilder`, `FarmRunner` and `FarmDatabase`, for stock MetaSchedule scripts, are found here too, and so are
-`import_model` and `farm_pipeline`; they live in `farm.metaschedule` and are loaded with TVM when they are first
-asked for.
+MetaSchedule scripts find `FarmBuilder`, `FarmRunner`, `FarmDatabase`, `import_model` and `farm_pipeline` here; these
+live in `farm.metaschedule` and load on first use.
 """
 
 import importlib
@@ -18,12 +17,12 @@ _FOR_SCRIPTS = {
     "farm_pipeline": "farm.metaschedule.models",
     "import_model": "farm.metaschedule.models",
 }
-# What docs/stability.md promises.
+# Stable names, see docs/stability.md.
 __all__ = ["FarmBuilder", "FarmDatabase", "FarmRunner", "farm_pipeline", "import_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """What scripts ask for; this package itself must not depend on it, nor load TVM."""
+    """Load the names for scripts lazily, so that this package does not depend on `farm.metaschedule`."""
     if name not in _FOR_SCRIPTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_FOR_SCRIPTS[name]), name)

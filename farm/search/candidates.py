@@ -1,4 +1,4 @@
-"""A candidate as it travels between processes. How it came about, and what becomes of it, is not known here."""
+"""A candidate schedule in a form that travels between processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One scheduled version of a workload, in forms that travel between processes.
+    """One scheduled version of a workload.
 
-    `arguments` are (shape, dtype) of what its function takes: a weight that the schedule wants packed has the packed
-    shape, which differs from the workload's own.
-
-    `hash` is over the scheduled function, so two traces that end in the same code are one candidate. `trace_json`
-    replays it; `module_json` is the scheduled function itself, ready to build.
+    `arguments` are the (shape, dtype) of its function's arguments; a weight that the schedule packs has its packed
+    shape. `hash` is over the scheduled function, so two traces that give the same code are one candidate. `trace_json`
+    replays it; `module_json` is the scheduled function, ready to build.
     """
 
     workload: str

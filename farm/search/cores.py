@@ -1,4 +1,4 @@
-"""What the cores of a target can do per cycle, as predictions of schedules need it; the numbers are the inventory's."""
+"""The cores of a target as latency estimates need them; the figures come from the inventory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type
 from farm.values import is_for_gpu
 
-# Instructions that a core looks ahead where its type does not say how many, and one that executes in order.
+# Out-of-order window where the core type names none, and the window of an in-order core.
 _WINDOW, _IN_ORDER = 120.0, 2.0
 
 
@@ -19,13 +19,12 @@ _WINDOW, _IN_ORDER = 120.0, 2.0
 class Core:
     """One core of a target, `threads` of which run a function.
 
-    Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma` says whether a
-    multiply-add can take one lane of a vector as its factor (Arm), else each factor is a load of its own. Caches in
-    bytes: `l2_bytes` is what one core has with `threads` of them at work. `region_s` is what a parallel region costs.
-    `l2_wait`: the share of a stream from the second cache that is waited for beside multiply-adds. `held_bytes`: what
-    that cache holds of data that a function writes and reads again. `window` is how many instructions a core looks
-    ahead. `line_wait`: cycles that it waits for each line that its first cache lacks while all `threads` compute, as
-    boards are priced; 0 where that is not known.
+    Rates are per cycle: `fma_pipes` and `load_pipes` each work on `datapath_bits`. `lane_fma`: an FMA can take one lane
+    of a vector as its factor (Arm), else each factor needs a load. Caches are in bytes; `l2_bytes` is one core's part
+    with `threads` at work. `region_s` is the cost of a parallel region. `l2_wait` is the fraction of an L2 stream's
+    time that FMAs do not hide. `held_bytes` is the part of L2 that keeps data written and read again. `window` is the
+    out-of-order window in instructions. `line_wait` is the stall per line missing in L1 while all `threads` compute
+    (cycles, as in the estimates of virtual boards); 0 where unknown.
     """
 
     name: str
@@ -52,30 +51,30 @@ class Core:
     line_wait: float = 0.0
 
     @property
-    def fetched_bytes(self) -> int:
-        """The longest block of weights that tiles ask for ahead (`farm.search.build.fetching`); 0 where they do not.
+    def prefetched_bytes(self) -> int:
+        """The longest block of weights that tiles prefetch (`farm.search.build.prefetch`); 0 where they do not.
 
-        There has to be room in the second cache beside the block that they read.
+        It must fit in L2 beside the block in use.
         """
         return 0 if self.lane_fma else self.l2_bytes * 3 // 8
 
     def lanes(self, element_bytes: int) -> int:
-        """Elements of one full vector."""
+        """Return the elements of one full vector."""
         return max(1, self.vector_bits // (8 * element_bytes))
 
     def fma_per_cycle(self, bits: int) -> float:
-        """Multiply-adds on vectors of so many bits that one cycle takes."""
+        """Return the FMAs per cycle on vectors of `bits`."""
         return self.fma_pipes * min(1.0, self.datapath_bits / bits)
 
     def loads_per_cycle(self, bits: int) -> float:
-        """Loads of so many bits that one cycle takes."""
+        """Return the loads per cycle of `bits` each."""
         return self.load_pipes * min(1.0, self.datapath_bits / bits)
 
 
 def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
-    """The cores of a target in TVM's dict form, all that it names or `threads`.
+    """Return the cores of a target in TVM's dict form, all that it names or `threads`.
 
-    Raises UsageError for an architecture without any core type.
+    Raises UsageError for an architecture without a core type.
     """
     core = find_core(target, threads)
     if core is None:
@@ -84,15 +83,15 @@ def core_of(target: Mapping[str, Any], threads: int | None = None) -> Core:
 
 
 def find_core(target: Mapping[str, Any], threads: int | None = None) -> Core | None:
-    """As `core_of`; None for an architecture without any core type."""
+    """Like `core_of`, but return None for an architecture without a core type."""
     kind = find_core_type(str(target.get("mcpu", "")), _name_machine(target))
     return None if kind is None else _make_core(kind, threads or int(target.get("num-cores", 1)))
 
 
 def find_clock_factor(target: Mapping[str, Any], kind: BoardType) -> float:
-    """By what a predicted time is multiplied for boards of a type: the core type's clock over the type's highest.
+    """Return the factor from a predicted time to a board type's: the core type's clock over the type's highest.
 
-    1 where either is not known, and for GPUs, whose clock is the board type's own.
+    1 where either is unknown, and for GPUs, whose clock is the board type's own.
     """
     core = None if is_for_gpu(kind.pipeline) else find_core(target)
     clocks = (hz for each in kind.clusters if core and each.core == core.name for hz in each.freqs_hz)

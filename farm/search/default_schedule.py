@@ -1,6 +1,6 @@
-"""The schedule of a function that nobody tuned: the best plan by prediction that TVM takes.
+"""The schedule of an untuned function: the best predicted plan that TVM accepts.
 
-What families are and how they predict is `farm.search.families`' business.
+`farm.search.families` defines families and their predictions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from farm.search.workloads import Workload
 
 _log = logging.getLogger(__name__)
 
-# TVM refuses a plan for what it cannot prove about a shape; others differ enough to be taken soon, or none is.
+# TVM refuses plans whose shapes it cannot prove; one of the first few is usually accepted, or none is.
 _MOST_TRIED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Default:
-    """The schedule by prediction as MetaSchedule's measure candidate, its family, plan and predicted time of a call.
+    """The predicted schedule as MetaSchedule's measure candidate, with its family, plan and predicted time of a call.
 
-    `refused` are families that know the function and none of whose plans TVM took.
+    `refused` lists matching families none of whose plans TVM accepted.
     """
 
     candidate: Any
@@ -40,7 +40,7 @@ class Default:
 
 
 def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
-    """How the rule schedules the workload `entry` (MetaSchedule's); None where no family does."""
+    """Find the default schedule of the workload `entry` (MetaSchedule's); None where no family matches."""
     context = traces.make_context(entry.mod, target)
     refused: list[str] = []
     for outlook in rule.list_outlooks(entry.mod, gpus.unit_of(workload.target)):
@@ -60,9 +60,9 @@ def find_default(workload: Workload, entry: Any, target: Any) -> Default | None:
 
 
 def predict_seconds(workload: Workload) -> float | None:
-    """What a call takes by prediction where nothing was tuned (s); None where no family knows the function.
+    """Return the predicted time of one untuned call (s); None where no family matches.
 
-    Nothing is scheduled for it: that of the best plan is told, though TVM may refuse that one (`find_default`).
+    Schedules nothing: it is the best plan's time, even if TVM refuses that plan (`find_default`).
     """
     if not _is_canonical(workload):
         return None
@@ -76,7 +76,7 @@ def _is_canonical(workload: Workload) -> bool:
 
 
 def describe_default(workload: Workload) -> str:
-    """Which family serves a workload where nothing was tuned, and which ones TVM refused, for people."""
+    """Describe which family serves an untuned workload, and which ones TVM refused."""
     if not _is_canonical(workload):
         return "none"
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))

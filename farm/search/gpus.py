@@ -1,4 +1,4 @@
-"""The GPU of a target, as predictions of schedules and the making of code need it; the numbers are the inventory's."""
+"""The GPU of a target as predictions and code generation need it; the figures come from the inventory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from farm.search.cores import Core
 from farm.settings import Settings
 from farm.values import is_for_gpu
 
-# The graph pipeline of code for GPUs; a board type with it is tuned and compiled for its GPU.
+# The graph pipeline for GPUs; a board type with it is tuned and compiled for its GPU.
 PIPELINE = "gpu/1"
-# Whichever of a board's processor and GPU has a model done sooner; only what compiles can say so.
+# The faster of a board's CPU and GPU; only `farm model compile` accepts it.
 BOTH = "both"
-# In a target's `libs`: that a virtual board runs it, by this machine's processor.
+# Entry in a target's `libs`: a virtual board emulates the GPU on the local CPU.
 VIRTUAL = "virtual"
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetGpu:
-    """A board type's GPU at its highest clocks. What a block may have is in `plan`; `unit` is one of its processors."""
+    """A board type's GPU at its highest clocks: resource limits in `plan`, one of its multiprocessors in `unit`."""
 
     plan: GpuPlan
     unit: Processor
@@ -37,9 +37,7 @@ class TargetGpu:
 
 
 def to_config(board_type: str, plan: GpuPlan, host: Mapping[str, Any], *, simulated: bool) -> dict[str, Any]:
-    """TVM's target for the GPU of boards of a type, whose processor is `host`. It names the type: what else code for it
-    depends on is looked up by that.
-    """
+    """Make TVM's target for the GPU of a board type with the CPU `host`; its name leads to all other facts."""
     return {
         "kind": "cuda",
         "arch": plan.arch,
@@ -55,22 +53,22 @@ def to_config(board_type: str, plan: GpuPlan, host: Mapping[str, Any], *, simula
 
 
 def device_of(target: Mapping[str, Any]) -> str:
-    """What runs code for a target: `cpu` or `gpu`, as the agent calls them."""
+    """Return the device that runs code for a target: `cpu` or `gpu`, as the agent calls them."""
     return GPU if is_gpu(target) else CPU
 
 
 def reference_of(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The target for which an unscheduled function is built: a GPU runs none, its board's processor does."""
+    """Return the target of unscheduled functions: a GPU cannot run them, so they are built for its host."""
     host: Mapping[str, Any] = target["host"] if is_gpu(target) else target
     return host
 
 
 def require_device(board_type: BoardType, device: str) -> BoardType:
-    """The board type as what it is tuned and compiled for: its processor, or its GPU. Raises UsageError."""
+    """Return the board type as its CPU or its GPU is tuned and compiled for. Raises UsageError."""
     if device == BOTH:
         raise UsageError(
-            f"the device {BOTH!r} is for `farm model compile` alone: what is measured runs on one",
-            f"Do it for {CPU} and for {GPU}; then `farm model compile --device {BOTH}` takes the one that is faster.",
+            f"the device {BOTH!r} is for `farm model compile` only: a measurement runs on one device",
+            f"Run the command for {CPU} and for {GPU}; `farm model compile --device {BOTH}` then takes the faster one.",
         )
     if device not in (CPU, GPU):
         raise UsageError(
@@ -83,37 +81,37 @@ def require_device(board_type: BoardType, device: str) -> BoardType:
 
 
 def name_device(board_type: BoardType) -> str:
-    """The device that a board type stands for, as `require_device` gave it."""
+    """Return the device that `require_device` chose for a board type."""
     return GPU if is_for_gpu(board_type.pipeline) else CPU
 
 
 def list_devices(device: str) -> tuple[str, ...]:
-    """The devices that `--device` names: `both` is two."""
+    """List the devices that `--device` names; `both` is two."""
     return (CPU, GPU) if device == BOTH else (device,)
 
 
 def is_gpu(target: Mapping[str, Any]) -> bool:
-    """Whether a target in TVM's dict form is a GPU's."""
+    """Say whether a target in TVM's dict form is for a GPU."""
     return target.get("kind") == "cuda"
 
 
 def is_virtual(target: Mapping[str, Any]) -> bool:
-    """Whether code for a GPU's target is run by this machine's processor."""
+    """Say whether a GPU target is emulated on the local CPU."""
     return VIRTUAL in target.get("libs", ())
 
 
 def prepare_boards(target: Mapping[str, Any], settings: Settings) -> None:
-    """Build what virtual boards need to run code for a target, once per home: nothing but for their GPUs."""
+    """Build the libraries that virtual GPU boards need, once per FARM_HOME; do nothing for other targets."""
     if is_gpu(target) and is_virtual(target):
         settings.share_linker_cache()
         native.prepare(settings.home_path)
 
 
 def gpu_of(target: Mapping[str, Any]) -> TargetGpu:
-    """The GPU that a target of `to_config` names. Raises UsageError for a board type that is not known."""
+    """Return the GPU that a target of `to_config` names. Raises UsageError for an unknown board type."""
     board_type = load_board_types().get(str(target.get("model", "")))
     if board_type is None or board_type.gpu is None:
-        raise UsageError(f"a GPU's target names the board type {target.get('model', '')!r}, which is not known")
+        raise UsageError(f"a GPU target names the unknown board type {target.get('model', '')!r}")
     gpu = board_type.gpu
     limits = PtxLimits(
         int(target["registers_per_block"]),
@@ -130,11 +128,11 @@ def gpu_of(target: Mapping[str, Any]) -> TargetGpu:
 
 
 def count_memory_rate(board_type: BoardType) -> float:
-    """What of its memory's bandwidth a board type's GPU can have, in bytes per second."""
+    """Return the achievable memory bandwidth of a board type's GPU in bytes per second."""
     known = board_type.gpu.memory_bytes_per_s if board_type.gpu else None
     return REACHED * float(known or 25_600_000_000)
 
 
 def unit_of(target: Mapping[str, Any]) -> Core | TargetGpu:
-    """What computes for a target: its processor's cores, or its GPU. Raises UsageError for one that is not known."""
+    """Return the CPU cores or the GPU of a target. Raises UsageError for an unknown one."""
     return gpu_of(target) if is_gpu(target) else cores.core_of(target)

@@ -1,7 +1,7 @@
-"""Whether a workload from elsewhere is the function that its hash names: TVM's JSON is checked, loaded and hashed anew,
-in a confined process, since what a stranger wrote can crash whoever loads it.
+"""Check that imported workloads are the functions that their hashes name.
 
-How records travel between farms is in `farm.metaschedule.exchange`.
+TVM's JSON is validated, loaded and hashed in a confined process, since malicious input can crash TVM.
+`farm.metaschedule.exchange` moves records between farms.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from farm.errors import UsageError
 from farm.processes import confined
 from farm.search import tvm_env, workloads
 
-# Rows at a time: whoever waits hears how far it is, and one that takes the process down is soon found.
+# Rows per process: small enough to report progress and to find a row that crashes TVM.
 _BATCH = 200
 _LIMITS = confined.ConfinedLimits(memory_bytes=4 << 30, timeout_s=300.0, answer_bytes=64 << 20)
-# The deepest function of the zoo has 49 levels; TVM reads them by calling itself, on a stack of 8 MB.
+# The deepest function of the zoo has 49 levels; TVM reads them recursively on a stack of 8 MB.
 _MOST_DEPTH = 2000
-# Nothing of MetaSchedule's is nested deeper.
+# MetaSchedule nests nothing deeper.
 _MOST_NESTED = 100
 _LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", "DataType"})
-# Fields that hold a number itself where all others hold the place of a node.
+# Fields that hold a number; all others hold the index of a node.
 _NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
 def find_impostors(rows: Sequence[Mapping[str, Any]], say: Callable[[int], None] = lambda done: None) -> dict[str, str]:
-    """What is wrong with workloads, rows as the store has them, by hash; `say` is told how many have been looked at.
+    """Return the faults of stored workload rows by hash; `say` receives the number of rows checked so far.
 
-    A right one's module is read, is the function whose hash the row has for its target and pipeline, and takes the
-    row's arguments. Raises UnavailableError where this machine cannot confine a process.
+    A valid row's module loads, has the row's hash for its target and pipeline, and takes the row's arguments. Raises
+    UnavailableError where this machine cannot confine a process.
     """
     found: dict[str, str] = {}
     for start in range(0, len(rows), _BATCH):
@@ -60,7 +60,7 @@ def _judge_apart(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
 
 
 def judge(payload: bytes) -> bytes:
-    """In the confined process: what is wrong with each row, "" for nothing, as JSON. Loads TVM's compiler."""
+    """Return each row's fault as JSON, "" for none. Runs in the confined process and loads TVM's compiler."""
     return json.dumps([_judge_one(row) for row in json.loads(payload)]).encode()
 
 
@@ -71,7 +71,7 @@ def _judge_one(row: Mapping[str, Any]) -> str:
         module = tvm.ir.load_json(row["module_json"])
         own = workloads.workload_hash(module, row["target"], row["pipeline"])
         arguments = [[list(shape), kind] for shape, kind in workloads.list_arguments(module)]
-    except Exception as error:  # noqa: BLE001 - TVM raises whatever a stranger's words lead it to
+    except Exception as error:  # noqa: BLE001 - malformed JSON makes TVM raise errors of any type
         return f"its module cannot be read: {' '.join(str(error).split())[:200]}"
     if own != row["hash"]:
         return f"its module is another function, whose hash is {own}"
@@ -81,16 +81,15 @@ def _judge_one(row: Mapping[str, Any]) -> str:
 
 
 def require_graph(text: str) -> None:
-    """Raise ValueError for what TVM cannot read as an object, or could not survive: its nodes refer to each other in a
-    circle, to nodes that are not there, or too deep.
+    """Raise ValueError for JSON that is no TVM object, or whose nodes are cyclic, dangling or nested too deep.
 
-    TVM writes a node after those that it is made of, so that a reference always leads back.
+    TVM writes a node after its parts, so that every reference points back.
     """
     graph = json.loads(text)
     nodes, root = (graph.get("nodes"), graph.get("root_index")) if isinstance(graph, dict) else (None, None)
     fine = isinstance(nodes, list) and isinstance(root, int) and 0 <= root < len(nodes)
     if not isinstance(nodes, list) or not fine:
-        raise ValueError("it is no object of TVM's")
+        raise ValueError("it is no TVM object")
     depths: list[int] = []
     for number, node in enumerate(nodes):
         typed = isinstance(node, dict) and isinstance(node.get("type"), str)
@@ -107,7 +106,7 @@ def require_graph(text: str) -> None:
 
 
 def require_objects(value: Any) -> None:
-    """Raise ValueError where a text within plain JSON, as a trace has for an index map, is no object that TVM reads."""
+    """Raise ValueError where a string within plain JSON, such as an index map in a trace, is no valid TVM object."""
     for text in _list_texts(value, 0):
         if text.lstrip().startswith("{"):
             require_graph(text)

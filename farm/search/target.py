@@ -1,6 +1,6 @@
-"""Turn a board type's target into TVM's, asking LLVM where the target is this machine itself.
+"""Turn a board type's target into TVM's; ask LLVM about the local machine.
 
-What code is made for may go by another name than what it is for: some of LLVM's descriptions of cores are poor.
+Code may be generated for another CPU name than the target's, since some of LLVM's CPU models are poor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from farm.inventory.core_types import find_core_type
 
 
 def host_target(cores: int) -> dict[str, Any]:
-    """The target of this machine: triple and CPU as LLVM detects them, `cores` of them."""
+    """Return the target of this machine with `cores` cores: triple and CPU as LLVM detects them."""
     machine = platform.machine()
     return {
         "kind": "llvm",
-        # LLVM's own triple names the vendor of the wheel's build machine; the generic one says the same of the ABI.
+        # LLVM's triple names the vendor of the wheel's build machine; the generic one has the same ABI.
         "mtriple": f"{machine}-linux-gnu",
         "mcpu": str(codegen.llvm_get_system_cpu()),
         "num-cores": cores,
@@ -28,7 +28,7 @@ def host_target(cores: int) -> dict[str, Any]:
 
 
 def make_target(config: Mapping[str, Any]) -> Any:
-    """A `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
+    """Make a `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
     try:
         return Target(dict(config))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -36,9 +36,9 @@ def make_target(config: Mapping[str, Any]) -> Any:
 
 
 def make_code_target(config: Mapping[str, Any]) -> Any:
-    """The target that code is generated for: the same, but for a core that is better `compiled_as` another one.
+    """Make the target for code generation: the same, except for a CPU that is better `compiled_as` another.
 
-    Schedules, records and files name the core itself. Raises UsageError where TVM refuses it.
+    Schedules, records and files name the original CPU. Raises UsageError where TVM refuses it.
     """
     mcpu, machine = str(config.get("mcpu", "")), str(config.get("mtriple", "")).partition("-")[0]
     core = find_core_type(mcpu, machine) if mcpu else None

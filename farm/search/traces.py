@@ -1,9 +1,8 @@
-"""A candidate's trace as text, and the way back to the scheduled function.
+"""Write a candidate's trace as text and restore the scheduled function from it.
 
-The text is a MetaSchedule tuning record, as its own database files hold them, with the decisions alone: what
-MetaSchedule's post-processors add (parallel loops, packed weight layouts) is left out and done again on the way back.
-A full trace does not survive as JSON: its layout maps come back as something else, and the function differs.
-Blocks have canonical names in it (`farm.search.workloads`), whatever they are called in the function.
+The text is a MetaSchedule tuning record with the decisions alone. MetaSchedule's post-processors (parallel loops,
+packed weights) are left out and applied again on restoring: their layout maps do not survive JSON. Blocks have
+canonical names (`farm.search.workloads`), independent of the function's own names.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _Instructions = list[list[Any]]
 
 
 def dump(item: Any, entry: Any, target: Any) -> str:
-    """The text of a measure candidate of the workload `entry` (MetaSchedule's)."""
+    """Return the text of a measure candidate of the workload `entry` (MetaSchedule's)."""
     trace = item.sch.trace.simplified(True)
     record = ms.database.TuningRecord(trace, entry, None, target, item.args_info)
     document = json.loads(json.dumps(record.as_json()))
@@ -35,7 +34,7 @@ def dump(item: Any, entry: Any, target: Any) -> str:
 
 
 def restore(text: str, entry: Any, target: Any) -> Any:
-    """The measure candidate of a text. Raises InternalError where the trace does not fit the workload any more."""
+    """Restore the measure candidate of a text. Raises InternalError where the trace does not fit the workload."""
     tvm_env.load()
 
     try:
@@ -54,7 +53,7 @@ def restore(text: str, entry: Any, target: Any) -> Any:
 
 
 def make_context(module: Any, target: Any) -> Any:
-    """MetaSchedule's own rules and post-processors for a function."""
+    """Make a context with MetaSchedule's rules and post-processors for a function."""
     tvm_env.load_for(target)
 
     return ms.TuneContext(module, target=target, space_generator="post-order-apply", num_threads=1)
@@ -62,8 +61,7 @@ def make_context(module: Any, target: Any) -> Any:
 
 def finish(schedule: Any, context: Any) -> None:
     """Apply a context's post-processors to a schedule of its function. Raises RuntimeError where one refuses."""
-    # Marks where decisions end: without it the search, which replays decisions alone, would post-process twice.
-
+    # Marks the end of the decisions; without it the search, which replays decisions, would post-process twice.
     schedule.enter_postproc()
     for postprocessor in context.space_generator.postprocs:
         if isinstance(postprocessor, ms.postproc.RewriteLayout) and not _packs_whole(
@@ -71,18 +69,16 @@ def finish(schedule: Any, context: Any) -> None:
         ):
             continue
         if not postprocessor.apply(schedule):
-            raise RuntimeError(f"{type(postprocessor).__name__} refuses a schedule that TVM took until then")
+            raise RuntimeError(f"{type(postprocessor).__name__} refuses the schedule")
 
 
 def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
-    """Whether weights are packed without loss. Of those that a function reads in part, because it cuts its result, TVM
-    packs as many as are read, from the wrong places.
-    """
+    """Say whether packing keeps all weights; of a partly read one, TVM packs the wrong elements."""
     if not _cuts(module):
-        return True  # a trial takes as long as all the rest
+        return True  # a trial would double the time
     trial = schedule.copy()
     if not rewrite.apply(trial):
-        return True  # it will say so again
+        return True  # the real run fails the same way
     for name in facts.list_blocks(trial):
         block = trial.get(trial.get_sblock(name))
         if "meta_schedule.layout_rewrite_preproc" in block.annotations:
@@ -94,13 +90,13 @@ def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _cuts(module: Any) -> bool:
-    """Whether an unscheduled function copies a part of something; asked of the same one for each of its candidates."""
+    """Say whether an unscheduled function copies a part of something; cached, since every candidate asks."""
     plain = tvm.s_tir.Schedule(module)
     return any(facts.is_cut(plain, name) for name in facts.list_blocks(plain))
 
 
 def replay(module_json: str, text: str, target: Any) -> str:
-    """The scheduled function, in TVM's JSON, that a text leads to from an unscheduled one. Raises InternalError."""
+    """Return the scheduled function that a text makes of an unscheduled one, in TVM's JSON. Raises InternalError."""
     tvm_env.load()
 
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(module_json))
@@ -108,22 +104,22 @@ def replay(module_json: str, text: str, target: Any) -> str:
 
 
 def as_record(item: Any, entry: Any, target: Any, latency_s: float) -> Any:
-    """A tuning record that can be applied: with the full trace of a measure candidate."""
+    """Make an applicable tuning record with the full trace of a measure candidate."""
     return ms.database.TuningRecord(item.sch.trace, entry, [latency_s], target, item.args_info)
 
 
 def shape(instructions: Sequence[Any]) -> str:
-    """What is done, in order and to what, without names and the numbers that depend on sizes or the target."""
+    """Return the instructions without names, sizes and target-dependent numbers."""
     return json.dumps(
         [[kind, [v for v in inputs if isinstance(v, str)], outputs] for kind, inputs, _, outputs in instructions]
     )
 
 
 def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mapping[str, str]:
-    """From the names of blocks in a trace to those in the module that it is applied to.
+    """Map the names of blocks in a trace to those in the module.
 
-    Texts of version 0.1 hold names of whichever model was tuned. Their blocks are those that the same instructions of
-    MetaSchedule's own ways to schedule this module begin with.
+    Texts of version 0.1 hold the names of the tuned model. Their blocks are found by comparing the instructions with
+    those of MetaSchedule's own schedules of this module.
     """
     blocks, asked = workloads.list_blocks(module), _list_asked(instructions)
     if all(map(workloads.is_canonical, asked)):
@@ -135,7 +131,7 @@ def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mappin
         like = space.trace.simplified(True).as_json()[0]
         if shape(like) == wanted:
             return dict(zip(asked, _list_asked(like), strict=True))
-    raise InternalError(f"a trace does not fit its workload: there are no blocks {', '.join(asked)} in it")
+    raise InternalError(f"a trace does not fit its workload, which has no blocks {', '.join(asked)}")
 
 
 def _list_asked(instructions: _Instructions) -> list[str]:

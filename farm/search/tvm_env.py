@@ -1,7 +1,7 @@
-"""TVM's tuning parts without the minute that its tensor intrinsics cost.
+"""TVM's tuning parts without the minute that importing all of its tensor intrinsics takes.
 
-Importing this module imports TVM's compiler and MetaSchedule (`ms`). Call `load` or `load_for` before schedules are
-drawn or traces replayed: MetaSchedule's rules look intrinsics up by name.
+Importing this module imports TVM's compiler and MetaSchedule (`ms`). Call `load` or `load_for` before drawing schedules
+or replaying traces: MetaSchedule's rules look intrinsics up by name.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# Families of tensor intrinsics that MetaSchedule's CPU rules look up by name: x86 for this kind of host and boards,
-# arm_cpu for every Jetson. They cost 0.1 and 0.3 s; the package's own __init__ also builds cuda, rocm and hexagon,
-# which no CPU target asks for.
+# Families of tensor intrinsics for CPU targets: x86 for hosts, arm_cpu for Jetsons. They import in 0.1 and 0.3 s; the
+# package's __init__ would also import cuda, rocm and hexagon.
 _FAMILIES = ("x86", "arm_cpu")
 _BY_MACHINE = {"x86_64": ("x86",), "aarch64": ("arm_cpu",)}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
-# What `_imported_quickly` changes for a while is the process's: one thread after the other.
+# `_imported_quickly` changes global state, so one thread at a time.
 _LOADING = threading.RLock()
 
 
 @functools.cache
 def load() -> Any:
-    """Import the intrinsics of every family and return the `tvm` module. Later calls cost nothing."""
+    """Import the intrinsics of every family and return the `tvm` module. Cached."""
     for family in _FAMILIES:
         _load_intrinsics(family)
     return tvm
 
 
 def load_compiler() -> Any:
-    """Return the `tvm` module. Its compiler and MetaSchedule were imported with this module."""
+    """Return the `tvm` module; its compiler and MetaSchedule were imported with this module."""
     return tvm
 
 
 def load_for(target: Any) -> None:
-    """Import the intrinsics that MetaSchedule's rules look up for one target."""
+    """Import the intrinsics that MetaSchedule looks up for one target."""
     machine = str(target.attrs.get("mtriple", "")).partition("-")[0]
     for family in _BY_MACHINE.get(machine, _FAMILIES):
         _load_intrinsics(family)
@@ -57,11 +56,10 @@ def _load_intrinsics(family: str) -> None:
 
 @contextlib.contextmanager
 def _imported_quickly() -> Iterator[None]:
-    """Within the block TVM's modules are imported in half the time; the process is then as it was.
+    """Halve the time of importing TVM within the block.
 
-    Three things take it. Each function in TVM's script asks for the stack, and Python looks for each frame's module
-    among all there are. Each of TVM's fifty tables of functions asks for all their names, one by one. And the
-    collector goes again and again through what stays.
+    TVM's script decorators inspect the stack, each of its fifty function tables lists all global names, and the garbage
+    collector scans what stays. The block caches the first two and stops the collector.
     """
     from tvm_ffi import registry
 
@@ -96,7 +94,7 @@ def _import_compiler() -> Any:
     import tvm.s_tir
 
     if _INTRINSICS not in sys.modules:
-        # A stand-in package: `import tvm.s_tir.tensor_intrin`, which TuneContext runs, then finds it and is content.
+        # A stub package satisfies the `import tvm.s_tir.tensor_intrin` in TuneContext.
         package = types.ModuleType(_INTRINSICS)
         package.__path__ = [os.path.join(path, "tensor_intrin") for path in tvm.s_tir.__path__]
         package.__package__ = _INTRINSICS
@@ -107,7 +105,7 @@ def _import_compiler() -> Any:
     return tvm
 
 
-# XGBoost and TVM share the cores with the builders.
+# XGBoost and TVM share the cores with the compilers.
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() or 1)))
 with _imported_quickly():
     tvm = _import_compiler()

@@ -1,4 +1,4 @@
-"""One line of what TVM says when it fails: its messages print whole functions around the sentence that matters."""
+"""Extract one line from TVM's errors, whose messages print whole functions around it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _VERDICT = "Error message:"
 
 
 def find_reason(error: BaseException) -> str:
-    """The sentence that says what is wrong; the name of the error's class where it says nothing.
+    """Return the sentence that names the fault; the class name of the error where there is none.
 
-    That is what follows "Error message:", as in schedules' errors, else the first line, with the next one where it
-    ends in a colon or announces the call that offends. Comments of a printed function are never it.
+    It follows "Error message:" in schedule errors, else it is the first line, joined with the next ones after a colon.
+    Comments of a printed function are skipped.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("#") and "lines skipped" not in line]

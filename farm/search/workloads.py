@@ -1,4 +1,4 @@
-"""Workloads: the tunable functions of a prepared model, with a name that stays the same over models and runs."""
+"""Workloads: the tunable functions of a prepared model, with names that are stable over models and runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from farm.search.graph import half_precision, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 
-# MetaSchedule's post-processors ask for this block by name.
+# MetaSchedule's post-processors look this block up by name.
 ROOT = "root"
 _CANONICAL = re.compile(r"block_\d+|root")
 
 
 def canonical_json(module: Any) -> str:
-    """A function's module in TVM's JSON with canonical names; structurally equal to what it was."""
+    """Return a function's module in TVM's JSON with canonical names; structurally equal to the original."""
     graph = json.loads(tvm.ir.save_json(module))
     nodes = graph["nodes"]
     counts: dict[str, int] = {}
-    # TVM writes a node after what it is made of, so the order is that of the structure.
+    # TVM writes a node after its parts, so the order is structural.
     for node in list(nodes):
         if node["type"] == "s_tir.SBlock":
             field, kind = "name_hint", "block"
@@ -40,26 +40,26 @@ def canonical_json(module: Any) -> str:
         if kind == "block" and nodes[node["data"][field]]["data"] == ROOT:
             continue
         number = counts[kind] = counts.get(kind, -1) + 1
-        # The old string stays where it is: other nodes may share it.
+        # Other nodes may share the old string, so it stays.
         node["data"][field] = len(nodes)
         nodes.append({"type": "ffi.String", "data": f"{kind}_{number}"})
     return str(tvm.ir.save_json(tvm.ir.load_json(json.dumps(graph))))
 
 
 def list_blocks(module: Any) -> list[str]:
-    """The names of a function's blocks in the order in which `canonical_json` numbers them, the root left out."""
+    """List the names of a function's blocks without the root, in the order in which `canonical_json` numbers them."""
     nodes = json.loads(tvm.ir.save_json(module))["nodes"]
     found = [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"] == "s_tir.SBlock"]
     return [name for name in found if name != ROOT]
 
 
 def is_canonical(block: str) -> bool:
-    """Whether `canonical_json` may have given this name."""
+    """Say whether `canonical_json` may have given this name."""
     return _CANONICAL.fullmatch(block) is not None
 
 
 def number_blocks(blocks: list[str]) -> dict[str, str]:
-    """From the names of `list_blocks` to the canonical ones."""
+    """Map the names of `list_blocks` to canonical ones."""
     return {name: f"block_{number}" for number, name in enumerate(blocks)}
 
 
@@ -67,10 +67,9 @@ def number_blocks(blocks: list[str]) -> dict[str, str]:
 class Workload:
     """One tunable function.
 
-    `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is how
-    often one inference of the model calls it. `flop` is per call, as TVM estimates it (0 where it cannot).
-    `module_json` is the unscheduled function with canonical names, TVM's own JSON. `function` is
-    what TVM calls it in this model.
+    `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is the
+    number of calls per inference. `flop` is per call, as TVM estimates it (0 where it cannot). `module_json` is the
+    unscheduled function with canonical names in TVM's JSON. `function` is TVM's name for it in this model.
     """
 
     hash: str
@@ -84,28 +83,28 @@ class Workload:
     function: str = dataclasses.field(default="", compare=False)
 
     def to_row(self) -> dict[str, Any]:
-        """What a store keeps of it: all but what one model calls it."""
+        """Return the stored columns: all but this model's name for it."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "function"}
 
     @property
     def kind(self) -> str:
-        """The operator that dominates it, such as `conv2d`, `dense` or `softmax`: what `--ops` chooses by."""
+        """The dominant operator, such as `conv2d`, `dense` or `softmax`; `--ops` chooses by it."""
         return operator_kind(self.name)
 
 
-# A fused function's name holds the names of its operators; the first match decides.
+# A fused function's name lists its operators; the first match wins.
 _KINDS = (
     "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
     "softmax", "layer_norm", "group_norm", "rms_norm",
 )  # fmt: skip
 
 
-# What a function may do with its first argument before it computes, without any argument more.
+# Data movement that a function may apply to its first argument before it computes.
 _MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|mirror_pad|pad)_)+")
 
 
 def operator_kind(name: str) -> str:
-    """The dominating operator in a workload's name; a matrix product is `dense`, as users of TVM call it."""
+    """Return the dominant operator of a workload's name; a matrix product is `dense`, as TVM's users call it."""
     fused = name.partition(" ")[0].removeprefix(half_precision.COMPUTED_PREFIX)
     for kind in _KINDS:
         if kind in fused:
@@ -114,38 +113,37 @@ def operator_kind(name: str) -> str:
 
 
 def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str, *, casts: bool = True) -> str:
-    """A workload's name from TVM's name of the function and the shapes of its arguments, the result being the last.
+    """Make a workload's name from TVM's function name and the shapes of its arguments, the result being the last.
 
-    Says what the function does to what: `conv2d_add_relu 3x3/2 224x224x3>64` is a 3x3 convolution of stride 2 from
-    224x224x3 to 64 channels (in the model's own layout where the pipeline keeps it), `matmul_add 512>1000` a dense
-    layer. A batch of one is left out. TVM's counters (`conv2d4_add1_relu21`) depend on the rest of the model and go.
-    `casts`: are casts those of bytes?
+    For example `conv2d_add_relu 3x3/2 224x224x3>64` is a 3x3 convolution of stride 2 from 224x224x3 to 64 channels (in
+    the model's layout where the pipeline keeps it), and `matmul_add 512>1000` a dense layer. A batch of one is omitted,
+    as are TVM's counters (`conv2d4_add1_relu21`). `casts`: casts belong to quantisation.
     """
     fused = "_".join(word.rstrip("0123456789") for word in function.removeprefix("fused_").split("_"))
     source, result = shapes[0], shapes[-1]
-    # What `farm.search.graph.converters` makes of a Clip.
+    # `farm.search.graph.converters` writes Clip so.
     fused = fused.replace("maximum_minimum", "clip")
     fused = _spell_bytes(fused) if casts else fused
     words = fused.removeprefix("int8_").split("_")
     if words[:2] == ["winograd", "conv2d"] and len(shapes) > 2 and len(shapes[1]) == len(source) == 4:
-        # Its weights are transformed: rows and columns of a tile, which reaches two further than m.
+        # The weights are transformed; a tile of m outputs has m + 2 rows and columns.
         fused = fused.replace("winograd", f"winograd{shapes[1][0] - 2}", 1)
         return f"{fused} 3x3 {_dimensions(source)}>{shapes[1][3]}"
     moved = _MOVES.match(fused)
     before = moved.group() if moved else ""
     computed = fused.removeprefix(before).removeprefix("int8_")
     if computed.startswith("conv2d") and len(shapes) > 2 and len(source) == 4 and len(shapes[1]) in (4, 5, 6):
-        # Five where bytes lie four channels together: [h, w, in / 4, out, 4]; six in panels, [panels, h, w, in / 4, …].
+        # Five dimensions: four channels together [h, w, in / 4, out, 4]. Six: in panels [panels, h, w, in / 4, …].
         kernel = dict(zip(kernel_layout if len(shapes[1]) == 4 else "HWIO", shapes[1][-5:], strict=False))
         kernel["O"] *= shapes[1][0] if len(shapes[1]) == 6 else 1
-        # A transposition before it says that the source lies the other way.
+        # A transpose before it means the other layout of the source.
         is_last = (kernel_layout == "HWIO") != ("transpose" in before)
         inputs, outputs = source[3 if is_last else 1], kernel["O"]
         if kernel["I"] == 1 and inputs > 1 and outputs % inputs == 0 and len(shapes[1]) == 4:
             fused = f"{before}depthwise_{fused.removeprefix(before)}"
         size = f"{kernel['H']}x{kernel['W']}"
         if computed.endswith("_max_pool2d") or computed.count("conv2d") > 1:
-            # Its result is another step's (`farm.search.graph.strip_fusion`), so that no stride is to be told.
+            # The result is another operator's (`farm.search.graph.strip_fusion`), so the stride is unknown.
             return f"{fused} {size} {_dimensions(source)}>{_dimensions(result)}"
         if len(result) == 4:
             rows = 1 if kernel_layout == "HWIO" else 2
@@ -158,7 +156,7 @@ def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layou
 
 
 def _spell_bytes(fused: str) -> str:
-    """In short what `farm.search.graph.quantised` and `farm.search.graph.dots` make: products and scaling of bytes."""
+    """Abbreviate the operators of `farm.search.graph.quantised` and `farm.search.graph.dots`."""
     fused = re.sub(
         rf"^((?:{_MOVES.pattern})?)(?:dots_(conv2d|matmul)|(conv2d|matmul)(?=_cast))_cast", r"\1int8_\2\3", fused
     )
@@ -172,7 +170,7 @@ def _dimensions(shape: tuple[int, ...]) -> str:
 
 
 def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline: str) -> list[Workload]:
-    """The workloads of a module that went through a graph pipeline, the heaviest first."""
+    """Extract the workloads of a module after the graph pipeline, the heaviest first."""
     pipelines = graph_pipeline.PIPELINES
     known = pipelines.get(pipeline)
     kernel_layout = known.layout[1] if known and known.layout else "OIHW"
@@ -192,7 +190,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),
                 name=f"{prefix}{name}",
-                # What a model is said to take does not depend on the algorithm.
+                # Reported FLOP do not depend on the algorithm.
                 flop=count_direct_flop(mod) or float(estimate_tir_flops(mod)),
                 weight=int(task.weight),
                 arguments=arguments,
@@ -206,13 +204,13 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
 
 
 def list_arguments(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shape and type of every argument of a function, results included."""
+    """List the shape and type of every argument of a function, results included."""
     found = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=False)
     return tuple((tuple(int(size) for size in each.shape), str(each.dtype)) for each in found)
 
 
 def _with_unique_names(found: list[Workload]) -> list[Workload]:
-    """Number those that a name does not tell apart, such as convolutions that differ in their padding alone."""
+    """Number workloads with equal names, such as convolutions that differ in padding only."""
     counts: dict[str, int] = {}
     unique = []
     for workload in found:
@@ -222,12 +220,12 @@ def _with_unique_names(found: list[Workload]) -> list[Workload]:
 
 
 def hash_for(workload: Workload, target_config: Mapping[str, Any]) -> str:
-    """The hash that the same function has for another target."""
+    """Return the hash of the same function for another target."""
     return workload_hash(tvm.ir.load_json(workload.module_json), target_config, workload.pipeline)
 
 
 def workload_hash(module: Any, target_config: Mapping[str, Any], pipeline: str) -> str:
-    """16 hexadecimal digits over the function's structure, which is without names, the target and the pipeline's."""
+    """Return 16 hexadecimal digits over the function's structure (without names), the target and the pipeline."""
     structure = int(tvm_ffi.structural_hash(module)) & (2**64 - 1)
     text = json.dumps([f"{structure:016x}", dict(target_config), pipeline], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -82,7 +82,7 @@ def test_a_model_for_a_virtual_boards_gpu() -> None:
             ),
             ((*made[:3], "--out", "no", "--device", "gpu", "--board-type", "raspberry-pi-4"), "has no GPU"),
             ((*made[:3], "--out", "no", "--device", "both", "--board-type", "raspberry-pi-4"), "has no GPU"),
-            (("tune", *made[2:5], "--device", "both"), "is for `farm model compile` alone"),
+            (("tune", *made[2:5], "--device", "both"), "is for `farm model compile` only"),
             ((*made[:3], "--out", "no", "--device", "npu"), "the device 'npu' is unknown"),
         ):
             done = home.run(*arguments)

@@ -151,7 +151,7 @@ def test_what_makes_the_missing_records_is_offered_whole() -> None:
 
 def test_what_is_measured_runs_on_one_device() -> None:
     """`both` is refused there, with what to do; for compiling it stands for two devices, of boards that have a GPU."""
-    with pytest.raises(UsageError, match="for `farm model compile` alone"):
+    with pytest.raises(UsageError, match="for `farm model compile` only"):
         gpus.require_device(NANO, gpus.BOTH)
     assert gpus.list_devices(gpus.BOTH) == ("cpu", "gpu")
     with pytest.raises(UsageError, match="has no GPU"):

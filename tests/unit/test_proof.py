@@ -31,9 +31,9 @@ def array(*references: int) -> dict[str, Any]:
         (graph(NOTHING, {"type": "tirx.For", "data": {"body": 7}}), "node 1 contains node 7"),
         (graph(NOTHING, array(-1)), "node 1 contains node -1"),
         (graph(NOTHING, *(array(number) for number in range(2500))), "more than 2,000 levels deep"),
-        (graph(NOTHING, root=3), "no object of TVM's"),
+        (graph(NOTHING, root=3), "no TVM object"),
         (graph({"data": []}), "node 0 has no type"),
-        ("[]", "no object of TVM's"),
+        ("[]", "no TVM object"),
         ("{", "Expecting"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Tiles inside an image apart from those at its border: what these compare where they read, the others need not.
+"""Peel the border tiles of convolutions, so that interior tiles need no bounds checks.
 
-A convolution that reads its data where they lie asks of every element whether it is in the image. For all tiles but
-those of the border the answer is known as soon as a tile's place is. Such a loop of tiles is written out anew: its
-first and its last step, which reach over the border, on their own; and all of it twice, for rows inside, where nothing
-is left to be asked, and for the others. Reads lowered functions; what they compute stays.
+A convolution that reads unpadded data checks for every element whether it lies inside the image. For interior tiles the
+answer is known from the tile's position. The pass peels the first and the last iteration of such a loop of tiles. It
+also emits the whole loop twice: without checks for interior rows, with checks for the others. It rewrites lowered
+functions and keeps their results.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.search.families import expressions
-from tvm import ir
-from tvm import tirx
+import tvm_ffi
+from tvm import ir, tirx
 from tvm.ir.expr import Call
 from tvm.sym import Analyzer
-import tvm_ffi
 
-# More places at which a condition would have to be looked at are not looked at.
+from farm.search.families import expressions
+
+# Limit on the corner points at which one condition is evaluated.
 _MOST_CORNERS = 16
 
 
-def set_apart(function: Any) -> Any:
-    """A lowered function whose tiles inside an image compare nothing."""
-
+def peel_borders(function: Any) -> Any:
+    """Remove the bounds checks of interior tiles from a lowered function."""
     body = _Splitter().visit(function.body)
     if body.same_as(function.body):
         return function
@@ -34,7 +33,7 @@ def set_apart(function: Any) -> Any:
 
 
 class _Splitter:
-    """One function's walk."""
+    """Walk over one function."""
 
     def __init__(self) -> None:
         self._analyzer = Analyzer()
@@ -66,8 +65,7 @@ class _Splitter:
         self._analyzer.bind(variable, ir.Range.from_min_extent(low, count))
 
     def _split(self, loop: Any) -> Any | None:
-        """The loop anew; None where nothing can be said of its conditions."""
-
+        """Return the split loop, or None where its conditions cannot be analysed."""
         sums = [each for each in _list_loops(loop.body) if _is_sum(each)]
         if not all(isinstance(number, tirx.IntImm) for each in sums for number in (each.min, each.extent)):
             return None
@@ -95,8 +93,7 @@ class _Splitter:
         return _choose(needed, quick, rest)
 
     def _split_body(self, loop: Any, needed: Sequence[Any], assumed: Sequence[Any]) -> Any | None:
-        """A parallel loop, whose steps are what they are, with its body twice: where all that is `assumed` holds, too."""
-
+        """Duplicate the body of a parallel loop: one copy for steps where `assumed` holds, one for the others."""
         parts = expressions.list_statements(loop.body)
         kept = list(itertools.takewhile(lambda each: not isinstance(each, tirx.For | tirx.BufferStore), parts))
         rest = _join(parts[len(kept) :])
@@ -111,8 +108,7 @@ class _Splitter:
         return _with_body(loop, _join([*kept, _choose(needed, quick, rest)]))
 
     def _copy(self, loop: Any, span: tuple[int, int], assumed: Sequence[Any]) -> Any:
-        """Steps of a loop with variables of their own, where what is `assumed` holds."""
-
+        """Copy the steps in `span` with fresh variables, under the conditions `assumed`."""
         start, end = span
         variable = loop.loop_var
         copy = _Copy(self._analyzer, assumed, {})
@@ -126,9 +122,9 @@ class _Splitter:
         return tirx.For(renamed, low, count, loop.kind, copy.copy(loop.body), loop.thread_binding, loop.annotations)
 
     def _reduce(self, conditions: Sequence[Any], sums: Sequence[Any]) -> list[Any] | None:
-        """What has to hold for all of the conditions to hold at every step of the sums; None where that is not known.
+        """Return the conditions that imply all of `conditions` at every reduction step; None where that is unknown.
 
-        Each is monotonous, so that its ends decide.
+        Each condition is monotonic in the reduction variables, so the ends of their ranges suffice.
         """
         found: list[Any] = []
         for condition in conditions:
@@ -149,7 +145,7 @@ class _Splitter:
         return kept
 
     def _follows(self, condition: Any, others: Sequence[Any]) -> bool:
-        """Whether a condition holds anyway, or because one of the others does."""
+        """Say whether a condition always holds, or follows from one of the others."""
         if self._analyzer.can_prove(condition):
             return True
         for other in others:
@@ -160,23 +156,22 @@ class _Splitter:
 
 
 class _UnknownError(Exception):
-    """A statement that is not copied."""
+    """A statement that the copy does not support."""
 
 
 class _Copy:
-    """Copies statements with variables of their own, and settles what they choose where that is known."""
+    """Copies statements with fresh variables and resolves the choices whose outcome is known."""
 
     def __init__(self, analyzer: Any, assumed: Sequence[Any], values: Mapping[Any, Any]) -> None:
-        """`assumed` are conditions, spelt out, that hold; `values` what names outside stand for."""
+        """`assumed` are conditions that hold, names expanded; `values` are the values of names bound outside."""
         self._analyzer, self._assumed = analyzer, assumed
         self.names: dict[Any, Any] = {}
-        # What names stand for in the original, and in the copy.
+        # Values of names in the original and in the copy.
         self._before: dict[Any, Any] = dict(values)
         self._after: dict[Any, Any] = dict(values)
 
     def copy(self, statement: Any) -> Any:
-        """The statement anew. Raises _UnknownError for one that is not known here."""
-
+        """Copy the statement. Raises _UnknownError for an unsupported one."""
         if isinstance(statement, tirx.SeqStmt):
             return tirx.SeqStmt([self.copy(each) for each in statement.seq])
         if isinstance(statement, tirx.Bind):
@@ -202,8 +197,6 @@ class _Copy:
         raise _UnknownError(type(statement).__name__)
 
     def _write(self, expression: Any) -> Any:
-        """An expression as the copy has it."""
-
         def settle(call: Any) -> Any:
             if not _is_choice(call):
                 return call
@@ -222,8 +215,7 @@ class _Copy:
         return expressions.replace(settled, self.names)
 
     def _settle(self, condition: Any) -> bool | None:
-        """Whether a condition of the original holds in the copy; None where that is open."""
-
+        """Say whether a condition of the original holds in the copy; None where that is unknown."""
         if not _is_comparison(condition):
             return None
         spelt = expressions.replace(condition, self._before)
@@ -236,8 +228,7 @@ class _Copy:
 
 
 def _list_conditions(body: Any) -> list[Any]:
-    """All comparisons that choices of a statement depend on, names in it spelt out."""
-
+    """List all comparisons that the choices in a statement depend on, with names expanded."""
     names: dict[Any, Any] = {}
     found = []
     for each in expressions.walk(body):
@@ -253,7 +244,7 @@ def _find_choices(body: Any) -> bool:
 
 
 def _list_choices(statement: Any) -> list[Any]:
-    """The choices in a statement's own expressions."""
+    """List the choices in a statement's own expressions."""
     value = getattr(statement, "value", None)
     found, left = [], [] if value is None else [value]
     while left:
@@ -269,24 +260,21 @@ def _is_choice(part: Any) -> bool:
 
 
 def _list_parts(condition: Any) -> list[Any]:
-    """What must hold together for a condition to hold."""
-
+    """Split a conjunction into its terms."""
     if isinstance(condition, tirx.And):
         return [*_list_parts(condition.a), *_list_parts(condition.b)]
     return [condition]
 
 
 def _is_comparison(part: Any) -> bool:
-    """Whether something is a comparison of integers that reads no memory."""
-
+    """Say whether `part` compares integers without reading memory."""
     if not isinstance(part, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
         return False
     return "int" in str(part.a.ty.dtype) and not expressions.read_value(part)[0]
 
 
 def _is_linear(expression: Any, variable: Any) -> bool:
-    """Whether a variable occurs in sums and products alone."""
-
+    """Say whether `variable` occurs in sums and products only."""
     if not expressions.mentions(expression, variable) or expression.same_as(variable):
         return True
     known = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -294,8 +282,7 @@ def _is_linear(expression: Any, variable: Any) -> bool:
 
 
 def _is_sum(loop: Any) -> bool:
-    """Whether what a loop stores goes to the same places at every step."""
-
+    """Say whether a loop is a reduction: it stores to the same places at every step."""
     names: list[Any] = [loop.loop_var]
     for each in expressions.walk(loop.body):
         if isinstance(each, tirx.Bind) and any(expressions.mentions(each.value, name) for name in names):
@@ -315,8 +302,6 @@ def _choose(needed: Sequence[Any], quick: Any, rest: Any) -> Any:
 
 
 def _join_conditions(conditions: Sequence[Any]) -> Any:
-    """That all of them hold: what `_list_parts` takes apart."""
-
     return functools.reduce(tirx.And, conditions)
 
 

@@ -1,6 +1,6 @@
-"""Libraries that were built before, by what they were made from: a folder of files, bounded in size.
+"""Cache of built libraries, keyed by their inputs: a folder of files, bounded in size.
 
-It forgets, and it may fail: whoever asks then builds. What is found is checked before it is given; nothing is compiled.
+A miss or a failure means that the caller builds. Every hit is verified by its checksum.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 
 # A library is 17 to 60 KB, so this keeps some fifty thousand.
 MAX_BYTES = 2 << 30
-# The folder is looked through after so many new files, and then brought down to this share of its bound.
+# After this many new files the folder is scanned and trimmed to this share of its limit.
 _LOOK_EVERY = 1000
 _KEPT_SHARE = 0.8
-# What is done between the module and the library; to be raised when `builder` or `linker` do it in another way.
+# Version of the steps between module and library; raise it when `builder` or `linker` change them.
 _RECIPE = 4
 _SUM_BYTES = hashlib.sha256().digest_size
 
 
 @functools.cache
 def compiler_versions() -> str:
-    """What a library depends on beside its module and its target, as one line. Loads nothing."""
+    """Return the versions that a library depends on besides its module and target, as one line. Loads no TVM."""
     packages = ("apache-tvm", "apache-tvm-ffi", "ziglang")
     return " ".join([*(f"{each}=={importlib.metadata.version(each)}" for each in packages), f"recipe=={_RECIPE}"])
 
 
 def build_key(module_json: str, target: Mapping[str, Any], standalone: bool) -> str:
-    """The name of a build: the same for the same input to the same compiler, hexadecimal."""
+    """Return the cache key of a build as hexadecimal: equal for equal input and compiler."""
     terms = [compiler_versions(), json.dumps(dict(target), sort_keys=True), str(bool(standalone)), module_json]
     return hashlib.sha256("\0".join(terms).encode()).hexdigest()
 
@@ -42,13 +42,13 @@ class BuildCache:
     """Libraries in `folder`. Several processes may share it. Not thread-safe."""
 
     def __init__(self, folder: Path, note: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
-        """`note` is told, once, where the folder cannot be used."""
+        """`note` gets one message when the folder cannot be used."""
         self._folder, self._note, self._max_bytes = folder, note, max_bytes
         self._told = False
         self._until_look = _LOOK_EVERY
 
     def find(self, key: str) -> bytes | None:
-        """The library, or None. A file that is not what was written is removed."""
+        """Return the library, or None. Remove a damaged file."""
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -64,9 +64,9 @@ class BuildCache:
         return None
 
     def keep(self, key: str, library: bytes) -> None:
-        """Write a library, whole or not at all. A disk that is full costs nothing but the file."""
+        """Write a library atomically. A full disk only loses the entry."""
         path = self._path(key)
-        part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")  # the folder may be several hosts'
+        part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")  # several hosts may share the folder
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(hashlib.sha256(library).digest() + library)
@@ -81,7 +81,7 @@ class BuildCache:
             self.trim()
 
     def trim(self) -> None:
-        """Remove the files that were not used for longest, until the bound is kept with some room to spare."""
+        """Remove the least recently used files until the folder is well below its limit."""
         self._until_look = _LOOK_EVERY
         files: list[tuple[float, int, Path]] = []
         for path in self._folder.glob("*/*"):
@@ -104,4 +104,4 @@ class BuildCache:
     def _tell(self, error: OSError) -> None:
         if not self._told:
             self._told = True
-            self._note(f"built libraries are not kept: {error.strerror or error}: {self._folder}")
+            self._note(f"cannot cache built libraries in {self._folder}: {error.strerror or error}")

@@ -1,8 +1,7 @@
-"""Compilers in processes of their own that keep TVM loaded: one build each at a time, replaced when old, fat or stuck.
+"""Pools of compiler processes that keep TVM loaded; each runs one build at a time and is replaced when old, fat or stuck.
 
-How a process is started and spoken to is its subclasses' business: `farm.campaign.engine.ray_compilers` for campaigns,
-`farm.metaschedule.compilers` for scripts. A pool is on one machine; several machines have one each, and what they share is in
-`farm.campaign.engine.builds`.
+Subclasses start processes and talk to them: `farm.campaign.engine.ray_compilers` for campaigns and
+`farm.metaschedule.compilers` for scripts. A pool covers one machine; `farm.campaign.engine.builds` spans several.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from typing import Any, Generic, TypeVar
 
 from device_agent.protocol import Status
 from farm.errors import FarmError
-from farm.search.build.build_cache import compiler_versions
-from farm.settings import Settings
 from farm.search import tvm_env
 from farm.search.build import builder
+from farm.search.build.build_cache import compiler_versions
+from farm.settings import Settings
 
-# Within its first build's deadline a worker also starts and loads TVM: 4 s on an idle core, a minute on a busy board of
-# two. What takes longer was never going to answer.
+# A worker's first build includes starting and loading TVM: 4 s on an idle core, a minute on a busy two-core board.
 LOAD_TIMEOUT_S = 90.0
-# One that has no build yet: a busy machine takes ten times the usual 3 s to start a process that loads TVM.
+# Deadline for a worker without a build: a busy machine takes ten times the usual 3 s to start Python and load TVM.
 START_TIMEOUT_S = 120.0
 
 Job = TypeVar("Job", bound=Hashable)
@@ -33,7 +31,7 @@ Job = TypeVar("Job", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """`library` is None unless `status` is `ok`. `died` says that a `farm_error` took the compiler process with it."""
+    """`library` is None unless `status` is `ok`. `died`: the compiler process died with a `farm_error`."""
 
     status: Status
     message: str = ""
@@ -44,7 +42,7 @@ class BuildResult:
 
 
 class Builder:
-    """What runs in a compiler's process."""
+    """The part that runs in a compiler process."""
 
     def __init__(self) -> None:
         tvm_env.load_compiler()
@@ -52,8 +50,7 @@ class Builder:
         self._count = 0
 
     def build(self, module_json: str, target: Mapping[str, Any], standalone: bool) -> tuple[BuildResult, int, int]:
-        """Compile one function. Returns the result, how many builds this was, and the resident size in bytes."""
-
+        """Compile one function; return the result, the number of builds so far, and the resident size in bytes."""
         self._count += 1
         started = time.monotonic()
         status, library, message = builder.try_to_build(module_json, target, standalone=standalone)
@@ -62,11 +59,11 @@ class Builder:
         return result, self._count, _resident_bytes()
 
     def pid(self) -> int:
-        """Process id, for tests that harm it."""
+        """Return the process id, for tests that kill it."""
         return os.getpid()
 
     def versions(self) -> str:
-        """What its libraries depend on; see `compiler_versions`."""
+        """Return the versions that its libraries depend on (`compiler_versions`)."""
         return compiler_versions()
 
 
@@ -75,7 +72,7 @@ def _resident_bytes() -> int:
 
 
 class CompilerLostError(Exception):
-    """A compiler's process is gone, or did not come up; the message says how."""
+    """A compiler process died or failed to start; the message says how."""
 
 
 @dataclasses.dataclass
@@ -93,20 +90,20 @@ class _Loading:
 
 
 class BuildPool(abc.ABC, Generic[Job]):
-    """Compilers, each with a `Builder`. Not thread-safe. References stand for answers to come."""
+    """Compiler processes, each with a `Builder`. Not thread-safe. A reference stands for a pending reply."""
 
     def __init__(self, size: int, settings: Settings) -> None:
-        """Start `size` compilers; they load TVM in the background. So many there will be, whatever ends some of them.
+        """Start `size` compilers, which load TVM in the background; one that ends is replaced.
 
-        With a size of 0 there are those that are brought by `adopt`, and none takes another's place. Raises
-        TransientError where there is no room.
+        With size 0 the pool holds only compilers added by `adopt` and replaces none. Raises TransientError where there
+        is no room.
         """
         self._settings = settings
         self._is_fixed = size > 0
-        # The answer that says that a compiler has loaded TVM, until it is there.
+        # The reference whose reply says that a compiler has loaded TVM.
         self._loading: dict[Any, _Loading] = {}
-        self._lacking = 0  # compilers in whose place no other one could be started yet
-        self._idle: dict[Any, float] = {}  # and since when
+        self._lacking = 0  # compilers to replace that could not be started yet
+        self._idle: dict[Any, float] = {}  # compiler to the time since when it is idle
         self._running: dict[Any, _Running[Job]] = {}
         self.versions = ""
         self.recycled = 0
@@ -119,33 +116,33 @@ class BuildPool(abc.ABC, Generic[Job]):
 
     @property
     def size(self) -> int:
-        """How many compilers there are."""
+        """The number of compilers."""
         return len(self._idle) + len(self._running)
 
     @property
     def free(self) -> int:
-        """How many builds may be submitted now."""
+        """The number of builds that can be submitted now."""
         return len(self._idle)
 
     @property
     def pending(self) -> list[Any]:
-        """References to wait for."""
+        """References of running builds."""
         return list(self._running)
 
     @property
     def loading(self) -> list[Any]:
-        """References that say when a compiler has loaded; `look` takes note of them."""
+        """References that complete when a compiler has loaded; `look` handles them."""
         return list(self._loading)
 
     @property
     def jobs(self) -> list[Job]:
-        """What is being built."""
+        """The jobs being built."""
         return [running.job for running in self._running.values()]
 
     def look(self) -> str:
-        """Take note of compilers that have loaded; never waits. Returns why some could not start, if any could not.
+        """Register compilers that have loaded; never block. Return why one failed to start, or "".
 
-        Those are replaced, and so is one that is late. `versions` is set as soon as one has loaded.
+        A compiler that failed or is late is replaced. `versions` is set once one has loaded.
         """
         why = ""
         for reference in self._find_done(self.loading):
@@ -154,7 +151,7 @@ class BuildPool(abc.ABC, Generic[Job]):
                 self.versions = str(self._fetch(reference))
             except CompilerLostError as error:
                 why = str(error)
-                if compiler in self._idle:  # one that is building says so at the end of the build
+                if compiler in self._idle:  # a building one reports the error at the end of its build
                     del self._idle[compiler]
                     self._replace(compiler)
         due = time.monotonic() - START_TIMEOUT_S
@@ -166,14 +163,14 @@ class BuildPool(abc.ABC, Generic[Job]):
         return self._fill() or why
 
     def has_loaded(self) -> bool:
-        """Whether a free compiler is ready to build, as far as `look` has seen."""
+        """Say whether a free compiler was ready at the last `look`."""
         return len(self._idle) > sum(compiler in self._idle for compiler in self._list_loading())
 
     def submit(self, job: Job, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
-        """Begin a build; the caller made sure that a compiler is free."""
+        """Start a build; requires a free compiler."""
         self.look()
         loading = self._list_loading()
-        # Who was the last to build is the first again: those that are not needed are seen by their being idle.
+        # Last in, first out, so that surplus compilers stay idle and can be given back.
         newest = list(reversed(self._idle))
         compiler = next((each for each in newest if each not in loading), newest[0])
         del self._idle[compiler]
@@ -183,11 +180,11 @@ class BuildPool(abc.ABC, Generic[Job]):
         self._running[reference] = _Running(job, compiler, deadline, now)
 
     def poll(self) -> list[tuple[Job, BuildResult]]:
-        """What ended since the last time, by itself or by its deadline. Never waits."""
+        """Return the builds that finished or timed out since the last call. Never blocks."""
         return [self.collect(each) for each in self._find_done(self.pending)] + self.expire()
 
     def collect(self, reference: Any) -> tuple[Job, BuildResult]:
-        """The outcome of a finished build."""
+        """Return the outcome of a finished build."""
         running = self._running.pop(reference)
         try:
             result, count, resident = self._fetch(reference)
@@ -222,16 +219,16 @@ class BuildPool(abc.ABC, Generic[Job]):
         return expired
 
     def pids(self) -> list[int]:
-        """Process ids of the idle compilers, for tests that harm them."""
+        """Return the process ids of the idle compilers, for tests that kill them."""
         return [self._find_pid(each) for each in self._idle]
 
     def adopt(self, compiler: Any, reference: Any) -> None:
-        """Take in a compiler that loads TVM; `reference` stands for its `versions`."""
+        """Add a compiler that is loading TVM; `reference` stands for its `versions`."""
         self._loading[reference] = _Loading(compiler, time.monotonic())
         self._idle[compiler] = time.monotonic()
 
     def give_back(self, idle_s: float) -> int:
-        """End the compilers that have had no build for so long; says how many. Those that still load are left."""
+        """End compilers idle for `idle_s`, except those still loading; return how many."""
         loading, due = self._list_loading(), time.monotonic() - idle_s
         idle = [each for each, since in self._idle.items() if since <= due and each not in loading]
         for compiler in idle:
@@ -240,7 +237,7 @@ class BuildPool(abc.ABC, Generic[Job]):
         return len(idle)
 
     def close(self) -> None:
-        """End all compilers; never raises for those that are gone already."""
+        """End all compilers; ignore those already gone."""
         for compiler in (*self._idle, *(running.compiler for running in self._running.values())):
             self._kill(compiler)
         self._idle.clear()
@@ -252,10 +249,10 @@ class BuildPool(abc.ABC, Generic[Job]):
         self._loading = {key: each for key, each in self._loading.items() if each.compiler is not compiler}
         self.recycled += 1
         self._lacking += self._is_fixed
-        self._fill()  # where that fails, `look` tries again and says why: what the caller has to tell comes first
+        self._fill()  # on failure `look` retries and reports the reason
 
     def _fill(self) -> str:
-        """Start the compilers that are lacking; returns why that cannot be done now."""
+        """Start the missing compilers; return why one cannot start now, or ""."""
         try:
             while self._lacking:
                 self._start()
@@ -272,24 +269,24 @@ class BuildPool(abc.ABC, Generic[Job]):
 
     @abc.abstractmethod
     def _launch(self) -> tuple[Any, Any]:
-        """A compiler that loads TVM in the background, and the reference to its `versions`."""
+        """Start a compiler; return it and the reference to its `versions`."""
 
     @abc.abstractmethod
     def _ask(self, compiler: Any, *order: Any) -> Any:
-        """The reference to what its `Builder.build` answers."""
+        """Return the reference to the reply of its `Builder.build`."""
 
     @abc.abstractmethod
     def _find_done(self, references: Sequence[Any]) -> list[Any]:
-        """The references whose answers, or failures, are there. Never waits."""
+        """Return the references whose reply or failure is available. Never blocks."""
 
     @abc.abstractmethod
     def _fetch(self, reference: Any) -> Any:
-        """An answer that is there. Raises CompilerLostError."""
+        """Return an available reply. Raises CompilerLostError."""
 
     @abc.abstractmethod
     def _kill(self, compiler: Any) -> None:
-        """End a compiler, if it has not ended by itself."""
+        """End a compiler unless it has ended."""
 
     @abc.abstractmethod
     def _find_pid(self, compiler: Any) -> int:
-        """Process id of a compiler that is idle."""
+        """Return the process id of an idle compiler."""

@@ -1,11 +1,11 @@
-"""The golden kernel: one fixed, versioned program that every board runs now and then, so that boards and days compare.
+"""The golden kernel: one fixed, versioned program that every board runs, so that times compare over boards and days.
 
-Built here, in a process of its own that ends (a compiler takes seconds and hundreds of megabytes), and kept under
-FARM_HOME. When it runs, and what its time says, is decided in `farm.services` and `farm.crew.calibration`.
+`farm.services` and `farm.crew.calibration` decide when it runs and judge its time. Here it is built in a child process
+and kept under FARM_HOME.
 
-It fills a table of 4 MiB with products of two vectors and multiplies the table with a narrow matrix, on one core. The
-table exceeds the 2 MiB of second-level cache of a Jetson Nano or TX2, so it goes to memory and comes back; the product
-is arithmetic that follows the core's clock. The schedule is written down, never searched for.
+On one core, it fills a 4 MiB table with the outer product of two vectors and multiplies the table by a narrow matrix.
+The table exceeds the 2 MiB L2 of a Jetson Nano or TX2, so it measures memory; the product measures the core's clock.
+The schedule is fixed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm
+from tvm import te
 
 from farm import folders
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.processes.compile_subprocess import compile_in_subprocess
-from farm.search.build.builder import try_to_build
 from farm.search import tvm_env
-from tvm import te
-import tvm
+from farm.search.build.builder import try_to_build
 
-# Raise the number whenever what the kernel does changes: times of different ones are never compared.
+# Raise the number when the kernel changes: times of different versions are never compared.
 NAME = "golden-matmul/1"
 ENTRY = "main"
 _ROWS, _COLUMNS = 1024, 8
-# Rows and columns of the result that are summed up in registers: 8 NEON or SSE registers.
+# Rows and columns of one tile of accumulators: 8 NEON or SSE registers.
 _TILE_ROWS = 4
 _LANES = 16
 _SEED = 20
@@ -48,12 +48,12 @@ _SEED = 20
 # Loading the compiler takes 3 to 10 s on two busy cores, building 0.5 s.
 BUILD_TIMEOUT_S = 90.0
 _LOCK_LOOK_S = 0.05
-# Summing 1024 products of float32 in another order: see `farm/artifacts/verify.py`.
+# Reordering a sum of 1024 float32 products: see `farm/artifacts/verify.py`.
 _TOLERANCE = 1e-4
 _DIGEST_BYTES = 64
 
-# For boards whose type names no target for their architecture: what every such machine runs, so that a virtual board
-# or this machine itself keeps its times whichever host it is on.
+# Baseline targets for board types without one for their architecture, so that a virtual board or the local machine
+# keeps its times on any host.
 _GENERIC: dict[str, dict[str, Any]] = {
     "x86_64": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2", "num-cores": 1},
     "aarch64": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": ["+neon"], "num-cores": 1},
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class GoldenKernel:
-    """A linked library whose `ENTRY` takes `make_inputs()`. `name` changes with whatever may change its speed."""
+    """A linked library; call `ENTRY` with `make_inputs()`. `name` changes with all that may change its speed."""
 
     name: str
     library: bytes = dataclasses.field(repr=False)
@@ -75,15 +75,15 @@ class GoldenKernels:
     """Golden kernels by target, built once per FARM_HOME. Thread-safe; several processes may share the folder."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` takes the libraries; it is made when there is something to keep."""
+        """`folder` holds the libraries and is created on the first write."""
         self._folder = folder
         self._lock = threading.Lock()
         self._known: dict[str, GoldenKernel] = {}
 
     def require(self, target: Mapping[str, Any]) -> GoldenKernel:
-        """The kernel for a target, from memory, from the folder, or built (some seconds).
+        """Return the kernel for a target from memory, the folder, or a build (some seconds).
 
-        Raises DeadlineError where the compiler does not end in time, UnavailableError where it cannot build it.
+        Raises DeadlineError where the compiler times out, UnavailableError where it fails.
         """
         name, key = name_kernel(target)
         with self._lock:
@@ -101,21 +101,21 @@ class GoldenKernels:
                 stack.enter_context(_locked(self._folder / "lock", deadline))
             except OSError as error:
                 _log.warning("cannot keep the golden kernel in %s: %s", self._folder, error)
-            if (library := _find_kept(path)) is not None:  # somebody else built it while we waited
+            if (library := _find_kept(path)) is not None:  # another process built it meanwhile
                 return library
             library = build(target, max(deadline - time.monotonic(), BUILD_TIMEOUT_S / 2))
             try:
                 _keep(path, library)
-            except OSError as error:  # built again next time, then
+            except OSError as error:  # it is built again next time
                 _log.warning("cannot keep the golden kernel in %s: %s", path, error)
         return library
 
 
 def plan_target(board_type_target: Mapping[str, Any] | None, architecture: str) -> dict[str, Any]:
-    """The target to build for: the board type's where it is of the board's `architecture` (as uname -m), else generic.
+    """Return the board type's target where it matches `architecture` (as from uname -m), else a generic one.
 
-    A virtual board runs its host's code, whatever its type's architecture is. Raises UnavailableError for an
-    architecture that there is no kernel for.
+    A virtual board runs its host's code, even for a type of another architecture. Raises UnavailableError for an unknown
+    architecture.
     """
     if board_type_target is not None and str(board_type_target["mtriple"]).partition("-")[0] == architecture:
         return dict(board_type_target)
@@ -128,7 +128,7 @@ def plan_target(board_type_target: Mapping[str, Any] | None, architecture: str) 
 
 
 def name_kernel(target: Mapping[str, Any]) -> tuple[str, str]:
-    """The name that samples are kept under, and the full hash behind it: of program, target and compiler."""
+    """Return the name that samples are stored under, and the full hash of program, target and compiler versions."""
     made_from = {
         "kernel": NAME,
         "shape": [_ROWS, _COLUMNS, _TILE_ROWS, _LANES],
@@ -141,7 +141,7 @@ def name_kernel(target: Mapping[str, Any]) -> tuple[str, str]:
 
 @functools.cache
 def make_inputs() -> Arrays:
-    """All arguments in order, the result's place last; the same everywhere."""
+    """Return all arguments in order, the output buffer last; deterministic."""
     random = np.random.default_rng(_SEED)
     return {
         "arg_000": random.standard_normal(_ROWS).astype("float32"),
@@ -152,14 +152,14 @@ def make_inputs() -> Arrays:
 
 
 def find_mismatch(outputs: Mapping[str, npt.NDArray[Any]]) -> str:
-    """How what a board computed differs from what NumPy does; empty where it does not."""
+    """Compare a board's result with NumPy's; return the difference in words, or ""."""
     if not outputs:
-        return "the golden kernel gave nothing back"
+        return "the golden kernel returned no output"
     result, wanted = list(outputs.values())[-1], _compute_reference()
     if result.shape != wanted.shape or result.dtype != wanted.dtype:
-        return f"the golden kernel gave back {result.dtype}{list(result.shape)}"
+        return f"the golden kernel returned {result.dtype}{list(result.shape)}"
     if not np.isfinite(result).all():
-        return "the golden kernel computed values that are no numbers"
+        return "the golden kernel returned values that are not finite"
     error = float(np.abs(result - wanted).max() / np.abs(wanted).max())
     return "" if error <= _TOLERANCE else f"the golden kernel's result is wrong, by {error:.1e} of its largest value"
 
@@ -180,7 +180,7 @@ def _read_versions() -> dict[str, str]:
 
 
 def _find_kept(path: Path) -> bytes | None:
-    """A library that was kept, or None where there is none or what is there is not what was written."""
+    """Return a kept library, or None where it is missing or damaged."""
     try:
         digest, library = (content := path.read_bytes())[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     except OSError:
@@ -192,7 +192,7 @@ def _find_kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, library: bytes) -> None:
-    """Write in one step, so that nobody ever reads half of it."""
+    """Write atomically."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         part.write_bytes(hashlib.sha256(library).hexdigest().encode() + library)
@@ -203,7 +203,7 @@ def _keep(path: Path, library: bytes) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
-    """Be the only builder; whoever waits longer than `deadline` (monotonic) builds beside the other one."""
+    """Hold the lock of the only builder; after `deadline` (monotonic) build anyway."""
     with folders.open_private(path, os.O_WRONLY, "wb") as file:
         while True:
             try:
@@ -217,7 +217,7 @@ def _locked(path: Path, deadline: float) -> Iterator[None]:
 
 
 def build(target: Mapping[str, Any], timeout_s: float = BUILD_TIMEOUT_S) -> bytes:
-    """The kernel's library, built in a process of its own. Raises DeadlineError, UnavailableError."""
+    """Build the kernel's library in a child process. Raises DeadlineError, UnavailableError."""
     try:
         return compile_in_subprocess(functools.partial(_build, dict(target)), "the golden kernel", timeout_s)
     except DeadlineError:
@@ -236,9 +236,7 @@ def _build(target: Mapping[str, Any]) -> bytes:
 
 
 def _make_module() -> str:
-    """The scheduled function in TVM's JSON."""
-
-
+    """Return the scheduled function in TVM's JSON."""
     x, y = (te.placeholder((_ROWS,), "float32", name=name) for name in "xy")
     z = te.placeholder((_ROWS, _COLUMNS), "float32", name="z")
     k = te.reduce_axis((0, _ROWS), name="k")
@@ -258,6 +256,6 @@ def _make_module() -> str:
     schedule.vectorize(schedule.get_loops(sums)[-1])
     schedule.unroll(row)
     schedule.vectorize(column)
-    # Last: it is what makes the sums' zeros a block of their own, which no longer passes for a reduction.
+    # Last, since the initialisation becomes a block that no longer counts as a reduction.
     schedule.decompose_reduction(block, term)
     return str(tvm.ir.save_json(schedule.mod))

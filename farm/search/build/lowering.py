@@ -1,44 +1,40 @@
-"""How scheduled functions become code: TVM's own passes, and some of ours for processors.
+"""Lower scheduled functions to code: TVM's own passes, then ours for CPUs.
 
-Sums of a tile stay in registers up to what a core has of them, rows go by whole vectors (`rows`), and weights that the
-next tiles read are fetched while the present ones compute (`fetching`). On Arm, where instructions are few at a time,
-there are fewer of them (`borders`, `sums`, `extremes`); on x86 loops take several steps at once (`unrolling`). Functions
-of a GPU's own are left as TVM lowers them.
+On every CPU, accumulators stay in registers and rows are vectorised whole (`rows`). On x86, shared weights are
+prefetched (`prefetch`) and reduction loops unrolled (`accumulators`). On Arm, which issues fewer instructions a cycle,
+passes remove instructions (`borders`, `accumulators`). GPU kernels are lowered by TVM alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.search.build import borders, fetching, rows, sums
-from farm.search.cores import find_core
-from farm.search.families.facts import size_of
-from tvm import tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline
-from tvm.tirx import compilation_pipeline
 import tvm
 import tvm_ffi
-import contextlib
-from collections.abc import Iterator
-from collections.abc import Mapping
-from farm.errors import FarmError
-from farm.gpu.code import Made
-from farm.gpu.code import make_code
-from farm.search import gpus
+from tvm import tirx
 from tvm.s_tir import dlight
-from tvm_ffi import register_global_func
-from tvm_ffi import remove_global_func
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+from tvm_ffi import register_global_func, remove_global_func
 
+from farm.errors import FarmError
+from farm.gpu.code import Made, make_code
+from farm.search import gpus
+from farm.search.build import accumulators, borders, prefetch, rows
+from farm.search.cores import find_core
+from farm.search.families.facts import size_of
 
-# TVM's code generator calls it with the source of all kernels and stores what it returns (codegen_cuda.cc).
+# TVM's code generator calls this hook with the source of all kernels and stores the result (codegen_cuda.cc).
 _HOOK = "tvm_callback_cuda_postproc"
 
 
 @contextlib.contextmanager
 def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
-    """Have the CUDA source of what is built in the block made into code; what was made is in the list.
+    """Compile the CUDA source of everything built in the block; yield the list of what was made.
 
-    Nothing is done for a target that is no GPU's. Raises CodeRefusedError for code that takes more than the GPU has.
+    Does nothing for CPU targets. Raises CodeRefusedError for code that exceeds the GPU's resources.
     """
     made: list[Made] = []
     if not gpus.is_gpu(target):
@@ -60,15 +56,14 @@ def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
     try:
         yield made
     except (FarmError, RuntimeError, ValueError, TypeError) as error:
-        # TVM passes an exception on as text: the error itself says more.
+        # TVM passes exceptions on as text; the original says more.
         raise (failed[0] if failed else error) from None
     finally:
         remove_global_func(_HOOK)
 
 
 def bind_rest(module: Any, target: Any) -> Any:
-    """Give the functions of a model that are not scheduled yet TVM's defaults for GPUs (DLight)."""
-
+    """Schedule the unscheduled functions of a model with TVM's defaults for GPUs (DLight)."""
     rules = (
         dlight.gpu.Matmul(),
         dlight.gpu.GEMV(),
@@ -80,15 +75,13 @@ def bind_rest(module: Any, target: Any) -> Any:
         return dlight.ApplyDefaultSchedule(*rules)(module)
 
 
-
-
 _TYPE = "float32"
 
 
-def use_instructions(function: Any) -> Any:
-    """A lowered function with LLVM's own maximum and minimum of vectors.
+def use_minmax_intrinsics(function: Any) -> Any:
+    """Use LLVM's vector maximum and minimum in a lowered function.
 
-    A limit that is a constant is left: a compiler sees that it is a number.
+    A constant operand cannot be NaN, so LLVM needs no intrinsic for it.
     """
 
     def change(node: Any) -> Any:
@@ -106,24 +99,21 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)
 
 
-
-# What `tvm.tirx.build` and `relax.build` are asked for by name.
+# The name that `tvm.tirx.build` and `relax.build` look up.
 PIPELINE = "farm"
-# Buffers of up to so many bytes are on the stack: a tile of all vector registers takes half of it, and TVM puts what
-# another step needs meanwhile beside it. By itself it takes those of 1 KiB and more from a pool (kMaxStackAlloca,
-# src/runtime), where they are memory: 270 cycles a tile for 1 KiB and 520 for 1.75 KiB on Zen 4 (1x1 56x56x24>144 and
-# 112x112x16>96, tiles of 16 and 28 vectors beside tiles of 14).
+# Larger buffers stay in memory. A tile of all vector registers takes half of this; TVM places what another step needs
+# beside it. TVM's own limit is 1 KiB (kMaxStackAlloca, src/runtime): on Zen 4 that costs 270 cycles for a tile of
+# 1 KiB and 520 for one of 1.75 KiB (1x1 56x56x24>144 and 112x112x16>96).
 STACK_BYTES = 4096
-# Where few instructions are issued at a time. x86 compares and selects in one instruction, adds a bias from memory and
-# foresees branches: its code was not measured so.
+# Architectures whose narrow cores gain from fewer instructions.
 _FEW_AT_A_TIME = ("aarch64",)
+# With this annotation TVM skips the allocation (`LowerTVMBuiltin`) and LLVM puts it on the stack.
 # TVM leaves an allocation with this annotation alone (`LowerTVMBuiltin`), and LLVM puts it on the stack.
 _ON_STACK = "disable_lower_builtin"
 
 
 def use_pipeline() -> str:
-    """Make our pipeline known to TVM in this process and return its name. The compiler must be loaded."""
-
+    """Register the pipeline with TVM in this process and return its name."""
     compilation_pipeline.register_tir_pipeline(PIPELINE, _make)
     return PIPELINE
 
@@ -142,11 +132,11 @@ def _make() -> tuple[Any, Any, Any]:
                 if core is not None:
                     function = rows.use_vectors(function, core.lanes(4))
                 if str(target.export().get("mtriple", "")).startswith(_FEW_AT_A_TIME):
-                    for change in (use_instructions, sums.begin_with_bias, borders.set_apart):
+                    for change in (use_minmax_intrinsics, accumulators.init_with_bias, borders.peel_borders):
                         function = change(function)
                 else:
-                    function = sums.unroll_sums(function, STACK_BYTES)
-                function = fetching.fetch_ahead(function, target, STACK_BYTES)
+                    function = accumulators.unroll_reductions(function, STACK_BYTES)
+                function = prefetch.prefetch_weights(function, target, STACK_BYTES)
             module.update_func(variable, keep_on_stack(function))
         return module
 
@@ -154,8 +144,7 @@ def _make() -> tuple[Any, Any, Any]:
 
 
 def _has_known_sizes(function: Any) -> bool:
-    """Whether all loops and all data have a number of steps and elements; kernels that ask a core have others."""
-
+    """Say whether all loop extents and buffer shapes are constants; scalable-vector kernels have others."""
     sizes: list[Any] = []
 
     def note_loop(loop: Any) -> Any:
@@ -172,9 +161,7 @@ def _has_known_sizes(function: Any) -> bool:
 
 
 def keep_on_stack(function: Any) -> Any:
-    """The same lowered function with all buffers of up to `STACK_BYTES` on the stack, where LLVM makes registers of
-    them if it can.
-    """
+    """Put all buffers of up to `STACK_BYTES` on the stack, where LLVM promotes them to registers."""
 
     def keep(node: Any) -> Any:
         known = all(isinstance(extent, tirx.IntImm) for extent in node.buffer.shape)

@@ -1,10 +1,9 @@
-"""Rows of any length by whole vectors: sums and extremes, partial ones by lane, and exponentials and their like.
+"""Vectorise rows of any length: sums and extremes by lane, and element-wise exponentials and similar functions.
 
-A schedule can ask for sums by lane where a vector's length divides a row (`loops.split_sums`); TVM's `rfactor` forgets
-the condition of a last vector that is not full. Rows of 65, 197 or 1001 elements were summed up one by one, each waiting
-for the one before, since LLVM must not change the order of additions by itself; the order becomes another one, and
-rounds no worse. Exponentials LLVM computes by vectors, of half the length that Intel's cores have, and those of the last
-elements one by one: here a last vector begins so much earlier, and computes some elements again. Reads lowered functions.
+Schedules sum by lane where the vector length divides the row (`loops.split_sums`); TVM's `rfactor` drops the condition
+of a partial last vector. LLVM keeps the order of floating-point additions, so rows of 65, 197 or 1001 elements became
+serial chains. The new order rounds no worse. LLVM computes exponentials in half-length vectors and the rest one by one;
+here the last vector overlaps the one before and recomputes some elements. The pass rewrites lowered functions.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farm.search.families import expressions, loops
-from tvm import sym
-from tvm import tirx
 import tvm
 import tvm_ffi
+from tvm import sym, tirx
+
+from farm.search.families import expressions, loops
 
 _TYPE = "float32"
-# What vectors compute as they stand. Anything else, conditions above all, would go lane by lane.
+# Calls that have a vector form. Others, conditions above all, would be scalarised.
 _CALLS = frozenset(f"tirx.{name}" for name in ("reinterpret", "floor", "sqrt", "fabs", "shift_left", "shift_right"))
 
 
 def use_vectors(function: Any, lanes: int) -> Any:
-    """A lowered function whose innermost loops over rows go by vectors of so many elements."""
-
+    """Vectorise the innermost loops over rows of a lowered function by `lanes` elements."""
     shared = {each.buffer: each.data for each in expressions.walk(function.body) if isinstance(each, tirx.DeclBuffer)}
     changed = []
 
@@ -46,9 +44,9 @@ def use_vectors(function: Any, lanes: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """A loop that takes values into an element of a buffer by a `kind` of operation, or writes one after the other.
+    """A loop that reduces values into one element by `kind`, or writes element-wise where `kind` is None.
 
-    `kind` is then None. No name is left in `value`.
+    `value` has its names expanded.
     """
 
     loop: Any
@@ -63,11 +61,10 @@ class _Row:
 
 
 def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
-    """A loop as a row; None for any other, and for one that writes what is sooner done by LLVM.
+    """Read a loop as a row; None for another loop, or one that LLVM vectorises itself.
 
-    `shared` says where buffers lie that are a part of another.
+    `shared` maps an alias to the data of the buffer that it lies in.
     """
-
     *names, store = expressions.list_statements(loop.body)
     if int(loop.kind) != 0 or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
         return None
@@ -97,14 +94,13 @@ def _read(loop: Any, shared: Mapping[Any, Any]) -> _Row | None:
 
 
 def _find_whole(buffer: Any, shared: Mapping[Any, Any]) -> Any:
-    """The buffer in whose memory one lies, or itself."""
+    """Return the buffer whose memory contains `buffer`, or itself."""
     whole = next(iter(getattr(shared.get(buffer), "args", None) or ()), None)
     return _find_whole(whole, shared) if hasattr(whole, "shape") else buffer
 
 
 def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:
-    """By how many elements loads move from one step of a loop to the next; None where that is not one number."""
-
+    """List the index strides of loads over a loop; None stands for a stride that is not constant."""
     analyzer = sym.Analyzer()
     moves: set[int | None] = set()
     for load in loads:
@@ -115,7 +111,7 @@ def _list_moves(loads: list[Any], variable: Any) -> set[int | None]:
 
 
 def _compute(row: _Row, lanes: int) -> Any:
-    """The row by vectors, of which the last ends where the row does, and computes some elements again."""
+    """Compute the row by vectors; the last one overlaps and ends where the row does."""
 
     def vector(first: Any) -> Any:
         def one(lane: Any) -> Any:
@@ -134,11 +130,10 @@ def _compute(row: _Row, lanes: int) -> Any:
 
 
 def _reduce(row: _Row, kind: Callable[..., Any], lanes: int) -> Any:
-    """The row by vectors, some beside each other, what is left by single ones, and their lanes put together.
+    """Reduce the row with several vector accumulators, then the rest with one, then across lanes.
 
-    The last vector ends where the row does; what it has in common with the one before counts once.
+    The last vector overlaps the one before; common elements count once.
     """
-
     length = lanes * loops.row_vectors(row.elements, lanes)
     neutral = {tirx.Max: tirx.min_value, tirx.Min: tirx.max_value}.get(kind, lambda dtype: tirx.FloatImm(dtype, 0.0))(_TYPE)
     parts: list[Any] = []
@@ -150,7 +145,7 @@ def _reduce(row: _Row, kind: Callable[..., Any], lanes: int) -> Any:
         return buffer
 
     def take(first: Any, buffer: Any, again: int = 0) -> Any:
-        """A vector of the row into a vector of partial results, but for the elements that come again."""
+        """Reduce one vector of the row into a partial result, without its first `again` elements."""
 
         def one(lane: Any) -> Any:
             value = expressions.replace(row.value, {row.loop.loop_var: first + lane})

@@ -31,7 +31,7 @@ def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
         return {}
     pair = 2 * core.lanes(facts.element_bytes) * facts.depth * facts.weight_element_bytes
     rows = facts.sums[0].extent
-    fits = 0 < core.fetched_bytes < pair <= rows * core.fetched_bytes
+    fits = 0 < core.prefetched_bytes < pair <= rows * core.prefetched_bytes
     return {"parts": (1, rows)} if rows > 1 and fits else {}
 
 
@@ -243,12 +243,12 @@ class Dense:
 
     @staticmethod
     def _fetches(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> bool:
-        """Whether tiles fetch the next block of weights while they share one, see `farm.search.build.fetching`."""
+        """Whether tiles fetch the next block of weights while they share one, see `farm.search.build.prefetch`."""
         sharing = area // (plan["pixels"] * plan["rows"])
         if plan["order"] == ROWS_OUTSIDE:
             sharing = facts.pixels[-1].extent // plan["pixels"] if len(facts.pixels) > 1 else 1
         block = facts.weight_bytes / blocks / plan.get("parts", 1)
-        return sharing > 1 and blocks > 1 and block <= core.fetched_bytes
+        return sharing > 1 and blocks > 1 and block <= core.prefetched_bytes
 
     @staticmethod
     def _split(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> tuple[int, float, float]:

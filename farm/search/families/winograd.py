@@ -140,7 +140,7 @@ class Winograd:
         if count_registers(tile, vectors, tile if joint > 1 else 1) > core.vector_registers:
             return None
         blocks, units = facts.channels // block, facts.batch * facts.tall // unit
-        if units == 1 and plan["order"] == ROWS_OUTSIDE and core.fetched_bytes:
+        if units == 1 and plan["order"] == ROWS_OUTSIDE and core.prefetched_bytes:
             # TVM puts sums beside what else is made where the loop around all is gone, and nothing is fetched then:
             # 28x28x128>128 took 655 us in place of 509 with channels outside.
             return None
@@ -154,7 +154,7 @@ class Winograd:
             step *= _FEW_SUMS
         inner = max(facts.depth * step, near) + wait_share(core, plan, facts.element_bytes) * near
         inner += 2 * tile * vectors / core.loads_per_cycle(bits)
-        inner += core.l2_wait * _BEGUN if shared == 1 and core.fetched_bytes else 0.0
+        inner += core.l2_wait * _BEGUN if shared == 1 and core.prefetched_bytes else 0.0
         products = facts.alpha**2 * blocks * units * (together / tile) * (inner + _TILE_CYCLES)
         transforms = self._transforms(facts, core, lanes)
         held = facts.alpha**2 * together * facts.depth * facts.element_bytes
@@ -176,12 +176,12 @@ class Winograd:
     def _fetches(facts: WinogradFacts, plan: Plan, core: Core, sharing: int) -> bool:
         """Whether weights come while tiles compute: one product's that tiles share, or those of a block's products.
 
-        By themselves where no code asks for them (`farm.search.build.fetching`).
+        By themselves where no code asks for them (`farm.search.build.prefetch`).
         """
-        if not core.fetched_bytes or sharing > 1:
+        if not core.prefetched_bytes or sharing > 1:
             return True
         block = facts.weight_bytes * plan["lanes"] * plan["vectors"] // facts.channels
-        return plan["order"] == CHANNELS_OUTSIDE and plan["unit"] < facts.tall and block <= core.fetched_bytes
+        return plan["order"] == CHANNELS_OUTSIDE and plan["unit"] < facts.tall and block <= core.prefetched_bytes
 
     @staticmethod
     def _traffic(facts: WinogradFacts, plan: Plan, core: Core, held: int, panel: int) -> tuple[float, float]:

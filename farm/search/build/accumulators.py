@@ -1,8 +1,7 @@
-"""Sums of a tile that begin as the bias instead of as zero, so that it need not be added to the results.
+"""Passes on the accumulators of tiles: initialise them with the bias, and unroll reduction loops.
 
-A tile's results are its sums plus a vector of the bias each: as many additions as there are vectors in the tile, beside
-a limit or two and a store. Beginning as the bias costs nothing, for something has to be put into the registers anyway.
-The order of additions is another one, and rounds no worse. Reads lowered functions.
+Starting from the bias instead of zero saves one addition per vector of a tile; the registers are initialised anyway.
+The new order of additions rounds no worse. The passes rewrite lowered functions.
 """
 
 from __future__ import annotations
@@ -10,26 +9,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from farm.search.families.expressions import read_value, replace, walk
+import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-import tvm_ffi
-from farm.search.families.expressions import list_statements
+
+from farm.search.families.expressions import list_statements, read_value, replace, walk
 from farm.search.families.facts import size_of
 
-
-# Steps taken at a time, those preferred first, and how many multiply-adds they are at most.
+# Unroll factors in order of preference, and the most FMAs in an unrolled body.
 _STEPS, _MOST = (4, 3, 2), 128
-# Shorter loops LLVM unrolls by itself, or they hardly matter.
+# LLVM unrolls shorter loops itself.
 _LEAST_STEPS, _LEAST_SUMS = 16, 4
 
 
-def unroll_sums(function: Any, tile_bytes: int) -> Any:
-    """A lowered function whose innermost loops over a reduction take several steps at a time.
+def unroll_reductions(function: Any, tile_bytes: int) -> Any:
+    """Unroll the innermost reduction loops of a lowered function.
 
-    Sums of a tile are in buffers of its own of up to so many bytes.
+    Accumulators are in local buffers of up to `tile_bytes`.
     """
-
     own: list[Any] = []
 
     def note(node: Any) -> Any:
@@ -38,7 +35,7 @@ def unroll_sums(function: Any, tile_bytes: int) -> Any:
         return node
 
     def share(node: Any) -> Any:
-        # A part of another; TVM lets several tiles lie in one after the other.
+        # An alias of another buffer; TVM lets several tiles reuse one allocation.
         whole = next(iter(getattr(node.data, "args", None) or ()), None)
         if any(each.same_as(whole) for each in own):
             own.append(node.buffer)
@@ -67,16 +64,14 @@ def unroll_sums(function: Any, tile_bytes: int) -> Any:
 
 
 def _adds_up(store: Any, own: list[Any]) -> bool:
-    """Whether a statement adds to sums of a tile."""
-
+    """Say whether a statement adds to an accumulator."""
     if not isinstance(store.value, tirx.Add) or not any(store.buffer.same_as(each) for each in own):
         return False
     return any(isinstance(side, TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b))
 
 
 def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
-    """One of so many steps, with names of its own."""
-
+    """Return one step of the unrolled body, with fresh names."""
     names = {loop_var: loop_var * steps + step}
     taken = []
     for each in body:
@@ -88,14 +83,11 @@ def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
             taken.append(replace(each, names))
     return taken
 
-
-
 _TYPE = "float32"
 
 
-def begin_with_bias(function: Any) -> Any:
-    """A lowered function whose tiles' sums begin as what is added to them."""
-
+def init_with_bias(function: Any) -> Any:
+    """Initialise accumulators with the bias in a lowered function."""
     statements = list(walk(function.body))
     written = {each.buffer for each in statements if isinstance(each, tirx.BufferStore)}
     own = {each.buffer for each in statements if isinstance(each, tirx.AllocBuffer)}
@@ -115,9 +107,9 @@ def _list_arguments(expression: Any) -> list[Any]:
 
 @dataclasses.dataclass
 class _Sum:
-    """One vector of a tile's sums: the statement that sets it to zero, the one that reads it last, where that adds to it.
+    """One accumulator vector: the statement that zeroes it, the last one that reads it, and the addition there.
 
-    `added` is what, as it can be said where the tile begins.
+    `added` is the addend, valid where the tile begins.
     """
 
     begin: int
@@ -128,8 +120,7 @@ class _Sum:
 
 
 def _change(sequence: Any, own: set[Any], written: set[Any]) -> Any:
-    """The statements of a tile, changed where its sums are set to zero, summed up, and read once to be added to."""
-
+    """Change the statements of a tile whose accumulators are zeroed, summed up, and read once to be added to."""
     parts = list(sequence.seq)
     found: dict[tuple[Any, int], _Sum] = {}
     for at, part in enumerate(parts):
@@ -161,7 +152,7 @@ def _change(sequence: Any, own: set[Any], written: set[Any]) -> Any:
 def _follow(
     store: Any, at: int, outermost: bool, found: dict[Any, _Sum], buffers: set[Any], names: dict[Any, Any]
 ) -> bool:
-    """Note what a statement does to sums; False where one of their buffers is used in a way that is not followed."""
+    """Note what a statement does to accumulators; return False where one is used in an unsupported way."""
     target = _place(store.buffer, store.indices)
     if target is None and store.buffer in buffers:
         return False
@@ -186,15 +177,14 @@ def _follow(
             each.fits = False
     if own is not None and not sums_up and at != own.begin:
         own.fits = False
-    # What is summed up after it was read is another sum.
+    # A sum that continues after the read is another accumulator.
     if own is not None and own.end >= 0:
         own.fits = False
     return True
 
 
 def _place(buffer: Any, indices: Any) -> tuple[Any, int] | None:
-    """A buffer and a constant place in it."""
-
+    """Return the buffer and a constant index, or None."""
     if len(indices) != 1 or not isinstance(indices[0], tirx.IntImm):
         return None
     return buffer, int(indices[0])
@@ -207,14 +197,12 @@ def _is_zero(value: Any) -> bool:
 
 
 def _adds(value: Any, load: Any) -> bool:
-    """Whether a value is a load of the sum itself and something more."""
-
+    """Say whether a value is the accumulator itself plus a term."""
     return isinstance(value, tirx.Add) and value.a.same_as(load)
 
 
 def _find_addition(value: Any, load: Any) -> Any | None:
-    """The addition of a load and another one in an expression; None where there is none, or something else is added."""
-
+    """Find the addition of `load` and another load in an expression; None where there is none."""
     if _adds(value, load):
         return value if isinstance(value.b, TensorLoad) else None
     parts = (getattr(value, name, None) for name in ("a", "b", "value"))
@@ -227,7 +215,7 @@ def _spell(load: Any, names: dict[Any, Any]) -> Any:
 
 
 def _leave_out(value: Any, addition: Any) -> Any:
-    """An expression with a sum in place of what is added to it."""
+    """Remove the addition from an expression."""
 
     def change(node: Any) -> Any:
         return node.a if node.same_as(addition) else node

@@ -1,9 +1,8 @@
-"""Weights fetched ahead: while tiles that share a block of weights compute, the block that comes next is fetched.
+"""Prefetch weights into L2: tiles that share a block of weights prefetch the next block while they compute.
 
-A block is read from memory by the first tile that needs it, at the memory's pace, and from the second cache by all
-others, during which the memory has nothing to do: a model's weights cost their whole transfer on top of the arithmetic.
-A processor's own prefetcher cannot know; here, each tile asks for its share of the next block. Reads lowered functions
-and adds `llvm.prefetch`; what they compute stays.
+The first tile that needs a block reads it from memory; the others hit in L2 while the memory idles. Without prefetching
+a model's weights cost their whole transfer on top of the arithmetic, since hardware prefetchers do not cross blocks.
+Each tile prefetches its part of the next block. The pass adds `llvm.prefetch` to lowered functions.
 """
 
 from __future__ import annotations
@@ -13,36 +12,36 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import tvm_ffi
+from tvm import tirx
+
 from farm.search.cores import core_of
 from farm.search.families.expressions import evaluate, list_statements, read_value, walk
 from farm.search.families.facts import bytes_of, size_of
 from farm.search.families.loops import divisors
-from tvm import tirx
-import tvm_ffi
 
-# Weights of fewer bytes are in the second cache soon enough.
+# Smaller weights gain nothing measurable.
 _LEAST_BYTES = 64 << 10
 _LINE_BYTES = 64
-# A tile's share of up to so many lines is asked for before its sums begin; a longer one by and by, as they go on.
+# Up to this many lines are prefetched before a tile's reduction; more are spread over its steps.
 _MOST_AT_ONCE = 6
-# Of what a step asks for, in elements, the bits that are a fraction.
+# Fraction bits of the fixed-point number of elements per step.
 _FRACTION_BITS = 14
-# Arguments of LLVM's intrinsic: to be read, into the second cache, data.
-_READ, _SECOND_CACHE, _DATA = 0, 2, 1
-# Tried on x86 alone; the cores of boards have prefetchers that nobody here has timed.
+# Arguments of the LLVM intrinsic: read access, locality L2, data.
+_READ, _L2, _DATA = 0, 2, 1
+# Measured on x86 only.
 _MACHINES = ("x86_64",)
 
 
-def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
-    """A lowered function that asks for the next block of its weights, where it has tiles that share one.
+def prefetch_weights(function: Any, target: Any, tile_bytes: int) -> Any:
+    """Make the tiles of a lowered function prefetch the next block of the weights that they share.
 
-    Sums of a tile are in buffers of its own of up to so many bytes, which are not in memory. Raises UsageError for an
-    architecture without any core type.
+    Accumulators are in local buffers of up to `tile_bytes`, which are not in memory. Raises UsageError for an
+    architecture without a core type.
     """
     if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
         return function
-
-    body = _Fetcher(tile_bytes, core_of(dict(target.export())).fetched_bytes).visit(function.body)
+    body = _Fetcher(tile_bytes, core_of(dict(target.export())).prefetched_bytes).visit(function.body)
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
@@ -50,10 +49,10 @@ def fetch_ahead(function: Any, target: Any, tile_bytes: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-    """A block of weights as it is read: `loop` goes through the last of its loops, `step` elements at a time.
+    """A block of weights: `loop` is its innermost loop and reads `step` elements per iteration.
 
-    `first` is the place of a step's first element. `size` elements are a block; `tiles` of them share it, of which
-    `tile` is the present one. `nest` is the loop around all that a tile does with the block. `names` are given in it.
+    `first` is the index of a step's first element. A block has `size` elements and serves `tiles` tiles, of which
+    `tile` is the current one. `nest` is the loop around all of a tile's work on the block. `names` are bound in it.
     """
 
     buffer: Any
@@ -72,21 +71,21 @@ class _Stream:
 
     @property
     def share_lines(self) -> int:
-        """Lines of the next block that one tile asks for."""
+        """Cache lines of the next block that one tile prefetches."""
         return math.ceil(self.size * self.element_bytes / (_LINE_BYTES * self.tiles))
 
 
 class _Fetcher:
-    """One function's walk, with the loops, names and allocations around the statement that it looks at."""
+    """Walk over one function, with the enclosing loops, names and allocations."""
 
     def __init__(self, tile_bytes: int, block_bytes: int) -> None:
-        """`block_bytes`: the longest block for which there is room beside the one that tiles read."""
+        """`block_bytes` is the longest block that fits in L2 beside the one in use."""
         self._tile_bytes, self._block_bytes = tile_bytes, block_bytes
         self._loops: list[Any] = []
         self._names: list[tuple[Any, Any]] = []
-        # Buffers of its own, and in how many bytes each lies.
+        # Local buffers and the size of the allocation that each lies in.
         self._own: list[tuple[Any, int]] = []
-        # What is to stand before a loop, by the loop.
+        # Statements to insert before a loop.
         self._before: list[tuple[Any, list[Any]]] = []
 
     def visit(self, statement: Any) -> Any:
@@ -97,7 +96,7 @@ class _Fetcher:
         elif isinstance(statement, tirx.AllocBuffer):
             self._own.append((statement.buffer, size_of(statement.buffer)))
         elif isinstance(statement, tirx.DeclBuffer):
-            # A part of another; TVM lets several tiles lie in one after the other.
+            # An alias of another buffer; TVM lets several tiles reuse one allocation.
             whole = next(iter(getattr(statement.data, "args", None) or ()), None)
             self._own += [(statement.buffer, size) for own, size in self._own if own.same_as(whole)]
         elif isinstance(statement, tirx.AttrStmt):
@@ -129,8 +128,7 @@ class _Fetcher:
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
     def _fetch_in(self, loop: Any) -> Any:
-        """The body of an innermost loop, with what it asks for; or that is noted to stand before the tile's loops."""
-
+        """Return the body of an innermost loop with its prefetches, or note those that precede the tile's loops."""
         stream = self._find_stream(loop)
         if stream is None:
             return loop.body
@@ -148,11 +146,10 @@ class _Fetcher:
         return tirx.SeqStmt([*body, *_ask(stream, start, lines)])
 
     def _find_stream(self, loop: Any) -> _Stream | None:
-        """The weights that an innermost loop reads in the order in which they lie, if it only adds to a tile's sums."""
-
+        """Find the weights that an innermost loop reads contiguously, if it only updates accumulators."""
         names = [*self._names, *((s.var, s.value) for s in list_statements(loop.body) if isinstance(s, tirx.Bind))]
         stores = [s for s in list_statements(loop.body) if isinstance(s, tirx.BufferStore)]
-        # In memory sums would be stored at each step: LLVM cannot tell that what is asked for is not there.
+        # Accumulators in memory would be stored at each step: LLVM assumes that a prefetch may alias them.
         if int(loop.kind) != 0 or not stores or not all(self._is_tile(store.buffer) for store in stores):
             return None
         for load in (load for store in stores for load in _list_vector_loads(store.value)):
@@ -165,13 +162,12 @@ class _Fetcher:
         return None
 
     def _follow(self, loop: Any, buffer: Any, first: Any, step: int, names: list[Any]) -> _Stream | None:
-        """Look outwards from a loop for the tiles that share a block; None where none do."""
-
+        """Find the enclosing loops whose tiles share the block; None where there are none."""
         size, tiles, tile, nest = step * int(loop.extent), 1, tirx.IntImm("int32", 0), loop
         origin = evaluate(first, None, 0, names)
         for outer in reversed(self._loops[:-1]):
             extent = int(outer.extent)
-            # After how many steps the place moves first, and how far by then; where it does not, all of them.
+            # The number of steps after which the index first moves, and by how much; all of them where it does not.
             places = ((at, evaluate(first, outer.loop_var, at, names) - origin) for at in divisors(extent)[:-1])
             still, moved = next(((at, by) for at, by in places if by), (extent, 0))
             if still == 1 and tiles == 1 and moved == size:
@@ -179,7 +175,7 @@ class _Fetcher:
                 continue
             if still < extent and moved != size:
                 return None
-            # A loop that goes through several blocks has as many tiles as it stands still.
+            # A loop over several blocks has as many tiles per block as steps without a move.
             tile = (outer.loop_var if still == extent else tirx.floormod(outer.loop_var, still)) * tiles + tile
             tiles *= still
             if still < extent:
@@ -194,17 +190,16 @@ class _Fetcher:
 
 
 def _share(steps: Any, stream: _Stream) -> Any:
-    """How many elements of the next block are asked for after so many steps of all tiles, or hardly fewer.
+    """Return how many elements of the next block are prefetched after `steps` steps of all tiles.
 
-    A division of each step's own took nine instructions beside 27 multiply-adds, two thirds of them on their ports.
+    Fixed point: a division per step took nine instructions beside 27 FMAs, two thirds of them on the same ports.
     """
-
     scale = tirx.IntImm("int64", (stream.step << _FRACTION_BITS) // stream.tiles)
     return (tirx.Cast("int64", steps) * scale) >> tirx.IntImm("int64", _FRACTION_BITS)
 
 
 def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) -> Any:
-    """An expression with names spelt out and some variables at zero."""
+    """Expand names in an expression and set some variables to zero."""
 
     def replace(variable: Any) -> Any:
         if any(variable.same_as(each) for each in at_zero):
@@ -216,12 +211,11 @@ def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) ->
 
 
 def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
-    """So many lines from an element on."""
-
+    """Yield prefetches of `lines` cache lines from the element `start`."""
     for line in range(lines):
         at = start + line * _LINE_BYTES // stream.element_bytes
         address = tirx.address_of(tirx.BufferLoad(stream.buffer, [at]))
-        how = (tirx.IntImm("int32", each) for each in (_READ, _SECOND_CACHE, _DATA))
+        how = (tirx.IntImm("int32", each) for each in (_READ, _L2, _DATA))
         yield tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, *how))
 
 
@@ -230,8 +224,7 @@ def _has_loops(statement: Any) -> bool:
 
 
 def _list_vector_loads(value: Any) -> list[Any]:
-    """All loads of neighbouring elements in an expression."""
-
+    """List all loads of contiguous elements in an expression."""
     loads, _ = read_value(value)
     return [
         each
@@ -241,8 +234,7 @@ def _list_vector_loads(value: Any) -> list[Any]:
 
 
 def _count_read(buffer: Any, stores: list[Any]) -> int:
-    """Elements of a buffer that one step reads as vectors, each once."""
-
+    """Count the elements of a buffer that one step reads as vectors, each once."""
     found: list[Any] = []
     for load in (load for store in stores for load in _list_vector_loads(store.value)):
         if load.source.same_as(buffer) and not any(tvm_ffi.structural_equal(load, other) for other in found):
