@@ -1,6 +1,6 @@
-"""Many dense contractions in one function: batched matrix products, and convolutions in groups of channels.
+"""Several dense contractions in one function: batched matrix products and grouped convolutions.
 
-The register tile is `dense`'s; a tile lies within one product of a batch, and its channels within one group.
+The register tile is `dense`'s; it never spans two products of a batch or two groups.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from farm.search.families.family import Plan, Prediction
 
 
 class Batched(dense.Dense):
-    """Products whose operands both follow the outer loops, as in attention."""
+    """Batched products whose operands both have the batch dimensions, as in attention."""
 
     name = "batched"
 
     def read(self, schedule: Any) -> Contraction | None:
-        """The batch's loops are read as rows of pixels, which no tile spans."""
+        """Read the batch loops as rows of pixels, which no tile spans."""
         found = reading.read_contraction(schedule)
         if found is None or found.pad or not found.batch or found.group or len(found.channels) != 1:
             return None
@@ -38,29 +38,29 @@ class Batched(dense.Dense):
         )
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """As `dense`, with tiles of one row."""
+        """Extend the options of `dense`; tiles have one row."""
         return {**super().options(facts, core), "rows": (1,)}
 
 
 class Grouped(dense.Dense):
-    """Convolutions in groups of more than one channel."""
+    """Convolutions in groups of several channels."""
 
     name = "grouped"
 
     def read(self, schedule: Any) -> Contraction | None:
-        """Channels of all groups are read as one loop."""
+        """Read the channels of all groups as one loop."""
         found = reading.read_contraction(schedule)
         if found is None or found.group < 2 or found.channels or len(found.batch) != 1 or not found.pixels:
             return None
         return dataclasses.replace(found, channels=found.batch, batch=())
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """As `dense` for the channels of one group."""
+        """Offer the options of `dense` for the channels of one group."""
         one = dataclasses.replace(facts, channels=(Axis(facts.channels[0].at, facts.group),))
         return super().options(one, core)
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
-        """None for a tile that is in two groups."""
+        """Reject a tile that spans two groups."""
         if facts.group % (plan["lanes"] * plan["vectors"]):
             return None
         return super().predict(facts, plan, core)

@@ -1,8 +1,7 @@
-"""Dense contractions by register tiles: convolutions of any kernel without groups, and matrix products.
+"""Register tiles for dense contractions: ungrouped convolutions of any kernel and matrix products.
 
-A tile of `rows` x `pixels` results by `vectors` x `lanes` channels stays in registers while the whole reduction runs
-around it; what follows the contraction is applied as the tile is written out. How weights are packed for that follows
-from the loops and is MetaSchedule's post-processor's doing.
+A tile of `rows` x `pixels` results by `vectors` x `lanes` channels stays in registers during the whole reduction; the
+blocks after the contraction are fused into its write-back. MetaSchedule's post-processor packs the weights to match.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 from farm.search.graph import dots
 
-# Transfers of a sum for each part: it is read, the part's own is read, and it is written.
+# Accesses of one accumulator per part: read it, read the part's own, write it.
 _MOVED = 3
 
 
 def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
-    """The knob `parts`, where a block of two vectors of channels is too long to be fetched ahead and a part is not."""
+    """Return the knob `parts` where a block of two channel vectors is too long to prefetch and a part of it is not."""
     places = [axis.at for axis in (*facts.pixels, *facts.channels, *facts.sums)]
     if facts.group or len(facts.sums) < 2 or places != list(range(len(places))):
         return {}
@@ -36,15 +35,15 @@ def list_parts(facts: Contraction, core: Core) -> dict[str, tuple[int, ...]]:
 
 
 def count_moved(plan: Plan) -> int:
-    """How often a sum is read or written beside what a single part does."""
+    """Count the extra accesses per accumulator when the reduction is split into parts."""
     parts = plan.get("parts", 1)
     return _MOVED * parts if parts > 1 else 0
 
 
 def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> None:
-    """Schedule a contraction with nothing between it and the block that writes the result, but for its pad.
+    """Schedule a contraction whose reduction is split into parts; only a pad may precede the block of the result.
 
-    `split_tile` splits loops of pixels and channels into outer ones and a list of a tile's own.
+    `split_tile` splits the loops of pixels and channels into outer loops and a list of the tile's own.
     """
     main = schedule.get_sblock(facts.main)
     part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
@@ -77,61 +76,57 @@ def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> Non
         loops.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=False)
 
 
-# Options of `order`, which loops are outside: rows of pixels, so that the weights serve all channels of a few rows, or
-# blocks of channels, so that a block of weights stays in the cache for all pixels.
+# Values of `order`, the outer loops: rows of pixels share all weights, or blocks of channels stay in the cache.
 ROWS_OUTSIDE, CHANNELS_OUTSIDE = 0, 1
-# Options of `pad`, when padded data are written: all of them first, or the rows that a part needs next. Skewed: all of
-# them first, with a line of the cache left free after each pixel. None: data that are only moved are read in place.
+# Values of `pad`: pad everything first, pad the rows that a part needs next, pad everything with a skew of one cache
+# line per pixel, or read unpadded data in place (only where the pad block merely moves data).
 PAD_ALL, PAD_ROWS, PAD_SKEWED, PAD_NONE = 0, 1, 2, 3
 MOST_VECTORS, MOST_ROWS = 8, 4
-# Share of a cache that one kind of data can count on beside the others.
+# Fraction of a cache that one kind of data can count on.
 _SHARE = 0.75
-# Data of a tile's pixels that come from the second cache are waited for, other than weights, which lie in order: they
-# lie apart by a power of two and push each other out (13x13x512>1000 on Zen 4: 80 GFLOPS of 110).
+# Strided pixel loads from L2 stall: power-of-two strides alias in L1. Weights are contiguous and do not (13x13x512>1000
+# on Zen 4: 80 GFLOPS of 110).
 _SCATTERED = 1.0
-# x86's first caches have sets of eight lines or more, found by an address's last twelve bits. Tiles of 13 pixels 8 KiB
-# apart took 2.6 times as long as tiles of 7 (1x1/2 14x14x1024>2048 on Zen 3), of 14 pixels 4 KiB apart 2.8 times what
-# was predicted.
+# L1d of x86 cores has eight ways or more and is indexed by the low twelve address bits. Tiles of 13 pixels 8 KiB apart
+# took 2.6 times as long as tiles of 7 (1x1/2 14x14x1024>2048 on Zen 3); 14 pixels 4 KiB apart, 2.8 times the estimate.
 _WAY_BYTES, _WAYS, _COLLIDING = 4096, 8, 3.0
 _LINE_BYTES = 64
-# Where lanes are factors: share of the issue's cycles that count although multiply-adds hide them, so that among tiles
-# which are equal otherwise the one with the fewest instructions is taken.
+# With lane FMAs: weight of issue cycles that FMAs hide, so that among equal tiles the fewest instructions win.
 _ISSUED = 0.15
-# Share of its loads' rate that a core keeps up where every factor is one (Zen 3: tiles of 14 pixels by one vector,
-# fifteen loads for fourteen multiply-adds, took 1.19 times as long as four by three).
+# Achievable fraction of peak load throughput when every operand is loaded (Zen 3: tiles of 14 pixels by one vector,
+# 15 loads for 14 FMAs, took 1.19 times as long as four by three).
 _LOADED = 0.92
-# Steps of a reduction that LLVM unrolls whole: three channels by a kernel of 3x3.
+# Reduction steps that LLVM unrolls completely: three channels of a 3x3 kernel.
 _UNROLLED = 27
-# Instructions of the innermost loop itself: its counter, its branch, two addresses.
+# Instructions of the innermost loop: counter, branch, two addresses.
 _LOOP = 4
-# Cycles that a tile costs besides its multiply-adds: loop ends, addresses, the first loads.
+# Cycles of a tile besides its FMAs: loop ends, addresses, first loads.
 _TILE_CYCLES = 14.0
 
 
 class Dense:
-    """See the module."""
+    """Family of dense contractions."""
 
     name = "dense"
-    # Loops inside the lanes' that one instruction takes care of.
+    # Loops inside the lane loop that one instruction replaces.
     inner = 0
 
     def read(self, schedule: Any) -> Contraction | None:
-        """A contraction with pixels and one loop of channels that is in no batch."""
+        """Read a contraction with pixels and one loop of channels, without a batch."""
         return self.read_blocks(schedule, reading.list_blocks(schedule))
 
     def read_blocks(self, schedule: Any, names: list[str]) -> Contraction | None:
-        """The same of some of a function's blocks."""
+        """Like `read`, for some of a function's blocks."""
         found = reading.read_contraction(schedule, names)
         if found is None or not found.pixels or len(found.channels) != 1 or found.batch:
             return None
         return found
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `order` of the loops; `pad`.
+        """Offer `lanes`, `vectors`, `pixels` and `rows` of a tile, the loop `order` and `pad`.
 
-        Where a multiply-add takes a lane as its factor also `steps`: of the reduction, with their data in one vector;
-        where channels fill none, a row of the kernel, with the data of all pixels in as few as hold them. Where a block
-        of weights is too long to be fetched ahead also `parts` of the reduction, see `reduction_parts`.
+        With lane FMAs also `steps`: reduction steps whose data share a vector or, where channels do not fill one, a
+        kernel row for all pixels. Where a block of weights is too long to prefetch also `parts` of the reduction.
         """
         full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channel % size == 0] or [1]
@@ -158,7 +153,7 @@ class Dense:
         return (PAD_ALL, PAD_ROWS, *(pad for pad, suits in more if suits))
 
     def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
-        """Cycles of the tiles' inner loops, and what comes from further away than the second cache."""
+        """Estimate the cycles of the tiles' inner loops and of the traffic beyond L2."""
         lanes, vectors, tile = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"]
         block, held = lanes * vectors, self._count_held(facts, plan, core)
         registers = vectors + 2 if _reads_weights(facts, tile, core) else count_registers(tile, vectors, held)
@@ -184,11 +179,11 @@ class Dense:
         pad = 0.0
         copied = facts.pad is not None and plan["pad"] != PAD_NONE
         if copied:
-            # Rows that two neighbouring parts need are padded for both.
+            # Neighbouring parts both pad the rows that they share.
             rows, stride = plan["rows"], facts.stride[-2] if len(facts.stride) > 1 else 1
             reach = facts.reach[-2] if len(facts.reach) > 1 else 1
             again = max(1.0, (reach + (rows - 1) * stride) / (rows * stride)) if plan["pad"] == PAD_ROWS else 1.0
-            # What all threads wrote first is read again from the second cache, a part's own rows from the first.
+            # Data padded by all threads is read again from L2, a part's own rows from L1.
             pad = (2 if plan["pad"] == PAD_ROWS else 3) * facts.data_bytes * again / core.l2_bytes_per_cycle
         fetched = weights / core.far_bytes_per_cycle
         if self._fetches(facts, plan, core, blocks, area):
@@ -201,7 +196,7 @@ class Dense:
         return Prediction(seconds, terms)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Of one step of the reduction for all of a tile."""
+        """Estimate the cycles of one reduction step of a tile."""
         tile, joint = plan["pixels"] * plan["rows"], plan.get("steps", 1)
         factors = self._count_held(facts, plan, core) / joint if joint > 1 else float(tile)
         bits = plan["lanes"] * facts.element_bytes * 8
@@ -209,33 +204,33 @@ class Dense:
         return step_cycles(core, bits, tile, plan["vectors"], joint, factors, halved=facts.halved, direct=direct)
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
-        """Registers with data: of one factor, of a vector for each pixel, or of all that a row of the kernel reads."""
+        """Count the registers for data: one factor, a vector per pixel, or a whole kernel row's."""
         if not _joins_row(facts, plan):
             return plan["pixels"] * plan["rows"] if plan.get("steps", 1) > 1 else 1
         wide = (plan["pixels"] - 1) * facts.stride[-1] + facts.reach[-1]
-        # One is left for what LLVM loads early from the next row: thirteen pixels of one channel had 30 spills without.
+        # One more for loads that LLVM hoists from the next row; without it 13 pixels of one channel had 30 spills.
         return plan["rows"] * math.ceil(wide * facts.line / core.lanes(facts.element_bytes)) + 1
 
     @staticmethod
     def _collides(facts: Contraction, plan: Plan, core: Core) -> bool:
-        """Whether more of a tile's pixels than a set of the first cache holds lie in one set."""
+        """Say whether the pixels of a tile exceed the ways of one L1 set."""
         return not core.lane_fma and plan["pad"] != PAD_SKEWED and _count_in_set(facts, plan["pixels"]) >= _WAYS
 
     @staticmethod
     def _streamed(facts: Contraction, plan: Plan, core: Core) -> int:
-        """Bytes of weights that come from the second cache or beyond for every tile, beside its multiply-adds."""
+        """Return the bytes of weights that each tile streams from L2 or beyond during its FMAs."""
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
         return weights if weights > core.l1_bytes * _SHARE else 0
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Bytes that a tile waits for because the first cache does not hold what is used again."""
+        """Return the bytes of stalled reloads of data that L1 does not keep."""
         weights = facts.depth * plan["lanes"] * plan["vectors"] * facts.weight_element_bytes
         sizes = [plan["pixels"], plan["rows"]]
         spans = zip(sizes, reversed(facts.stride), reversed(facts.reach), strict=False)
         data = math.prod((size - 1) * stride + reach for size, stride, reach in spans)
         data *= facts.sums[-1].extent * facts.element_bytes
         waited = steps.wait_share(core, plan, facts.element_bytes) * self._streamed(facts, plan, core)
-        # Where blocks of channels are inside, the same data serve all of them, else each tile comes with new data.
+        # With the blocks of channels inside they share data, else each tile loads new data.
         blocks_inside = plan["order"] == ROWS_OUTSIDE and len(facts.pixels) == 1
         if weights + data > core.l1_bytes:
             waited = max(waited, core.l2_wait * weights if blocks_inside else _SCATTERED * data)
@@ -243,7 +238,7 @@ class Dense:
 
     @staticmethod
     def _fetches(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> bool:
-        """Whether tiles fetch the next block of weights while they share one, see `farm.search.build.prefetch`."""
+        """Say whether tiles that share a weight block prefetch the next, see `farm.search.build.prefetch`."""
         sharing = area // (plan["pixels"] * plan["rows"])
         if plan["order"] == ROWS_OUTSIDE:
             sharing = facts.pixels[-1].extent // plan["pixels"] if len(facts.pixels) > 1 else 1
@@ -252,11 +247,11 @@ class Dense:
 
     @staticmethod
     def _split(facts: Contraction, plan: Plan, core: Core, blocks: int, area: int) -> tuple[int, float, float]:
-        """Shares that run side by side, and bytes from beyond the second cache: of weights, and of all others."""
+        """Return the parallel chunks, and the bytes from beyond L2: of weights, and of everything else."""
         width = facts.pixels[-1].extent
         rows = area // width // plan["rows"]
         if plan["order"] == ROWS_OUTSIDE:
-            # All blocks' weights are read once for each row of tiles, or each tile where pixels are one loop.
+            # All weights are read once per row of tiles, or per tile where pixels are one loop.
             times = rows if len(facts.pixels) > 1 else area // plan["pixels"]
             shares = times if len(facts.pixels) > 1 else times * blocks
             fits = facts.weight_bytes <= core.l2_bytes * _SHARE
@@ -265,7 +260,7 @@ class Dense:
             parts = plan.get("parts", 1)
             shares = blocks * (rows * (width // plan["pixels"]) if parts == 1 else 1)
             fits = facts.data_bytes <= core.l2_bytes * _SHARE
-            # A block that the second cache does not hold comes again for every tile.
+            # A block that L2 does not hold is read again for every tile.
             held = facts.weight_bytes / blocks / parts <= core.l2_bytes * _SHARE
             tiles = area // (plan["pixels"] * plan["rows"])
             weights = facts.weight_bytes * (1 if held else tiles)
@@ -273,7 +268,7 @@ class Dense:
         return shares, float(weights), float(data + facts.result_bytes)
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
-        """Tile what follows the contraction, compute the contraction inside, unroll what is in registers."""
+        """Tile the block that writes the result, compute the contraction inside, unroll the register tile."""
         facts = self.begin(schedule, facts, plan)
         if plan.get("parts", 1) > 1:
             apply(schedule, facts, plan, self._split_tile)
@@ -284,7 +279,7 @@ class Dense:
 
     @staticmethod
     def begin(schedule: Any, facts: Contraction, plan: Plan) -> Contraction:
-        """Inline what is between, leave a pad out that only moves data, or skew one; returns what is left to do."""
+        """Inline the blocks between and handle the pad as planned; return the remaining facts."""
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
         if facts.pad and plan["pad"] == PAD_NONE:
@@ -296,15 +291,15 @@ class Dense:
         return facts
 
     def fill(self, schedule: Any, facts: Contraction, plan: Plan, share: Any, at: Any, tile: list[Any]) -> None:
-        """Compute the contraction at a loop of `write_apart`'s block, of which `tile` are the loops inside.
+        """Compute the contraction at a loop of `write_apart`'s block; `tile` are the loops inside it.
 
-        `share`: the loop that is parallel, inside which rows are padded that are padded at a time.
+        `share` is the parallel loop, where `PAD_ROWS` pads its rows.
         """
         main = schedule.get_sblock(facts.main)
         held, joint = None, plan.get("steps", 1)
         if joint > 1 and len(facts.sums) == 1:
-            # By the block's own loops where no kernel moves the data: TVM cannot tell that pixels in one loop are at
-            # constant places of a tile whose buffer has rows and columns, and would keep it in memory.
+            # Index by the block's own loops where no kernel moves the data: TVM cannot prove constant positions for
+            # fused pixels in a buffer of rows and columns, and would keep it in memory.
             held = schedule.reindex(main, ("read", facts.data_at))
         schedule.compute_at(main, at, preserve_unit_loops=True)
         if self._pads_rows(facts, plan):
@@ -335,7 +330,7 @@ class Dense:
             steps.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=joint > 1)
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
-        """Make vectors of the lanes, and set the sums to zero before the outermost loop of the reduction."""
+        """Vectorise the lanes, and zero the accumulators before the outermost reduction loop."""
         schedule.vectorize(lane)
         schedule.decompose_reduction(main, outermost)
 
@@ -347,7 +342,7 @@ class Dense:
     def tile(cls, schedule: Any, loops: Any, plan: Plan, *, by_rows: bool) -> tuple[Any, Any, list[Any]]:
         """Split and order the loops of the block that writes the result.
 
-        Returns the parallel loop, the one inside which a tile is, and the tile's own, the vector last.
+        Return the parallel loop, the loop around a tile, and the tile's own loops with the vector last.
         """
         *before, channel = loops
         block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
@@ -368,7 +363,7 @@ class Dense:
 
     @staticmethod
     def _split_tile(schedule: Any, loops: Any, plan: Plan) -> list[Any]:
-        """Split loops of pixels and of a block's channels: the outer ones, and last a list of a tile's own."""
+        """Split the loops of pixels and of a block's channels into outer loops and, last, a list of the tile's own."""
         *before, channel = loops
         vector, lane = schedule.split(channel, [None, plan["lanes"]])
         column, pixel = schedule.split(before[-1], [None, plan["pixels"]])
@@ -379,7 +374,7 @@ class Dense:
 
 
 def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[str, tuple[int, ...]]:
-    """The knob `steps` where lanes can be factors: as many as fill a vector where `line` data do, else a `row`."""
+    """Return the knob `steps` for lane FMAs: a full vector where `line` fills vectors, else a kernel `row`."""
     full = core.lanes(element_bytes)
     if not core.lane_fma or full == 1:
         return {}
@@ -387,34 +382,34 @@ def list_steps(core: Core, line: int, element_bytes: int, row: int = 1) -> dict[
 
 
 def _count_in_set(facts: Contraction, pixels: int) -> int:
-    """How many of so many neighbouring pixels' data lie in one set of the first cache."""
+    """Count how many of `pixels` neighbouring pixels map to one L1 set."""
     apart = facts.stride[-1] * facts.line * facts.element_bytes
     return -(-pixels * math.gcd(apart, _WAY_BYTES) // _WAY_BYTES)
 
 
 def _joins_row(facts: Contraction, plan: Plan) -> bool:
-    """Whether the steps that are taken together are a row of the kernel."""
+    """Say whether the joint reduction steps are a kernel row."""
     return facts.row > facts.line and plan.get("steps", 1) == facts.row
 
 
 def count_registers(tile: int, vectors: int, held: int) -> int:
-    """What a tile takes: its sums, weights of one step, and the data that are held."""
+    """Count a tile's registers: accumulators, weights of one step, and held data."""
     return tile * vectors + vectors + held
 
 
 def _reads_weights(facts: Contraction, tile: int, core: Core) -> bool:
-    """Whether multiply-adds read their weights themselves.
+    """Say whether FMAs read weights as memory operands.
 
-    Those of one pixel do on x86, where it pays as long as LLVM unrolls the whole reduction: with 64 steps eight vectors
-    took 1.9 times as long as thirteen pixels by one (13x13x64>256 on Zen 3).
+    On x86, tiles of one pixel do. It pays while LLVM unrolls the whole reduction: with 64 steps, eight vectors took 1.9
+    times as long as thirteen pixels by one (13x13x64>256 on Zen 3).
     """
     return tile == 1 and not core.lane_fma and facts.depth <= _UNROLLED
 
 
 def hold_data(schedule: Any, held: Any, loop: Any, joined: int = 1) -> None:
-    """Let one step of a loop of sums load what it reads into registers first.
+    """Load the data of one reduction step into registers first.
 
-    `held` copies it, so many of its last loops joined and as one vector.
+    The block `held` copies them; its last `joined` loops form one vector.
     """
     schedule.compute_at(held, loop, preserve_unit_loops=True)
     own = schedule.get_loops(held)[-len(schedule.get(held).iter_vars) :]
@@ -434,13 +429,12 @@ def step_cycles(
     halved: bool = False,
     direct: bool = False,
 ) -> float:
-    """Cycles of one step of the reduction for a tile of `tile` pixels by `vectors` vectors of so many bits.
+    """Estimate the cycles of one reduction step for a tile of `tile` pixels by `vectors` vectors of `bits`.
 
-    The most of: multiply-adds, loads (a vector of weights, and so many `factors`: of each pixel one for so many
-    `steps`), instructions issued, and the wait for the sum of the step before. Weights that are `halved` are
-    widened by the pipes that multiply: one instruction on Arm (`shll`), two on x86 (`vpmovzxwd`, `vpslld`). On Zen 4
-    tiles of 14 multiply-adds and 2 vectors of weights took 1.26 times as long so. With `direct` multiply-adds read
-    weights themselves.
+    It is the maximum of FMAs, loads (weights and `factors`, one per pixel for `steps` steps), issue slots, and FMA
+    latency. Widening `halved` weights takes FMA slots: one instruction on Arm (`shll`), two on x86 (`vpmovzxwd`,
+    `vpslld`); on Zen 4 tiles of 14 FMAs and 2 weight vectors took 1.26 times as long. With `direct`, FMAs read weights
+    from memory.
     """
     multiply = tile * vectors + (vectors * (1 if core.lane_fma else 2) if halved else 0)
     factors = tile / steps if factors is None else factors
@@ -451,23 +445,23 @@ def step_cycles(
     return cycles + (_ISSUED * (issued + _LOOP / steps / core.issue_width) if core.lane_fma else 0.0)
 
 
-# On Arm, where a product takes several instructions: how many times as long as the second cache needs for a line it is
-# waited for, so 12 cycles on a Cortex-A57, as emulated boards price a line.
+# On Arm, without a dot-product instruction: stall per line from L2 as a multiple of its transfer time, 12 cycles on a
+# Cortex-A57 in the estimates of emulated boards.
 _WAITED = 3.0
-# On x86, where products, sums and signs crowd each other: eight of each take Zen 3 11.5 cycles, not eight.
+# On x86, multiplications, additions and sign extensions compete for ports: eight of each take Zen 3 11.5 cycles, not 8.
 _CROWDED = 1.4
-# Registers of what is on its way: data of a pixel in two, products in 16 bits; on x86 data, their sizes, ones as well.
+# Temporary registers: a pixel's data in two, 16-bit products; on x86 data, absolute values and ones.
 _PASSING, _PASSING_X86 = 7, 4
 
 
 class Dots(Dense):
-    """See the module."""
+    """Family of int8 dot products."""
 
     name = "dots"
     inner = 1
 
     def read(self, schedule: Any) -> Contraction | None:
-        """A contraction that is marked; its four products count as one of a number as wide as the sum."""
+        """Read a marked contraction; its four products count as one of the accumulator's width."""
         found = super().read(schedule)
         mark = None if found is None else schedule.get(schedule.get_sblock(found.main)).annotations.get(dots.MARK)
         if found is None or mark is None:
@@ -475,13 +469,13 @@ class Dots(Dense):
         return dataclasses.replace(found, sums=found.sums[:-1], line=1, row=1, at_once=int(mark))
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """As `dense`, with the lanes that the instruction is there for."""
+        """Restrict the options of `dense` to lanes for which an instruction exists."""
         found = dict(super().options(facts, core))
         there = dots.list_lanes("aarch64" if core.lane_fma else "x86_64", facts.at_once)
         return found | {"lanes": tuple(lanes for lanes in found["lanes"] if lanes in there)}
 
     def _compute(self, schedule: Any, main: Any, outermost: Any, lane: Any) -> None:
-        """Set the sums to zero first; an instruction takes the place of the lanes."""
+        """Zero the accumulators first, then tensorize the lanes."""
         zero = schedule.decompose_reduction(main, outermost)
         schedule.vectorize(schedule.get_loops(zero)[-1])
         kinds = {str(region.source.dtype) for region in schedule.get(main).reads}
@@ -490,13 +484,13 @@ class Dots(Dense):
         schedule.tensorize(lane, dots.register(data, int(schedule.get(lane).extent), at_once))
 
     def _count_held(self, facts: Contraction, plan: Plan, core: Core) -> int:
-        """Where a product of bytes takes several instructions: on Arm weights are two vectors, and so are data."""
+        """Count temporary registers where a dot product takes several instructions."""
         if facts.at_once == dots.STEP:
             return super()._count_held(facts, plan, core)
         return plan["vectors"] + _PASSING if core.lane_fma else _PASSING_X86
 
     def _reloads(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Where a product of bytes takes several instructions, on Arm a tile waits for all of its weights."""
+        """Without a dot-product instruction on Arm, a tile stalls for all of its weights."""
         waited = super()._reloads(facts, plan, core)
         if facts.at_once == dots.STEP or not core.lane_fma:
             return waited
@@ -504,9 +498,9 @@ class Dots(Dense):
         return waited + (_WAITED * weights if waited else 0.0)
 
     def _step_cycles(self, facts: Contraction, plan: Plan, core: Core) -> float:
-        """Of twice as many pipes as multiply-adds have.
+        """Estimate a step without a dot-product instruction.
 
-        On Arm half of them multiply and half add up, and either makes weights and data ready. On x86 half multiply.
+        On Arm half of the pipes multiply and half add; either prepares weights and data. On x86 half multiply.
         """
         if facts.at_once == dots.STEP:
             return super()._step_cycles(facts, plan, core)

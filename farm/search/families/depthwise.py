@@ -1,7 +1,6 @@
-"""Depthwise convolutions: a register tile of `rows` x `pixels` results by `vectors` x `lanes` channels.
+"""Depthwise convolutions: register tiles of `rows` x `pixels` results by `vectors` x `lanes` channels.
 
-Each product is used once, so loads are what counts: the kernel's loops are unrolled, and neighbouring pixels of a tile
-share what they read.
+Loads dominate, since each product is used once. The kernel loops are unrolled and neighbouring pixels share loads.
 """
 
 from __future__ import annotations
@@ -16,43 +15,40 @@ from farm.search.families import loops
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
-# Options of `pad`: a copy of all data first, or of the rows that are needed next, also with the border's columns apart
-# from those between: fewer instructions, which counts where few are issued at a time. Or no copy: each tile compares
-# where it reads, which is settled when it is compiled for all but the border's rows and columns.
+# Values of `pad`: copy all data first, copy the rows needed next, the same with border columns peeled (fewer
+# instructions, for narrow cores), or no copy: tiles check bounds, which compile away except at the border.
 PAD_COPY, PAD_ROWS, PAD_APART, PAD_NONE = 0, 1, 2, 3
-# Instructions of a vector's copy where all columns are compared, and where those between are not (Cortex-A57).
+# Instructions to copy a vector with bounds checks, and without for interior columns (Cortex-A57).
 _COMPARED, _COPIED = 10, 3
-# Cycles of a tile for each row of the kernel that it compares where it reads its data where they lie; the share of the
-# first cache past which neighbours no longer find the rest of a line there, and what a part of a line costs else, as an
-# exponent; the part of the traffic that is waited for. Fitted to 237 schedules of the ten depthwise convolutions of
-# mobilenet_v2 on Zen 3 and 136 of four of them as priced for a Cortex-A57.
+# Cycles of bounds checks per kernel row of a tile; the fraction of L1 beyond which neighbours miss the rest of a line;
+# the exponent of the cost of partial lines; the fraction of traffic that stalls. Fitted to 237 schedules of the ten
+# depthwise convolutions of mobilenet_v2 on Zen 3 and 136 of four of them in the estimates for a Cortex-A57.
 _COMPARISON_CYCLES, _PART_HELD, _PART_COST, _WAITED = 3.0, 0.5, 0.25, 0.3
 _LINE_BYTES = 64
-# Of the first cache of a core whose waits are known, at least.
+# Lower bound of the associativity of L1 on cores with a known line stall.
 _WAYS = 2
-# Most rows of tiles whose data are padded together.
+# Most rows of tiles that are padded together.
 _MOST_LINES = 8
-# Share of the issue's cycles that counts although multiply-adds hide them, as in `dense`.
+# Weight of issue cycles that FMAs hide, as in `dense`.
 _ISSUED = 0.15
-# Options of `unroll`: the kernel's columns, or all of it, which shares loads among rows and needs registers for it.
+# Values of `unroll`: kernel columns, or the whole kernel, which shares loads among rows but needs registers.
 UNROLL_COLUMNS, UNROLL_KERNEL = 0, 1
-# Share of the registers that a tile may take: the compiler keeps what neighbouring pixels share in others, and spills
-# where there are none (measured: twice the time from 0.75 on).
+# Fraction of the registers for accumulators; shared loads need the rest. From 0.75 on spills doubled the time.
 _MOST_FILLED = 0.6
-# Sums of a tile on x86, whose multiply-adds read one factor from memory: with 16 and more of 32 registers LLVM spills
-# (28x28x192 on an Intel server: 38.6 us by 4 x 2 pixels and two vectors, 28.4 by 7 and two).
+# Accumulators of a tile on x86, whose FMAs read one factor from memory: with 16 or more of 32 registers LLVM spills
+# (28x28x192 on an Intel server: 38.6 us by 4 x 2 pixels and two vectors, 28.4 us by 7 and two).
 _MOST_SUMS = 15
-# What a further part of a load takes of multiply-adds' pipes (28x28x120, 5x5: 85 us by 12 lanes, 52 by 8, 109 by 15).
+# FMA slots per additional piece of a partial vector load (28x28x120, 5x5: 85 us by 12 lanes, 52 by 8, 109 by 15).
 _PUT_TOGETHER = 2.0
-# Vectors of a tile on x86, the first of them where tiles are predicted alike: 7 pixels of two lines side by side took
-# 0.83 to 0.94 of the time of 14 of one (3x3 112x112x32, 28x28x192 and 14x14x384 on an Intel server).
+# Vectors of a tile on x86, preferred first among equal predictions: 7 pixels by two took 0.83 to 0.94 of the time of 14
+# by one (3x3 112x112x32, 28x28x192 and 14x14x384 on an Intel server).
 VECTORS = (2, 1, 3)
-# Columns of a padded row whose copies are written one after the other: a vector each, two instructions.
+# Columns of a padded row whose copies are unrolled: a vector each, two instructions.
 _MOST_UNROLLED = 128
 
 
 class Depthwise:
-    """Convolutions whose channels are not summed over."""
+    """Convolutions with one filter per channel."""
 
     name = "depthwise"
 
@@ -63,9 +59,9 @@ class Depthwise:
         return found
 
     def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """`lanes`, `vectors`, `pixels`, `rows` of a tile; `pad`; `unroll`.
+        """Offer `lanes`, `vectors`, `pixels` and `rows` of a tile, `pad` and `unroll`.
 
-        Where instructions are what counts also `lines`: rows of tiles whose data are padded together.
+        On Arm also `lines`: rows of tiles that are padded together.
         """
         width, height = _extents(facts)
         apart = core.lane_fma and facts.pad is not None
@@ -100,18 +96,18 @@ class Depthwise:
         high = (rows - 1) * down + (facts.reach[-2] if len(facts.reach) > 1 else 1)
         if plan["unroll"] == UNROLL_KERNEL and tile + wide * registers > core.vector_registers * 0.75:
             return None
-        # Pixels of a row share their loads, and all of the tile where everything is unrolled; weights come once. Rows
-        # that are compared share nothing.
+        # Pixels of a row share loads, and all rows of a fully unrolled tile; weights load once. Bounds checks prevent
+        # sharing between rows.
         lies = plan["pad"] == PAD_NONE
         shared = plan["unroll"] == UNROLL_KERNEL and (core.lane_fma or not lies)
         read = high if shared else rows * facts.sums[0].extent
-        # On Arm tiles inside an image compare nothing (`farm.search.build.borders`).
+        # On Arm, interior tiles have no bounds checks (`farm.search.build.borders`).
         compared = read * _COMPARISON_CYCLES if lies and not core.lane_fma else 0.0
         loads = (min(wide * read, rows * pixels * kernel) + kernel) * registers
         products = tile * kernel
         bits = core.vector_bits
         waits = kernel * core.fma_latency * min(1.0, (products + loads) / core.window)
-        # On x86 a load of a vector that is no power of two comes in parts, put together where multiply-adds are made.
+        # On x86 a vector load that is no power of two is assembled from pieces in the FMA pipes.
         parts = 0.0 if core.lane_fma else _PUT_TOGETHER * (loops.count_parts(lanes, full) - 1) * loads
         inner = max((products + parts) / core.fma_per_cycle(bits), loads / core.loads_per_cycle(bits), waits)
         issued = (products + loads) / core.issue_width
@@ -128,7 +124,7 @@ class Depthwise:
             strip_rows = high + (lines - 1) * rows * down
             moved *= strip_rows / (rows * lines * down)
             strip = strip_rows * ((width - 1) * across + facts.reach[-1]) * lanes * vectors * facts.element_bytes
-            # A store a cycle is the least; with comparisons three cycles were measured on cores that issue five.
+            # At least one cycle per store; with bounds checks, cores that issue five took three.
             apart = plan["pad"] == PAD_APART
             again = max(1.0, _COPIED / core.issue_width) if apart else max(3.0, _COMPARED / core.issue_width)
             again += vector_bytes / core.l2_bytes_per_cycle if strip > core.l1_bytes * 0.75 else 0.0
@@ -165,7 +161,7 @@ class Depthwise:
 
     @staticmethod
     def begin(schedule: Any, facts: Contraction, plan: Plan) -> Any:
-        """Inline what is computed where it is read; returns the block that writes the result."""
+        """Inline what is computed at its reader; return the block that writes the result."""
         for name in ((facts.pad,) if facts.pad and plan["pad"] == PAD_NONE else ()) + facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
         return loops.write_apart(schedule, facts)
@@ -174,7 +170,7 @@ class Depthwise:
     def tile(schedule: Any, facts: Contraction, own: Any, plan: Plan) -> tuple[list[Any], Any, list[Any]]:
         """Split the loops of the block that writes the result.
 
-        Returns the outer ones, blocks of channels last, that of a row's tiles, and the tile's.
+        Return the outer loops with blocks of channels last, the loop over a row's tiles, and the tile's own loops.
         """
         *outer, channel = own
         block, vector, lane = schedule.split(channel, [None, plan["vectors"], plan["lanes"]])
@@ -187,9 +183,9 @@ class Depthwise:
 
     @staticmethod
     def fill(schedule: Any, facts: Contraction, plan: Plan, column: Any, tile: list[Any]) -> Any:
-        """Compute the convolution at a row's loop of tiles, of which `tile` are the loops inside.
+        """Compute the convolution at a row's loop of tiles; `tile` are the loops inside it.
 
-        Returns the loop before which its sums are to be set to zero.
+        Return the loop before which the accumulators are zeroed.
         """
         main = schedule.get_sblock(facts.main)
         schedule.compute_at(main, column, preserve_unit_loops=True)
@@ -209,9 +205,9 @@ class Depthwise:
 
 
 def _read_in_place(facts: Contraction, core: Core, high: int, step: int, wide: int, channels: int) -> float:
-    """Cycles for data that tiles of `high` rows, `step` apart, read where they lie, and for the result.
+    """Estimate the cycles of reading unpadded data in tiles of `high` rows, `step` apart, and of writing the result.
 
-    Rows of `wide` pixels, so many `channels` of them at a time: what neighbours read is a part of the same lines.
+    A tile reads rows of `wide` pixels and `channels` of their channels; neighbours share cache lines.
     """
     part = max(1.0, _LINE_BYTES / (channels * facts.element_bytes))
     held = high * wide * max(channels * facts.element_bytes, _LINE_BYTES) <= core.l1_bytes * _PART_HELD
@@ -221,15 +217,15 @@ def _read_in_place(facts: Contraction, core: Core, high: int, step: int, wide: i
 
 
 def _count_lines(facts: Contraction, plan: Plan, core: Core, high: int, step: int) -> float:
-    """Lines that the first cache lacks, where tiles of `high` rows, `step` apart, go over the data.
+    """Estimate the L1 misses, in lines, of tiles of `high` rows, `step` apart.
 
-    A block of channels may begin and end within lines, whose rest the next block finds where a tile's rows fit.
+    A block of channels may share its first and last line with other blocks, which hit where a tile's rows fit.
     """
     width = facts.pixels[-1].extent
     wide = (width - 1) * facts.stride[-1] + facts.reach[-1]
     block = plan["lanes"] * plan["vectors"] * facts.element_bytes
     part = (1 + (block - math.gcd(block, _LINE_BYTES)) / _LINE_BYTES) * _LINE_BYTES / block
-    # Pixels lie apart by all channels, so that they share some of the cache's sets.
+    # Pixels are all channels apart, so they use only some sets of the cache.
     apart = math.gcd(facts.batch[-1].extent * facts.element_bytes, core.l1_bytes // _WAYS)
     room = core.l1_bytes // max(apart, _LINE_BYTES) * _PART_HELD
     lines, lies = plan.get("lines", 1), plan["pad"] == PAD_NONE
@@ -254,6 +250,6 @@ def _schedule_pad(schedule: Any, name: str, plan: Plan, parallel: Any) -> None:
 
 
 def _extents(facts: Contraction) -> tuple[int, int]:
-    """Width and height of the result; one row where there is but one dimension."""
+    """Return width and height of the result; one row where it has one dimension."""
     pixels = [axis.extent for axis in facts.pixels]
     return pixels[-1], pixels[-2] if len(pixels) > 1 else 1

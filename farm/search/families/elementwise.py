@@ -1,7 +1,7 @@
-"""Functions that sum nothing up: element-wise ones, broadcasts, concatenations, transpositions, slices, pads, gathers.
+"""Functions without a reduction: element-wise, broadcast, concatenation, transpose, slice, pad, gather.
 
-All is computed as it is written. The compiler makes vectors of a contiguous innermost loop by itself, of any length, so
-what is left to choose is what that loop is, where it is cut, and whether threads are worth their start.
+Everything is computed where it is written. LLVM vectorises a contiguous innermost loop of any length. The choices left
+are the innermost loop, where it is cut, and whether threads pay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farm.search.families import facts as reading
 from farm.search.families.facts import Axis
 from farm.search.families.family import Plan, Prediction
 
-# More cuts of a loop than these make too much code of it.
+# More cuts of one loop make too much code.
 _MOST_CUTS = 8
 
 
@@ -28,11 +28,10 @@ _MOST_CUTS = 8
 class ElementwiseFacts:
     """A function that writes each result from a few elements of its arguments.
 
-    `folded` is a block that only writes the result in another shape, which the one before does itself then. `inlined`
-    are the blocks computed where they are read, `last` those that write results. `extents` are the loops of the final
-    one; its innermost `flat` loops are one contiguous run in all that is read and written. `across` is the loop along
-    which something is read contiguously though the innermost moves through it, None where there is none. `cuts` are the
-    steps of the innermost loop where another argument begins. Sizes in bytes.
+    `folded` is a final block that only reshapes; the one before writes its result. `inlined` blocks are computed at
+    their readers, `last` ones write results. `extents` are the loops of the final block; its innermost `flat` loops are
+    contiguous in all that is read and written. `across` is a loop contiguous in a load through which the innermost loop
+    strides, or None. `cuts` are the steps of the innermost loop where another argument begins. Sizes are in bytes.
     """
 
     folded: str | None
@@ -47,7 +46,7 @@ class ElementwiseFacts:
 
 
 class Elementwise:
-    """Functions that are one write of each result."""
+    """Functions that write each result once."""
 
     name = "elementwise"
 
@@ -58,7 +57,7 @@ class Elementwise:
         write: tuple[int, ...] = (1,)
         read: tuple[int, ...] = (1,)
         if facts.across is not None:
-            # Measured: tiles of one vector by half as many are shuffled in registers, larger ones are not.
+            # Tiles of one vector by half as many are shuffled in registers; larger ones are not.
             write = tuple(loops.divisors(facts.extents[-1], core.lanes(facts.element_bytes))[-2:])
             read = tuple(loops.divisors(facts.extents[facts.across], core.lanes(facts.element_bytes))[-2:])
         return {
@@ -106,7 +105,7 @@ class Elementwise:
 
 
 def _order(schedule: Any, own: list[Any], facts: ElementwiseFacts, plan: Plan) -> tuple[list[Any], Any]:
-    """Bring the loops in order; returns those outside, and the innermost where it is not a tile's."""
+    """Order the loops; return the outer ones and the innermost loop that is not a tile's."""
     if facts.across is None:
         at = len(own) - facts.flat
         return own[:at], schedule.fuse(*own[at:])
@@ -134,13 +133,13 @@ def _outside(facts: ElementwiseFacts) -> int:
 
 
 def read_stream(schedule: Any) -> ElementwiseFacts | None:
-    """The function as a stream; None where a block of it sums up, or is anything else than one store."""
+    """Read the function as a stream; None where a block reduces or is more than one store."""
     names = reading.list_blocks(schedule)
     if not names or len(set(names)) < len(names) or not all(reading.is_plain(schedule, name) for name in names):
         return None
     found = _read_blocks(schedule.copy(), names, None)
     if found.across is None and found.flat <= 1 < len(names):
-        # A transposition whose result has another shape is none to be seen where its elements are written.
+        # A reshape after a transpose hides the transpose from the final block.
         trial = schedule.copy()
         if loops.fold(trial, names[-1]) and (other := _read_blocks(trial, names[:-1], names[-1])).across is not None:
             return other
@@ -178,7 +177,7 @@ def _read_blocks(trial: Any, names: list[str], folded: str | None) -> Elementwis
 
 
 def _find_across(loads: list[Any], variables: list[Any]) -> int | None:
-    """The loop that a load is contiguous along, where the innermost loop moves through it by more than one element."""
+    """Find the loop along which a load is contiguous although the innermost loop strides through it."""
     found = None
     for load in loads:
         indices = list(load.indices)
@@ -192,7 +191,7 @@ def _find_across(loads: list[Any], variables: list[Any]) -> int | None:
 
 
 def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], axes: dict[Any, Axis]) -> int:
-    """How many of the innermost loops are one run in everything that is read; at least one."""
+    """Count the innermost loops that are one contiguous run in every load; at least one."""
 
     def fits(load: Any, count: int) -> bool:
         run = variables[-count:]
@@ -211,7 +210,7 @@ def _count_flat(loads: list[Any], conditions: list[Any], variables: list[Any], a
 
 
 def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
-    """Whether loops read neighbouring elements one after the other, also through a reshape."""
+    """Say whether the loops `run` read contiguous elements, also through a reshape."""
     analyzer, place, step = sym.Analyzer(), 0, 0
     for variable, axis in axes.items():
         analyzer.bind(variable, Range(0, axis.extent))
@@ -225,7 +224,7 @@ def _is_run(load: Any, run: list[Any], axes: dict[Any, Axis]) -> bool:
 
 
 def _find_cuts(conditions: list[Any], variable: Any, extent: int) -> tuple[int, ...]:
-    """The steps of a loop at which comparisons of its variable alone turn from one answer to the other."""
+    """Find the steps of a loop at which conditions on its variable alone change."""
     cuts = set()
     for condition in conditions:
         if not expressions.mentions(condition, variable):

@@ -1,4 +1,4 @@
-"""What TVM's expressions and statements mention, load, compare, and come to. Reads, and changes none of them."""
+"""Read-only queries on TVM's expressions and statements, and substitution of variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm.ir.expr import Call, TensorLoad
 
 
 def parts(expression: Any) -> list[Any]:
-    """The expressions that an expression is made of directly."""
+    """List the direct operands of an expression."""
     names = ("a", "b", "value", "condition", "true_value", "false_value", "base")
     found = [getattr(expression, name, None) for name in names]
     found += [*(getattr(expression, "args", None) or ()), *(getattr(expression, "indices", None) or ())]
@@ -20,24 +20,24 @@ def parts(expression: Any) -> list[Any]:
 
 
 def mentions(expression: Any, variable: Any) -> bool:
-    """Whether a variable occurs in an expression."""
+    """Say whether a variable occurs in an expression."""
     return bool(expression.same_as(variable)) or any(mentions(part, variable) for part in parts(expression))
 
 
 def holds(expression: Any, *kinds: type) -> bool:
-    """Whether there is an expression of one of these kinds in an expression."""
+    """Say whether an expression contains one of these kinds."""
     return isinstance(expression, kinds) or any(holds(part, *kinds) for part in parts(expression))
 
 
 def read_value(value: Any) -> tuple[list[Any], list[Any]]:
-    """All loads from buffers in an expression, and all comparisons, indices included."""
+    """Return all buffer loads in an expression, and all comparisons, including those in indices."""
     inside = list(_list_inside(value))
     loads = [each for each in inside if isinstance(each, TensorLoad)]
     return loads, [each for each in inside if isinstance(each, (tirx.LT, tirx.LE, tirx.GT, tirx.GE))]
 
 
 def list_calls(value: Any) -> set[str]:
-    """The names of the functions that an expression calls, indices included; TVM spells choices as such."""
+    """Return the names of the functions that an expression calls, including those in indices; choices are calls."""
     return {each.op.name for each in _list_inside(value) if isinstance(each, Call)}
 
 
@@ -50,14 +50,14 @@ def _list_inside(value: Any) -> Iterator[Any]:
 
 
 def slope(index: Any, variable: Any) -> int:
-    """By how much an index grows with the first step of a variable, all others at zero."""
+    """Return the increment of an index at the first step of a variable, all others being zero."""
     return evaluate(index, variable) - evaluate(index, None)
 
 
 def evaluate(expression: Any, variable: Any, step: int = 1, names: Sequence[tuple[Any, Any]] = ()) -> int:
-    """An index where `variable` is at `step` and every other one at 0; what is no plain arithmetic counts as 0.
+    """Evaluate an index with `variable` at `step` and all others at 0; anything but plain arithmetic counts as 0.
 
-    `names` are variables that stand for an expression each.
+    `names` are bound variables with their expressions.
     """
     if isinstance(expression, tirx.IntImm):
         return int(expression)
@@ -83,7 +83,7 @@ def evaluate(expression: Any, variable: Any, step: int = 1, names: Sequence[tupl
 
 
 def compare(comparison: Any, variable: Any, step: int) -> bool:
-    """What a comparison of indices says where `variable` is at `step` and every other one at 0."""
+    """Evaluate a comparison of indices with `variable` at `step` and all others at 0."""
     left, right = evaluate(comparison.a, variable, step), evaluate(comparison.b, variable, step)
     if isinstance(comparison, tirx.LT):
         return left < right
@@ -93,7 +93,7 @@ def compare(comparison: Any, variable: Any, step: int) -> bool:
 
 
 def walk(statement: Any) -> Iterator[Any]:
-    """A statement and all inside it, in order."""
+    """Yield a statement and all statements inside it, in order."""
     yield statement
     bodies = [getattr(statement, name, None) for name in ("body", "then_case", "else_case")]
     for each in [*(getattr(statement, "seq", None) or ()), *bodies]:
@@ -102,12 +102,12 @@ def walk(statement: Any) -> Iterator[Any]:
 
 
 def list_statements(body: Any) -> list[Any]:
-    """The statements of a sequence in order, or a body that is one."""
+    """List the statements of a sequence, or the single one of a body."""
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def replace(expression: Any, names: Mapping[Any, Any]) -> Any:
-    """An expression with variables replaced."""
+    """Substitute variables in an expression."""
     if not names:
         return expression
     return tvm_ffi.structural_map(expression, [(tirx.Var, lambda variable: names.get(variable, variable))])

@@ -1,6 +1,6 @@
-"""What a workload's function is made of: its contraction, the blocks before and after it, and the roles of its loops.
+"""Facts of a workload's function: its contraction, the blocks around it, and the roles of its loops.
 
-Reads TVM's functions and changes nothing; which schedule follows is each family's business.
+Nothing here changes a function; each family derives its schedules from the facts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ class Axis:
 class Contraction:
     """A function around one block that sums products of two operands, `data` and `weight`.
 
-    `pixels` are loops that only the data follow, `channels` those that only the weight follows, `batch` those that both
-    do, `sums` the reduction. Where both follow the last loop (a convolution in groups), `group` is over how many of its
-    steps the data stand still: 1 in a depthwise convolution, 0 where only the weight follows it.
-    `pad` is the block that writes the padded data, None where there is none, and `moved` says that it pads nothing;
-    `last` the block that writes the result, `main` itself where nothing follows it; `between` all others after `main`,
-    in order.
-    `stride` and `reach` are, by pixel loop, how far the data move with it and over how many elements the kernel goes:
-    in each dimension, where a loop goes through several. `room` is over how many elements the data go there.
-    `packed` says whether the weight may be stored in another order. `halved` whether its elements are made twice as
-    long when they are loaded (`farm.search.graph.half_precision`). Sizes of an element in bytes. `data_at` is the
-    place of the data among what `main` reads, `weight_at` that of the weight among the function's parameters (None: it
-    is none), `line` over how many in a row the last loop of the reduction goes, `row` over how many the last two do
-    together: a row of the kernel with all channels (1: its data are apart). `at_once` are the products that an
-    instruction sums up itself (`farm.search.graph.dots`).
+    Loops: `pixels` index the data only, `channels` the weight only, `batch` both; `sums` are the reduction. Where both
+    use the last loop (a grouped convolution), `group` is the number of its steps on the same data: 1 in a depthwise
+    convolution, 0 without groups.
+    Blocks: `pad` writes the padded data (None: there is none; `moved`: it only moves them), `last` writes the result
+    (`main` itself where nothing follows), `between` are the others after `main`, in order.
+    Per pixel loop and dimension, `stride` is the step of the data and `reach` the extent of the kernel; `room` is the
+    extent of the data.
+    `packed`: the weight may be stored in another order. `halved`: its elements are widened when loaded
+    (`farm.search.graph.half_precision`). `data_at` is the position of the data among the reads of `main`, `weight_at`
+    that of the weight among the parameters, or None. `line` is the number of contiguous elements in the last reduction
+    loop, `row` in the last two together: a kernel row with all channels (1: not contiguous). `at_once` is the number of
+    products that one instruction sums (`farm.search.graph.dots`). Sizes are in bytes.
     """
 
     main: str
@@ -71,7 +69,7 @@ class Contraction:
 
     @property
     def weight_element_bytes(self) -> int:
-        """Of what is loaded for one factor of a sum."""
+        """Of one factor as loaded."""
         return self.element_bytes // 2 if self.halved else self.element_bytes
 
     @property
@@ -81,25 +79,25 @@ class Contraction:
 
     @property
     def depth(self) -> int:
-        """Products summed up for one element of the result."""
+        """Products per element of the result."""
         return math.prod(axis.extent for axis in self.sums)
 
     @property
     def products(self) -> int:
-        """Multiply-accumulates in all."""
+        """FMAs of the whole function."""
         return math.prod(a.extent for a in (*self.batch, *self.pixels, *self.channels, *self.sums))
 
 
 def list_blocks(schedule: Any) -> list[str]:
-    """Names of a function's blocks, in order."""
+    """List the names of a function's blocks, in order."""
     root = schedule.get_sblock("root")
     return [str(schedule.get(block).name_hint) for block in schedule.get_child_blocks(root)]
 
 
 def read_contraction(schedule: Any, names: list[str] | None = None) -> Contraction | None:
-    """The contraction of a function that has just one, with at most a pad before it and element-wise blocks after.
+    """Read a function with one contraction, at most a pad before it, and element-wise blocks after it.
 
-    `names`: the blocks that are looked at, all in order where none is said.
+    `names` are the blocks considered, by default all.
     """
     names = list_blocks(schedule) if names is None else names
     if len(set(names)) < len(names):
@@ -116,7 +114,7 @@ def read_contraction(schedule: Any, names: list[str] | None = None) -> Contracti
 
 
 def is_sum(variable: Any) -> bool:
-    """Whether a block's variable is one of a reduction."""
+    """Say whether a block's variable is a reduction variable."""
     return int(variable.iter_type) == 2
 
 
@@ -137,7 +135,7 @@ def _read(
     store = block.body
     final = list(store.indices)[-1]
     used = [_used(load.indices, variables) for load in operands]
-    # The weight is the operand that the last dimension of the result follows alone, or the one without pixels.
+    # The weight is the operand that alone uses the last dimension of the result, or the one without pixels.
     ends = [v for v in variables if expressions.mentions(final, v)]
     if len(ends) != 1 or ends[0] in sums:
         return None
@@ -191,7 +189,7 @@ def _read(
 
 
 def _operands(block: Any) -> tuple[Any, Any] | None:
-    """The two loads that a block multiplies and adds up, through casts to a wider type."""
+    """Return the two loads that a block multiplies and accumulates, through widening casts."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return None
@@ -215,10 +213,7 @@ def _used(indices: Any, variables: list[Any]) -> set[Any]:
 
 
 def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) -> list[tuple[int, int]]:
-    """How far the data move with one step of a pixel loop, and over how many elements the kernel goes along it.
-
-    In each dimension, for a loop of the pixels of several.
-    """
+    """Return the data's step per pixel and the kernel's extent, for each dimension that the loop indexes."""
     found = []
     for index in indices:
         if expressions.mentions(index, pixel):
@@ -229,13 +224,13 @@ def _movement(indices: Any, pixel: Any, sums: list[Any], axes: dict[Any, Axis]) 
 
 
 def _room(load: Any, pixel: Any) -> int:
-    """How many elements there are along the dimension that a pixel loop moves along."""
+    """Return the extent of the dimension that a pixel loop moves along."""
     dimensions = zip(load.indices, load.source.shape, strict=True)
     return next((int(extent) for index, extent in dimensions if expressions.mentions(index, pixel)), 1)
 
 
 def _row(data: Any, pixels: list[Any], sums: list[Any], axes: dict[Any, Axis]) -> int:
-    """Steps of the last two loops of a reduction where they go through neighbouring data, beside a pixel's; else 1."""
+    """Return the steps of the last two reduction loops where they read contiguous data along a pixel loop, else 1."""
     if len(sums) < 3 or len(data.indices) < 2 or not pixels:
         return 1
     *_, along, last = data.indices
@@ -246,7 +241,7 @@ def _row(data: Any, pixels: list[Any], sums: list[Any], axes: dict[Any, Axis]) -
 
 
 def _standstill(indices: Any, variable: Any, extent: int) -> int:
-    """After how many steps of a variable an operand's indices change first."""
+    """Return the number of steps of a variable before an operand's indices change."""
     for step in range(1, extent):
         if any(expressions.evaluate(index, variable, step) != expressions.evaluate(index, None) for index in indices):
             return step
@@ -254,22 +249,22 @@ def _standstill(indices: Any, variable: Any, extent: int) -> int:
 
 
 def bytes_of(dtype: Any) -> int:
-    """Size of an element."""
+    """Return the size of an element."""
     return max(1, int(ffi_dtype(str(dtype)).itemsize))
 
 
 def size_of(buffer: Any) -> int:
-    """Size of a buffer in bytes."""
+    """Return the size of a buffer in bytes."""
     return math.prod(int(d) for d in buffer.shape) * bytes_of(buffer.dtype)
 
 
 def is_moved(schedule: Any, name: str) -> bool:
-    """Whether a block copies a buffer element by element, wherever to: a transposition, a pad that pads nothing."""
+    """Say whether a block only moves elements: a transpose, or a pad of width zero."""
     return isinstance(getattr(schedule.get(schedule.get_sblock(name)).body, "value", None), TensorLoad)
 
 
 def is_copy(schedule: Any, name: str) -> bool:
-    """Whether a block copies a buffer element by element to the same place: a pad that pads nothing."""
+    """Say whether a block copies a buffer unchanged: a pad of width zero."""
     store = schedule.get(schedule.get_sblock(name)).body
     value = getattr(store, "value", None)
     if not isinstance(value, TensorLoad):
@@ -279,7 +274,7 @@ def is_copy(schedule: Any, name: str) -> bool:
 
 
 def is_cut(schedule: Any, name: str) -> bool:
-    """Whether a block copies a part of a buffer, wherever it writes it: a slice, or what a gather takes."""
+    """Say whether a block copies a part of a buffer: a slice or a gather."""
     block = schedule.get(schedule.get_sblock(name))
     value = getattr(block.body, "value", None)
     if not isinstance(value, TensorLoad):
@@ -288,7 +283,7 @@ def is_cut(schedule: Any, name: str) -> bool:
 
 
 def is_plain(schedule: Any, name: str) -> bool:
-    """Whether a block stores one element for each step of its own loops, in their order, and sums nothing up."""
+    """Say whether a block stores one element per step of its own loops, in order, without a reduction."""
     block = schedule.get(schedule.get_sblock(name))
     if not isinstance(block.body, tirx.BufferStore) or any(is_sum(v) for v in block.iter_vars):
         return False

@@ -1,7 +1,6 @@
-"""What a schedule family is: it reads a function, offers knobs, predicts what a choice costs, and brings it about.
+"""The contract of a schedule family: read a function, offer knobs, predict a plan's time, apply it.
 
-A plan is one option for each knob. Families are stateless; which plan is tried is the search's business, and which is
-the default that of `rule`.
+A plan is one option per knob. Families are stateless; the search chooses plans and `rule` the default.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any, Protocol
 from farm.search.cores import Core
 from farm.search.gpus import TargetGpu
 
-# What computes.
+# The CPU cores or GPU that a function runs on.
 Unit = Core | TargetGpu
 Plan = Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a plan is expected to cost: seconds in all, and the cycles of one core that go where, by name.
+    """Predicted cost of a plan: seconds, and the cycles of one core by cause.
 
-    Terms are for the cost model and for people; `seconds` alone orders plans.
+    `seconds` alone orders plans; `terms` serve the cost model and explanations.
     """
 
     seconds: float
@@ -30,25 +29,25 @@ class Prediction:
 
 
 class Family(Protocol):
-    """One kind of function and the ways to schedule it.
+    """One kind of function and its schedules.
 
-    `read` gives what the other methods work with, or None where the function is none of this family's. All options of
-    a knob are integers, so that a plan can be written down anywhere.
+    `read` returns the facts for the other methods, or None for a function of another family. All options are integers,
+    so that plans are easy to store.
     """
 
     name: str
 
     def read(self, schedule: Any) -> Any | None:
-        """Facts of the only function of an unscheduled `tvm.s_tir.Schedule`; changes nothing."""
+        """Read the only function of an unscheduled `tvm.s_tir.Schedule`; change nothing."""
 
     def options(self, facts: Any, core: Any) -> Mapping[str, tuple[int, ...]]:
-        """The knobs of such a function by name, each with its options, for a target's `Unit`: a core, or a GPU."""
+        """Return the knobs of a function by name, each with its options, for a target's `Unit`."""
 
     def predict(self, facts: Any, plan: Plan, core: Any) -> Prediction | None:
-        """What a plan costs on `core.threads` cores, or a GPU; None for one that makes no sense."""
+        """Predict a plan's cost on `core.threads` cores or a GPU; None for an invalid plan."""
 
     def apply(self, schedule: Any, facts: Any, plan: Plan) -> None:
-        """Schedule the function with primitives whose traces survive as JSON: no layout maps.
+        """Schedule the function with primitives whose traces survive JSON: no layout maps.
 
-        Raises what TVM raises where it refuses.
+        Raises TVM's errors where it refuses.
         """

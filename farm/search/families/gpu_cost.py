@@ -1,4 +1,4 @@
-"""What predictions for GPUs share: how long blocks of threads take, and how loops are given to threads."""
+"""Shared parts of the GPU families: the estimated time of thread blocks, and the binding of loops to threads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from farm.search.families import facts as reading
 from farm.search.families.family import Prediction
 from farm.search.gpus import TargetGpu
 
-# Assumed: what a barrier costs.
+# Assumed cost of a barrier.
 _BARRIER_CYCLES = 40.0
-# Registers that addresses and loop counters take beside a thread's values.
+# Registers for addresses and loop counters beside a thread's values.
 OTHER_REGISTERS = 22
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """`blocks` blocks of `threads`; of one thread: multiply-adds, other instructions, values that it holds, rounds in
-    which it waits for memory, barriers. `shared_turns` are a block's accesses to shared memory by a warp each,
-    `moved_bytes` what all blocks read and write, `far_bytes` what of it comes from memory.
+    """A grid of `blocks` blocks of `threads`.
+
+    Per thread: FMAs `multiplied`, `others` instructions, values `held` in registers, rounds of memory `waits`, and
+    `barriers`. `shared_turns` are a block's warp accesses to shared memory. `moved_bytes` is all traffic, `far_bytes`
+    the part from DRAM.
     """
 
     blocks: int
@@ -41,12 +43,12 @@ class Blocks:
 
     @property
     def registers(self) -> int:
-        """Of one thread, as `ptxas` will about give it."""
+        """Registers of one thread, about as `ptxas` allocates them."""
         return self.held + OTHER_REGISTERS
 
 
 def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
-    """How long it takes; None for what a block may not have."""
+    """Predict the time; None where a block exceeds the GPU's limits."""
     limits = gpu.plan.limits
     warps = math.ceil(work.threads / WARP)
     too_much = work.threads > limits.threads or work.shared_bytes > limits.shared_bytes
@@ -78,7 +80,7 @@ def predict(work: Blocks, gpu: TargetGpu) -> Prediction | None:
 
 
 def writes_once(schedule: Any, name: str) -> bool:
-    """Whether a block stores one element for each step of its own loops, and sums nothing up."""
+    """Say whether a block stores one element per step of its own loops, without a reduction."""
     block = schedule.get(schedule.get_sblock(name))
     loops = len(schedule.get_loops(schedule.get_sblock(name)))
     plain = isinstance(block.body, tirx.BufferStore) and len(block.iter_vars) == loops
@@ -86,8 +88,9 @@ def writes_once(schedule: Any, name: str) -> bool:
 
 
 def is_whole(threads: int, extents: Sequence[int]) -> bool:
-    """Whether so many steps in a row of nested loops are some inner loops and a whole part of the next one: TVM moves a
-    sum to a thread where it sees that alone.
+    """Say whether `threads` covers some inner loops and divides the next one.
+
+    Only then can TVM compute a reduction inside a thread.
     """
     for extent in reversed(extents):
         if extent % threads == 0:
@@ -99,9 +102,9 @@ def is_whole(threads: int, extents: Sequence[int]) -> bool:
 
 
 def give_to_threads(schedule: Any, block: Any, threads: int, vector: int) -> None:
-    """Have a block that copies into shared memory do so with all threads, `vector` elements each at a time.
+    """Make a block that copies into shared memory use all threads, `vector` elements each at a time.
 
-    It was put inside a loop of the block that reads it; its own loops are the innermost ones.
+    It has been moved inside a loop of its reader; its own loops are the innermost ones.
     """
     loops = schedule.get_loops(block)
     depth = len(schedule.get(block).iter_vars)

@@ -1,4 +1,4 @@
-"""Functions on GPUs each of whose results a thread has on its own, and those whose sums a block's threads share."""
+"""GPU functions with results that single threads compute, or with reductions that a block's threads share."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from farm.search.families.gpu_cost import Blocks
 from farm.search.families.norm import Norm
 from farm.search.gpus import TargetGpu
 
-# Warp instructions of an exponential, a root or a division. Assumed.
+# Assumed warp instructions of an exponential, a root or a division.
 _CALL_ISSUED = 10
 
 
 class GpuNorms:
-    """`shares` threads share a row, a block has `beside` rows. What lies between the reductions (exponentials) is held
-    in shared memory (`held`), or computed again where it is read.
+    """Norms: `shares` threads share a row and a block has `beside` rows.
 
-    A row is all that comes to one sum, whether or not it is contiguous: neighbouring threads have neighbours in memory.
+    Values between the reductions (exponentials) are held in shared memory (`held`) or recomputed by each reader. A row
+    is everything that is reduced to one sum. Neighbouring threads access neighbouring elements.
     """
 
     name = "gpu-norm"
 
     def read(self, schedule: Any) -> Norm | None:
         found = norm.read_norm(schedule)
-        # A mean pool's counts are spread over channels, which nothing was summed up over: no norm.
+        # A mean pool's counts are spread over channels, which it does not reduce: no norm.
         return found if found and found.run == _count_run(found) else None
 
     def options(self, facts: Norm, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         kept = [facts.extents[at] for at in facts.kept]
         between = any(not sums for sums in facts.sums)
-        # Rows side by side in `threadIdx.y` came out wrong on a virtual GPU (2 rows of 40, 16 or 64 threads to each);
-        # why is not known.
+        # Rows side by side in `threadIdx.y` gave wrong results on a virtual GPU (2 rows of 40, 16 or 64 threads each);
+        # the cause is unknown.
         beside = (1,) if facts.rows else (1, 2, 4, 8, 16, 32)
         return {
             "beside": tuple(n for n in beside if gpu_cost.is_whole(n, kept)),
@@ -55,11 +55,11 @@ class GpuNorms:
         rows = math.prod(facts.extents[at] for at in facts.kept)
         steps = math.ceil(facts.run / plan["shares"])
         summing, between = (sum((sums > 0) is wanted for sums in facts.sums) for wanted in (True, False))
-        # What is computed again is so by every reduction after it, and by what writes the result.
+        # Recomputed values are computed by every later reduction and by the block that writes the result.
         computed = 1 + between if plan["held"] else 1 + between * (1 + max(0, summing - 1))
         held = facts.run * between * plan["held"] + (summing if facts.rows else 0)
         shared_bytes = plan["beside"] * facts.element_bytes * held
-        # A warp adds up by shuffles, several do so through shared memory.
+        # One warp reduces by shuffles, several through shared memory.
         turns = 2 * math.log2(max(2, plan["shares"]))
         in_row = min(8, plan["shares"] if facts.rows else plan["beside"])
         passes = 1 + summing
@@ -79,7 +79,7 @@ class GpuNorms:
         return gpu_cost.predict(work, core)
 
     def apply(self, schedule: Any, facts: Norm, plan: Plan) -> None:
-        """Give rows to blocks and a row to threads, and compute everything before the result at the rows of a block."""
+        """Bind rows to blocks and each row to threads; compute everything before the result at a block's rows."""
         if facts.folded:
             schedule.reverse_compute_inline(schedule.get_sblock(facts.folded))
         for name in facts.inlined:
@@ -90,7 +90,7 @@ class GpuNorms:
                 left.append(name)
             else:
                 schedule.compute_inline(schedule.get_sblock(name))
-        # Threads that are neighbours have what lies in a row in memory.
+        # Neighbouring threads access contiguous elements.
         of_rows, of_shares = ("threadIdx.y", "threadIdx.x") if facts.rows else ("threadIdx.x", "threadIdx.y")
         own = schedule.get_loops(schedule.get_sblock(facts.last))
         kept = [own[at] for at in facts.kept]
@@ -104,9 +104,9 @@ class GpuNorms:
         summing = {name for name, sums in zip(facts.blocks, facts.sums, strict=True) if sums}
         for name in reversed(left):
             block = schedule.get_sblock(name)
-            # Where `threadIdx.x` counts rows, TVM takes the thread that writes a row's sum for the one that reads it,
-            # whatever `threadIdx.y` is, and leaves out the barrier. In scope "local" TVM gives every thread the sum.
-            # Along rows the barrier is there, and local sums take up to four times as long (measured on an H200).
+            # Where `threadIdx.x` counts rows, TVM assumes that the writer of a row's sum also reads it for any
+            # `threadIdx.y`, and omits the barrier. Scope "local" gives every thread the sum. Along rows the barrier
+            # is emitted, and local sums take up to four times as long (measured on an H200).
             scope = "local" if name in summing and not facts.rows else "shared"
             for index in range(len(schedule.get(block).writes)):
                 schedule.set_scope(block, index, scope)
@@ -128,21 +128,21 @@ class GpuNorms:
 
 
 def _count_run(facts: Norm) -> int:
-    """Elements of the result that share what was summed up."""
+    """Count the elements of the result that share one sum."""
     return math.prod(extent for at, extent in enumerate(facts.extents) if at not in facts.kept)
 
 
-# With at least so many steps to a sum, and fewer results than a processor has threads, these share their sums.
+# Reductions of at least so many steps, with fewer results than the GPU has threads, are shared among threads.
 _LONG, _FEW = 32, 2048
 
 
 @dataclasses.dataclass(frozen=True)
 class Map:
-    """A function of at most one block that sums up, `main`, and blocks around it that write one element each.
+    """A function of at most one reduction, `main`, and blocks around it that write one element per step.
 
-    `inlined` are computed where they are read, `last` writes the result, whose loops go over `extents`. It has
-    `results` elements of `element_bytes`, `run` of them in a row along its last loop. `depth` is how many steps one
-    takes, `loads` what it reads at each. `moved_bytes` are those of all arguments and the result.
+    `inlined` blocks are computed at their readers; `last` writes the result over loops of `extents`. It has `results`
+    elements of `element_bytes`, `run` of them contiguous along its last loop. Each takes `depth` steps with `loads`
+    loads each. `moved_bytes` is the size of all arguments and the result.
     """
 
     main: str | None
@@ -155,11 +155,11 @@ class Map:
     loads: int
     element_bytes: int
     moved_bytes: int
-    follows: bool  # whether something read moves with the last loop
+    follows: bool  # whether a load moves with the last loop
 
 
 class GpuFlat:
-    """One thread has `each` results that lie in a row: element-wise functions, pools, depthwise convolutions."""
+    """One thread computes `each` contiguous results: element-wise functions, pools, depthwise convolutions."""
 
     name = "gpu-flat"
 
@@ -168,7 +168,7 @@ class GpuFlat:
 
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         each = tuple(n for n in (1, 2, 4) if facts.run % n == 0)
-        # What a thread sums up is moved to it only where all blocks are full.
+        # TVM computes a reduction inside a thread only where all blocks are full.
         full = sorted({_nearest(facts.extents, n) for n in (64, 128, 256, 512)}) if facts.main else []
         threads = tuple(n for n in full if n >= WARP) or tuple(full[-1:])
         return {"threads": threads or (64, 128, 256, 512), "each": each}
@@ -177,7 +177,7 @@ class GpuFlat:
         each = plan["each"]
         if facts.main and not gpu_cost.is_whole(plan["threads"], (*facts.extents[:-1], facts.run // each)):
             return None
-        # Weights are read by all, so a warp's threads read in rows where results lie in rows.
+        # All threads read the same weights, so a warp's loads are contiguous where results are.
         moved = facts.results * (facts.depth * facts.loads + 1) * facts.element_bytes
         if not facts.follows:
             moved *= 4
@@ -195,7 +195,7 @@ class GpuFlat:
 
     def apply(self, schedule: Any, facts: Map, plan: Plan) -> None:
         last = _prepare(schedule, facts, "local")
-        # A thread's own are taken off first: of one loop over all, TVM does not see that they lie in one row.
+        # Split a thread's own elements off first: TVM does not see that a part of one fused loop is contiguous.
         *outer, row = schedule.get_loops(last)
         row, lane = schedule.split(row, [None, plan["each"]])
         block, thread = schedule.split(schedule.fuse(*outer, row), [None, plan["threads"]])
@@ -215,7 +215,7 @@ class GpuFlat:
 
 
 class GpuSums:
-    """`shares` threads share a sum, a block has `beside` results: means, products with a vector."""
+    """`shares` threads share a reduction and a block has `beside` results: means, products with a vector."""
 
     name = "gpu-sums"
 
@@ -223,13 +223,13 @@ class GpuSums:
         found = read_map(schedule)
         if found is None or not found.main or found.depth < _LONG:
             return None
-        # Where it is the summed elements that lie in a row, a thread alone would read far from its neighbours.
+        # Where the reduced elements are contiguous, single threads would read far apart.
         return found if found.results <= _FEW or not found.follows else None
 
     def options(self, facts: Map, core: TargetGpu) -> Mapping[str, tuple[int, ...]]:
         in_one_loop = max(facts.extents, default=1) == facts.results
         return {
-            # Of results in several loops TVM finds a block's where they are whole parts of rows.
+            # TVM finds a block's results in several loops only where they are whole parts of rows.
             "beside": tuple(
                 n
                 for n in (1, 4, 8, 16, 32)
@@ -243,7 +243,7 @@ class GpuSums:
         if not WARP <= threads <= 512:
             return None
         steps = math.ceil(facts.depth / plan["shares"])
-        # Threads beside each other read what lies in a row, where results do.
+        # Neighbouring threads read contiguous elements where results are contiguous.
         in_row = min(8, plan["beside"]) if facts.follows else 8
         work = Blocks(
             blocks=math.ceil(facts.results / plan["beside"]),
@@ -277,13 +277,13 @@ class GpuSums:
 
 
 def _nearest(extents: tuple[int, ...], wanted: int) -> int:
-    """The number of a block's threads nearest to another that covers whole parts of loops with these extents."""
+    """Return the thread count nearest to `wanted` that covers whole parts of loops with these extents."""
     whole = [n for n in loops.divisors(math.prod(extents), THREADS_PER_BLOCK // 2) if gpu_cost.is_whole(n, extents)]
     return min(whole, key=lambda each: (abs(each - wanted), each))
 
 
 def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
-    """Inline what is, and put sums into a buffer of that scope; returns the block that writes the result."""
+    """Inline blocks and put the reduction into a buffer of `scope`; return the block that writes the result."""
     for name in facts.inlined:
         schedule.compute_inline(schedule.get_sblock(name))
     if facts.main is None:
@@ -296,7 +296,7 @@ def _prepare(schedule: Any, facts: Map, scope: str) -> Any:
 
 
 def read_map(schedule: Any) -> Map | None:
-    """The function as a map, None where it is none."""
+    """Read the function as a map, or return None."""
     names = reading.list_blocks(schedule)
     if not names or len(set(names)) < len(names):
         return None

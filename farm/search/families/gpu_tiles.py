@@ -1,4 +1,4 @@
-"""Contractions on GPUs: tiles in shared memory, smaller ones in the registers of each thread."""
+"""Contractions on GPUs: block tiles in shared memory, thread tiles in registers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from farm.search.families.family import Plan, Prediction
 from farm.search.families.gpu_cost import Blocks
 from farm.search.gpus import TargetGpu
 
-# Fewer results are had sooner by threads that share their sums (`gpu_flat.py`).
+# Below this, threads that share reductions are faster (`gpu_flat.py`).
 _FEWEST_PIXELS = 4
 
 
 class GpuTiles:
-    """Dense convolutions and matrix products, also many at once.
+    """Dense convolutions and matrix products, also batched.
 
-    Threads of a block are `wide` along the channels, and `high` by `far` along rows and columns of pixels; each has
-    `channels` times `rows` times `columns` results. `steps` of the innermost sum are staged at a time.
+    A block has `wide` threads along channels, and `high` by `far` along rows and columns of pixels. Each thread has
+    `channels` x `rows` x `columns` results. `steps` of the innermost reduction loop are staged at a time.
     """
 
     name = "gpu-tiles"
@@ -73,7 +73,7 @@ class GpuTiles:
         weights = kernel * plan["steps"] * tile_channels
         steps = kernel * stages * plan["steps"]
         warps = math.ceil(threads / WARP)
-        # Of each step a thread reads its pixels one by one, its channels as vectors of up to four.
+        # Per step a thread reads its pixels one by one and its channels as vectors of up to four.
         read = values * min(8, max(1, WARP // plan["wide"])) ** 0.25 + math.ceil(plan["channels"] / 4) * _turns(plan)
         fetched = stages * (data + weights) / threads
         moved = blocks * (stages * (data + weights) + tile_rows * tile_columns * tile_channels) * 4.0
@@ -96,11 +96,11 @@ class GpuTiles:
         return gpu_cost.predict(work, core)
 
     def apply(self, schedule: Any, facts: Contraction, plan: Plan) -> None:
-        """Tile what follows the contraction, compute that inside, stage what it reads."""
+        """Tile the block of the result, compute the contraction inside, stage its operands."""
         main = schedule.get_sblock(facts.main)
         held = None
         if facts.pad and len(facts.sums) > 1 and not reading.is_moved(schedule, facts.pad):
-            # Padded as it is staged: zeros are asked for once, not at every product, and TVM sees what a block stages.
+            # Padding while staging checks each element once, and TVM sees the staged region.
             held = schedule.get_sblock(facts.pad)
             schedule.set_scope(held, 0, "shared")
         elif facts.pad:
@@ -108,7 +108,7 @@ class GpuTiles:
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
         if len(facts.sums) == 1:
-            # By the block's own loops: rows and columns of pixels in one loop would be staged as whole rows.
+            # Index by the block's own loops: fused rows and columns of pixels would be staged as whole rows.
             held = schedule.reindex(main, ("read", facts.data_at))
             schedule.set_scope(held, 0, "shared")
         last = schedule.cache_write(main, 0, "local") if facts.last == facts.main else schedule.get_sblock(facts.last)
@@ -149,14 +149,15 @@ class GpuTiles:
 
 
 def _area(facts: Contraction) -> tuple[int, int]:
-    """Rows and columns of pixels; one row where pixels are in one loop."""
+    """Return rows and columns of pixels; one row where they are one loop."""
     rows = facts.pixels[-2].extent if len(facts.pixels) > 1 else 1
     return rows, facts.pixels[-1].extent
 
 
 def _is_lost(facts: Contraction, tile_rows: int) -> bool:
-    """Whether TVM loses sight of what a block stages, and has all of it staged: where the last row of the data is left
-    over, as with a stride of 2, and the last tile goes past it. Seen for 224 rows, of which 111 results need 223.
+    """Say whether TVM would stage all data, since the last tile exceeds rows that a stride of 2 leaves partly unread.
+
+    Seen for 224 rows, of which 111 results need 223.
     """
     if len(facts.pixels) < 2 or len(facts.sums) < 2:
         return False
@@ -165,5 +166,5 @@ def _is_lost(facts: Contraction, tile_rows: int) -> bool:
 
 
 def _turns(plan: Plan) -> int:
-    """How often shared memory is asked for the channels' vectors of a warp."""
+    """Count the shared-memory accesses for the channel vectors of a warp."""
     return max(1, min(4, plan["channels"]) * min(WARP, plan["wide"]) // WARP)

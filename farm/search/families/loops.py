@@ -1,4 +1,4 @@
-"""Small steps that several families take: lengths of vectors, shares of threads, what is computed where it is read."""
+"""Schedule steps and estimates that families share: vector lengths, chunks for threads, inlining, row reductions."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from farm.search.families import expressions
 from farm.search.families.facts import Contraction
 from farm.search.families.family import Plan, Prediction
 
-# Elements of an innermost loop under which it is not shared out among threads.
+# Innermost loops shorter than this are not split among threads.
 _LEAST_RUN = 256
-# The least lanes of a vector whose parts are worth counting.
+# Least lanes of a vector whose pieces are counted.
 _LEAST_PARTED = 8
-# Where a tile's sums only just hide a multiply-add's latency, so much more of a stream is waited for: no step makes up
-# for a late one (7x7x2048>512 on Zen 3: 1,797 us in tiles of 2 by four vectors, 1,482 of 5 by two). No board has told.
+# Additional stalled fraction of a stream where a tile's accumulators just hide the FMA latency, so that no step can
+# catch up (7x7x2048>512 on Zen 3: 1,797 us in tiles of 2 by four vectors, 1,482 us of 5 by two). Not measured on Arm.
 _NOT_CAUGHT_UP = 0.1
-# Shares of a parallel loop that each thread should find.
+# Chunks of a parallel loop per thread.
 _SHARES = 4
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """All divisors up to `most`, the least first."""
+    """List all divisors up to `most` in ascending order."""
     return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
 
 
 def vector_lengths(extent: int, lanes: int) -> tuple[int, ...]:
-    """Numbers of elements to treat as one vector: divisors of an extent, the best first.
+    """List vector lengths that divide an extent, the best first.
 
-    Those that waste the fewest lanes; LLVM makes several registers of a long one, the last of them smaller or partly
-    empty. Where a vector has eight elements and more (x86), shorter ones of few parts: 15 are loaded as 8, 4, 2 and 1.
-    Of a depthwise 5x5 28x28x120 8 lanes took 52 us, 12 85, 15 109, 20 to 60 more than 1,000. One lane is left where a
-    prime is too long.
+    The best waste the fewest lanes; LLVM splits long ones into registers, the last of which may be partly empty. With
+    eight lanes or more (x86), shorter ones of few pieces: 15 elements load as 8, 4, 2 and 1. A depthwise 5x5 28x28x120
+    took 52 us by 8 lanes, 85 by 12, 109 by 15, and over 1,000 by 20 to 60. A long prime leaves one lane.
     """
     if extent % lanes == 0:
         return (lanes,)
@@ -54,12 +53,12 @@ def vector_lengths(extent: int, lanes: int) -> tuple[int, ...]:
 
 
 def count_parts(length: int, lanes: int) -> int:
-    """In how many pieces so many elements are loaded, each of a power of two of them."""
+    """Count the power-of-two pieces in which `length` elements are loaded."""
     return length // lanes + (length % lanes).bit_count()
 
 
 def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
-    """Make whole vectors of a loop, as many as there are; one that is short and odd becomes one vector."""
+    """Vectorise a loop by whole vectors; a short odd one becomes one vector."""
     extent = int(schedule.get(loop).extent)
     length = vector_lengths(extent, lanes)[0]
     if length > 1:
@@ -69,14 +68,14 @@ def vectorise(schedule: Any, loop: Any, lanes: int) -> None:
 
 
 def write_apart(schedule: Any, facts: Contraction) -> Any:
-    """The block that writes a contraction's result, another one than sums it up."""
+    """Return a block other than the reduction that writes a contraction's result."""
     if facts.last == facts.main:
         return schedule.cache_write(schedule.get_sblock(facts.main), 0, "global")
     return schedule.get_sblock(facts.last)
 
 
 def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:
-    """Let all threads write padded data before anything else, see `copy_pad`."""
+    """Pad the data first, in parallel; see `copy_pad`."""
     loops = schedule.get_loops(pad)
     if len(loops) > 2:
         schedule.parallel(schedule.fuse(*loops[:-2]))
@@ -84,10 +83,10 @@ def pad_first(schedule: Any, pad: Any, lanes: int, *, apart: bool) -> None:
 
 
 def copy_pad(schedule: Any, pad: Any, lanes: int, *, apart: bool, most_unrolled: int = 0) -> None:
-    """Make vectors of a pad's channels; `apart`: and loops of their own for columns left, right and between.
+    """Vectorise a pad's channels; with `apart`, peel its border columns.
 
-    Between, no column need be compared: on a Cortex-A57 that took five of ten instructions. Up to so many of these are
-    unrolled. Rows likewise where the pad writes all of them. The loops must be where they stay.
+    Interior columns need no bounds checks, five of ten instructions on a Cortex-A57. Up to `most_unrolled` of them are
+    unrolled. Rows are peeled likewise where the pad writes all of them. Call it when the loops are in place.
     """
     *_, row, column, channel = loops = schedule.get_loops(pad)
     vectorise(schedule, channel, lanes)
@@ -106,7 +105,7 @@ def copy_pad(schedule: Any, pad: Any, lanes: int, *, apart: bool, most_unrolled:
 
 
 def _set_border_apart(schedule: Any, pad: Any, loop: Any, at: int) -> tuple[Any | None, int]:
-    """Cut a loop of a pad's dimension `at` where the border ends; returns the loop between and its extent, or None."""
+    """Cut a loop over dimension `at` of a pad at its borders; return the interior loop, or None, and its extent."""
     first, inside = _find_border(schedule.get(pad), at)
     cuts = [cut for cut in (first, first + inside) if 0 < cut < int(schedule.get(loop).extent)]
     if not inside or not cuts:
@@ -116,7 +115,7 @@ def _set_border_apart(schedule: Any, pad: Any, loop: Any, at: int) -> tuple[Any 
 
 
 def _find_border(block: Any, at: int) -> tuple[int, int]:
-    """Steps of a dimension that a pad leaves free first, and how many it copies then; 0, 0 if that cannot be told."""
+    """Return the width of a dimension's leading border and its interior extent; 0, 0 where unknown."""
     reads, comparisons = expressions.read_value(block.body.value)
     if len(reads) != 1 or not comparisons:
         return 0, 0
@@ -129,10 +128,10 @@ def _find_border(block: Any, at: int) -> tuple[int, int]:
 
 
 def pieces(outside: int, extents: Sequence[int], threads: int) -> tuple[int, ...]:
-    """Into how many shares loops may be cut: the steps outside times pieces of the innermost run; 0 for no threads.
+    """List the numbers of chunks that loops may be cut into: `outside` steps times cuts of the inner run. 0: serial.
 
-    A run of several loops is cut between steps of one of them: TVM cannot tell that others are contiguous, and their
-    code is ten times slower.
+    A run of several loops is cut between steps of one of them: otherwise TVM does not see that it is contiguous, and
+    the code is ten times slower.
     """
     if threads == 1:
         return (0,)
@@ -144,33 +143,33 @@ def pieces(outside: int, extents: Sequence[int], threads: int) -> tuple[int, ...
 
 
 def wait_share(core: Core, plan: Plan, element_bytes: int) -> float:
-    """Share of a stream from the second cache that a tile's multiply-adds wait for."""
+    """Return the fraction of a stream from L2 that a tile's FMAs do not hide."""
     sums = plan["pixels"] * plan["rows"] * plan["vectors"]
     hidden = core.fma_latency * core.fma_per_cycle(plan["lanes"] * element_bytes * 8)
     return core.l2_wait + (_NOT_CAUGHT_UP if sums <= hidden and not core.lane_fma else 0.0)
 
 
 def moving_cycles(moved_bytes: float, core: Core) -> float:
-    """Cycles of one core that it takes to read and write so many bytes in all."""
+    """Estimate the cycles of one core to move `moved_bytes`."""
     near = moved_bytes <= core.l2_bytes * 0.75
     return moved_bytes / (core.l2_bytes_per_cycle if near else core.far_bytes_per_cycle)
 
 
 def predict_shares(shares: int, compute: float, far: float, core: Core) -> Prediction:
-    """What cycles of one core come to as so many shares of a parallel loop; 0 shares for no threads."""
+    """Predict the time of `compute` and `far` cycles in `shares` parallel chunks; 0 chunks: no threads."""
     threads = min(core.threads, shares) if shares else 1
     balance = math.ceil(shares / threads) * threads / shares if shares else 1.0
     seconds = max(compute, far) * balance / threads / core.freq_hz + (core.region_s if threads > 1 else 0.0)
     return Prediction(seconds, {"compute": compute, "far": far, "balance": balance})
 
 
-# What TVM refuses, and where it trips over itself: taking back a copy of every second element ends in the latter.
+# Errors by which TVM refuses a primitive; inlining a copy of every second element hits an internal error.
 def _refusals() -> tuple[type[Exception], ...]:
     return tvm.s_tir.ScheduleError, tvm.error.InternalError
 
 
 def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
-    """Compute blocks where they are read, all that TVM lets; returns their names in order."""
+    """Inline all blocks that TVM can; return their names in order."""
     done = []
     for name in names:
         try:
@@ -182,7 +181,7 @@ def inline(schedule: Any, names: list[str]) -> tuple[str, ...]:
 
 
 def fold(schedule: Any, name: str) -> bool:
-    """Let the block before one that only copies write the copy itself; says whether TVM does it."""
+    """Fold a block that only copies into its producer; say whether TVM could."""
     block = schedule.get_sblock(name)
     if not isinstance(schedule.get(block).body.value, TensorLoad):
         return False
@@ -194,14 +193,14 @@ def fold(schedule: Any, name: str) -> bool:
 
 
 def row_vectors(elements: int, lanes: int) -> int:
-    """How many vectors of a row are reduced beside each other where lowering makes vectors of it (`build.rows`)."""
+    """Return the number of vector accumulators per row in `build.rows`."""
     return next(count for count in (4, 2, 1) if elements >= 4 * count * lanes or count == 1)
 
 
 def row_lengths(elements: int, lanes: int, most: int) -> tuple[int, ...]:
-    """Lengths of vectors for a row that is reduced: whole ones, up to `most` at a time, or shorter, or 1.
+    """List vector lengths for reducing a row: whole vectors up to `most` at a time, a shorter one, or 1.
 
-    Of 1, lowering makes vectors (`build.rows`). LLVM takes those that are longer than one and not whole apart.
+    Length 1 leaves it to the lowering (`build.rows`). LLVM scalarises partial vectors longer than one.
     """
     whole = [d for d in divisors(elements, most * lanes) if d % lanes == 0]
     shorter = [d for d in divisors(elements, lanes - 1) if d > 1]
@@ -209,7 +208,7 @@ def row_lengths(elements: int, lanes: int, most: int) -> tuple[int, ...]:
 
 
 def row_cycles(elements: int, length: int, core: Core, element_bytes: int) -> float:
-    """Cycles that it takes to reduce a row by vectors of such a length, see `row_lengths`."""
+    """Estimate the cycles of reducing a row by vectors of `length`, see `row_lengths`."""
     lanes, latency = core.lanes(element_bytes), core.fma_latency
     if length == 1:
         count = row_vectors(elements, lanes)
@@ -220,9 +219,9 @@ def row_cycles(elements: int, length: int, core: Core, element_bytes: int) -> fl
 
 
 def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
-    """Give a block whose innermost `sums` loops sum up a partial sum for each lane; returns the block that makes them.
+    """Split a block's innermost `sums` reduction loops into partial sums by lane; return the block that makes them.
 
-    What remains of the block adds these up. To be done before anything else: TVM cannot factor a block that was moved.
+    The original block then adds these up. Call it first: TVM cannot factor a block that has been moved.
     """
     run = schedule.get_loops(schedule.get_sblock(name))[-sums:]
     _, lane = schedule.split(schedule.fuse(*run), [None, length])
@@ -233,7 +232,7 @@ def split_sums(schedule: Any, name: str, sums: int, length: int) -> Any:
 
 
 def vectorise_partial(schedule: Any, partial: Any, at: Any | None) -> None:
-    """Compute what `split_sums` returned at a loop, its lanes as one vector."""
+    """Compute the block of `split_sums` at a loop, its lanes as one vector."""
     if at is None:
         *_, steps, lane = schedule.get_loops(partial)
     else:

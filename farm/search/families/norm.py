@@ -1,6 +1,6 @@
-"""Softmax, variances, layer, group and root-mean-square norms: several reductions in a row over the same loops.
+"""Softmax, variance, and layer, group and root-mean-square norms: several reductions over the same loops.
 
-Everything for one row, or for a vector of neighbouring rows, is computed at one place while it lies in the first cache.
+One row, or a vector of neighbouring rows, is computed completely while it is in L1.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
 from farm.search.graph import winograd
 
-# Calls that only choose between two values.
+# Calls that only select between two values.
 _CHOICES = {"tirx.if_then_else", "tirx.likely"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """A function of two or more reductions, or one whose result is spread over what it summed up.
+    """A function of two or more reductions, or of one whose result is spread over its inputs.
 
-    `folded` is a block that only writes the result in another shape, which the one before does itself then.
-    `inlined` are computed where they are read, `blocks` at a loop of the `last` one, in order; `sums` says by block how
-    many of its loops sum up, 0 where none does. `kept` are the loops of the last block that the reductions keep, of
-    `extents`, all where nothing is spread, as of a variance. `rows` says whether what is summed up is contiguous, `run`
-    how much of it comes to one result, 1 where reductions differ. Sizes in bytes.
+    `folded` is a final block that only reshapes; the one before writes its result. `inlined` blocks are computed at
+    their readers, `blocks` at a loop of `last`, in order. `sums` is the number of reduction loops per block, 0 for
+    none. `kept` are the loops of the last block that the reductions keep, of `extents`; all where nothing is spread, as
+    in a variance. `rows`: the reduced elements are contiguous. `run` is their number per result, 1 where reductions
+    differ. Sizes are in bytes.
     """
 
     folded: str | None
@@ -45,7 +45,7 @@ class Norm:
 
 
 class Norms:
-    """Functions of several reductions over the same loops."""
+    """Family of several reductions over the same loops."""
 
     name = "norm"
 
@@ -112,7 +112,7 @@ class Norms:
 
 
 def _vectorise_beside(schedule: Any, name: str, lanes: int) -> None:
-    """Make vectors of the neighbouring rows that a block computes at a loop."""
+    """Vectorise the neighbouring rows that a block computes at a loop."""
     block = schedule.get_sblock(name)
     variables = schedule.get(block).iter_vars
     own = schedule.get_loops(block)[1:]
@@ -129,7 +129,7 @@ def _vectorise_beside(schedule: Any, name: str, lanes: int) -> None:
 
 
 def read_norm(schedule: Any) -> Norm | None:
-    """The function as reductions over the same loops whose results are spread over them, None where it is none."""
+    """Read the function as reductions whose results are spread over their inputs, or return None."""
     names = reading.list_blocks(schedule)
     if len(set(names)) < len(names) or len(names) < 2 or not reading.is_plain(schedule, names[-1]):
         return None
@@ -139,17 +139,17 @@ def read_norm(schedule: Any) -> Norm | None:
         names = names[:-1]
     blocks = {name: trial.get(trial.get_sblock(name)) for name in names}
     summing = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
-    # Tiles of Winograd's algorithm overlap in what they read: none of its rows stands alone, and all at once is slow.
+    # Winograd's tiles overlap in what they read: no row stands alone, and all at once is slow.
     if not summing or winograd.is_marked(blocks.values()):
         return None
-    # A reduction's own element-wise inputs are computed twice at no cost, unless they call functions.
+    # Recomputing cheap element-wise inputs of a reduction is free, unless they call functions.
     cheap = [name for name in names[:-1] if name not in summing and not _calls(blocks[name])]
     inlined = loops.inline(trial, cheap)
     left = [name for name in names[:-1] if name not in inlined]
     final = trial.get(trial.get_sblock(names[-1]))
     variables = [v.var for v in final.iter_vars]
     extents = tuple(int(v.dom.extent) for v in final.iter_vars)
-    # The loops of the last block by which it reads what was summed up, and what follows from that.
+    # Find the loops by which the last block reads reduced values.
     written = {write.source for name in left for write in trial.get(trial.get_sblock(name)).writes}
     wide = {at for at, extent in enumerate(extents) if extent > 1}
     kept: set[int] = set()
@@ -181,8 +181,7 @@ def read_norm(schedule: Any) -> Norm | None:
         moved_bytes=reading.size_of(final.body.buffer) * 2,
     )
 
-
-def _sums_neighbours(block: Any) -> bool:
+    """Say whether the reduced elements are contiguous."""
     """Whether what a block sums up lies side by side."""
     sums = [v.var for v in block.iter_vars if reading.is_sum(v)]
     ends = [load.indices[-1] for load in expressions.read_value(block.body.value)[0] if len(load.indices)]
@@ -190,6 +189,6 @@ def _sums_neighbours(block: Any) -> bool:
 
 
 def _calls(block: Any) -> bool:
-    """Whether a block computes more than arithmetic: exponentials, roots and such."""
+    """Say whether a block computes more than arithmetic, such as exponentials and roots."""
     value = getattr(block.body, "value", None)
     return value is not None and bool(expressions.list_calls(value) - _CHOICES)

@@ -1,9 +1,8 @@
-"""Pools, means and other reductions: one block that sums up, what is read computed on the way, what follows fused.
+"""Pools, means and other single reductions, with inputs inlined and followers fused.
 
-Either neighbouring results lie in one vector, or, where the summed elements are the contiguous ones, neighbouring
-summands do, whose partial sums are added up last. Results that move by several elements (pools of stride 2 with columns
-innermost), or that fill no whole vectors, may be left to the compiler, which shuffles what it has read in vectors.
-Products of two operands are other families' business, unless they leave them.
+A vector holds neighbouring results or, where the reduced elements are contiguous, neighbouring summands whose partial
+sums are added last. Strided results (pools of stride 2 with columns innermost) and partial vectors may be left to LLVM,
+which shuffles loaded vectors. Products of two operands come here only where other families refuse them.
 """
 
 from __future__ import annotations
@@ -21,22 +20,21 @@ from farm.search.families import facts as reading
 from farm.search.families.family import Plan, Prediction
 from farm.search.graph import winograd
 
-# Kernels of no more than so many elements are unrolled.
+# Kernels of up to so many elements are unrolled.
 _MOST_UNROLLED = 32
-# Results whose summands lie apart, cycles for each summand: one result after the other, or a lane of a vector after the
-# other. Measured on Zen 4 (maxima of 3x3 at stride 2: 64x29x29>14x14, 64x57x57>29x29; LLVM's own vectors take 0.3).
+# Cycles per summand that is not contiguous: one result at a time, or one lane at a time. Measured on Zen 4 (maxima of
+# 3x3 at stride 2: 64x29x29>14x14, 64x57x57>29x29; LLVM's own vectors take 0.3).
 _CYCLES_ALONE, _CYCLES_A_LANE = 1.5, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """A function around one block that sums up, by whatever operation.
+    """A function around one reduction of any kind.
 
-    `before` are computed where they are read, `between` where the `last` block, which may be `main` itself, reads them.
-    `pad` is a block before main that must be written first, since what it does differs within a vector. `spatial` and
-    `sums` are the extents of main's loops, in this order. `rows` says whether the summands are what is contiguous.
-    `step`: by how many elements what is read moves from one result to the next. `taps` are the loads for one summand.
-    Sizes in bytes.
+    `before` blocks are computed at their readers, `between` where `last` reads them, which may be `main` itself. `pad`
+    is a block before main that must be written first, since it varies within a vector. `spatial` and `sums` are the
+    extents of main's loops, in this order. `rows`: the summands are contiguous. `step` is the stride of the loads from
+    one result to the next, `taps` the loads per summand. Sizes are in bytes.
     """
 
     main: str
@@ -54,7 +52,7 @@ class Reduction:
 
 
 class Reduce:
-    """Functions around one reduction."""
+    """Family of single reductions."""
 
     name = "reduce"
 
@@ -94,13 +92,13 @@ class Reduce:
             shares = math.prod(facts.spatial[: _count_still(facts)]) if plan["pieces"] else 0
             if vectors > 1 or pixels > 1 or shares == 1:
                 return None
-            # LLVM makes no vectors of a row that fills none.
+            # LLVM does not vectorise a row shorter than a vector.
             tap = 3.0 / full + 0.1 if facts.spatial[-1] > full else _CYCLES_ALONE
             return loops.predict_shares(shares, results * depth * facts.taps * tap, far, core)
         tile = registers * vectors * pixels
         if facts.spatial[-1] % (lanes * vectors) or tile > core.vector_registers // 2:
             return None
-        # Neighbouring pixels of an unrolled kernel share what they read.
+        # Neighbouring pixels of an unrolled kernel share loads.
         shared = 0.7 if pixels > 1 and depth <= _MOST_UNROLLED else 1.0
         loads = tile * facts.taps * shared / core.loads_per_cycle(core.vector_bits)
         if facts.step > 1 or (lanes > full and lanes % full):  # each lane is loaded by itself
@@ -128,12 +126,12 @@ class Reduce:
 
 
 def _count_still(facts: Reduction) -> int:
-    """How many of the outermost loops no window moves along; one where it moves along all."""
+    """Count the outermost loops that no window moves along, at least one."""
     return max(1, len(facts.spatial) - len(facts.sums))
 
 
 def _sum_apart(schedule: Any, facts: Reduction, plan: Plan) -> None:
-    """One result after the other, each from what lies apart: LLVM makes vectors of that, and shuffles."""
+    """Compute one result after the other from strided summands, which LLVM vectorises by shuffles."""
     main = schedule.get_sblock(facts.main)
     own = schedule.get_loops(schedule.get_sblock(facts.last))[: len(facts.spatial)]
     still = _count_still(facts)
@@ -152,7 +150,7 @@ def _sum_apart(schedule: Any, facts: Reduction, plan: Plan) -> None:
 
 
 def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
-    """Vectors of results: a tile of them in registers while the reduction runs around it."""
+    """Compute a tile of vectors of results in registers."""
     lanes = plan["lanes"]
     main = schedule.get_sblock(facts.main)
     own_last = facts.last == facts.main
@@ -186,7 +184,7 @@ def _sum_beside(schedule: Any, facts: Reduction, plan: Plan) -> None:
 
 
 def _sum_rows(schedule: Any, facts: Reduction, plan: Plan) -> None:
-    """Vectors of summands: partial sums by lane, added up last."""
+    """Reduce vectors of summands to partial sums by lane, and add these last."""
     main = schedule.get_sblock(facts.main)
     partial = None
     if plan["lanes"] > 1:
@@ -212,7 +210,7 @@ def _read(schedule: Any) -> Reduction | None:
         return None
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
     mains = [name for name in names if any(reading.is_sum(v) for v in blocks[name].iter_vars)]
-    # What Winograd's transforms come to where they are all inlined takes TVM half a second to write down.
+    # TVM needs half a second to print Winograd's transforms once they are all inlined.
     if winograd.is_marked(blocks.values()):
         return None
     if len(mains) != 1 or not isinstance(blocks[mains[0]].body, tirx.BufferStore):
@@ -220,7 +218,7 @@ def _read(schedule: Any) -> Reduction | None:
     main = mains[0]
     before, after = names[: names.index(main)], names[names.index(main) + 1 :]
     if after and (reading.is_cut(schedule, after[-1]) or not reading.is_plain(schedule, after[-1])):
-        after.pop()  # writes a part of the result, or writes it into a part of something: stays as it is
+        after.pop()  # writes part of the result, or into part of a buffer: it stays
     if not all(reading.is_plain(schedule, name) for name in (*before, *after)):
         return None
     kinds = [reading.is_sum(v) for v in blocks[main].iter_vars]

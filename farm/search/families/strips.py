@@ -1,8 +1,8 @@
-"""Convolutions whose result one other step reads row by row: the rows that a strip of it needs, and then the strip.
+"""Tiled producer-consumer fusion: a convolution feeds a second operator strip by strip, so the data between stay in L2.
 
-What is between the two stays in the second cache. Tiles of the convolution are `dense`'s; rows that two strips need are
-computed for both. What the other step is, `pooled` and `separable` know; `farm.search.graph.strip_fusion` makes such
-functions, where this is predicted to gain.
+The convolution uses `dense`'s tiles and recomputes rows that two strips share. The second operator is a pool (`Pooled`)
+or a depthwise convolution (`Separable`). `farm.search.graph.strip_fusion` makes such functions where they are predicted
+to gain.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farm.search.families.family import Plan, Prediction
 from farm.search.families.loops import divisors, write_apart
 from farm.search.graph import dots
 
-# Most strips' heights that are tried; strips of few rows compute much twice.
+# Most strip heights that are tried; low strips recompute much.
 _MOST_STRIPS = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class SlidingWindow:
-    """How a step reads its data row by row: `rows` of its result, each from `reach` rows, `stride` after each other.
+    """How the second operator reads rows: each of its `rows` reads `reach` rows, `stride` apart.
 
-    `result_bytes` is the size of its result. `step` is whatever else is to be known of it.
+    `step` holds the operator's own facts.
     """
 
     rows: int
@@ -45,8 +45,9 @@ class SlidingWindow:
 
 @dataclasses.dataclass(frozen=True)
 class Strips:
-    """`contraction` is the first part of a function, `window` the rest, `most_rows` for how many of its rows there is
-    data. `at_edge` says whether rows of the convolution are the nearest that there are.
+    """A fused function: the `contraction` and the `window` on it.
+
+    `most_rows` is the number of the window's rows for which there is data. `at_edge`: rows are clamped to the data.
     """
 
     contraction: Contraction
@@ -55,16 +56,16 @@ class Strips:
     at_edge: bool
 
     def count_strips(self, strip: int) -> int:
-        """Strips of so many rows, the last one perhaps shorter."""
+        """Count the strips of `strip` rows, the last one perhaps shorter."""
         return -(-self.window.rows // strip)
 
     def count_rows(self, strip: int) -> int:
-        """Rows of the convolution that so many rows of the result read."""
+        """Count the convolution's rows that `strip` rows of the result read."""
         return (strip - 1) * self.window.stride + self.window.reach
 
 
 class StripFamily:
-    """What functions of a convolution and another step have in common; each kind of step is a class of its own."""
+    """Common part of the fused families; a subclass per kind of second operator."""
 
     name = ""
 
@@ -82,16 +83,16 @@ class StripFamily:
         found = self._tiles.read_blocks(schedule, names[:first])
         if found is None or len(found.pixels) != 3 or found.pixels[0].extent != 1:
             return None
-        if dots.MARK in _read_block(schedule, found.main).annotations:  # whose instruction only `dots` knows
+        if dots.MARK in _read_block(schedule, found.main).annotations:  # only `dots` knows its instruction
             return None
         between = _read_block(schedule, found.last).writes[0].source
         window = self.read_window(schedule, names[first:], between)
-        # TVM schedules no rows that leave some out between them.
+        # TVM cannot schedule a window that skips rows.
         if window is None or window.stride > window.reach or len(between.shape) != 4:
             return None
         data = _read_block(schedule, found.main).reads[found.data_at].region
         return Strips(
-            # A row that is kept inside of the data does not move at first.
+            # A clamped row index has no slope at first.
             contraction=dataclasses.replace(found, stride=tuple(max(1, each) for each in found.stride)),
             window=window,
             most_rows=(int(between.shape[1]) - window.reach) // window.stride + 1,
@@ -99,36 +100,36 @@ class StripFamily:
         )
 
     def find_first(self, schedule: Any, names: list[str], main: int) -> int:
-        """Which block is the step's first, `main` being the one that sums up."""
+        """Return the index of the second operator's first block; `main` is its reduction."""
         return main
 
     def read_window(self, schedule: Any, names: list[str], data: Any) -> SlidingWindow | None:
-        """The step of these blocks, which reads the buffer `data`; None where it is another one."""
+        """Read the second operator, which reads the buffer `data`, or return None."""
         raise NotImplementedError
 
     def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """The step's own knobs."""
+        """Return the second operator's own knobs."""
         return {}
 
     def predict_own(self, facts: Strips, plan: Plan, core: Core) -> float | None:
-        """Cycles of the step on one core, its data in the second cache; None where the plan makes no sense."""
+        """Estimate its cycles on one core with its data in L2; None for an invalid plan."""
         raise NotImplementedError
 
     def options(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """Those of `dense`, with rows of a strip's; `strip`, rows of the result that are one share.
+        """Extend the options of `dense`, with rows of a strip, by `strip`: rows of the result per chunk.
 
-        With blocks of channels outside each of them is a share of its own.
+        With blocks of channels outside, each block is a chunk of its own.
         """
         rows = facts.window.rows
         strips = [s for s in range(1, rows + 1) if s * facts.count_strips(s) <= facts.most_rows][-_MOST_STRIPS:]
         lines = {row for s in strips for row in steps.divisors(facts.count_rows(s), 4)}
         own = {name: known for name, known in self._tiles.options(facts.contraction, core).items() if name != "parts"}
-        # TVM cannot tell how many rows of data those at the edge read.
+        # TVM cannot derive how many rows of data the edge strips read.
         pads = tuple(pad for pad in own["pad"] if pad != PAD_ROWS or not facts.at_edge)
         return {**own, "rows": tuple(sorted(lines)), "pad": pads, "strip": tuple(strips), **self.list_own(facts, core)}
 
     def predict(self, facts: Strips, plan: Plan, core: Core) -> Prediction | None:
-        """Cycles of all strips' tiles, of the step, and of what goes to the second cache between them and back."""
+        """Estimate the cycles of all tiles, of the second operator, and of the traffic between them."""
         contraction, rows = facts.contraction, facts.count_rows(plan["strip"])
         block = plan["lanes"] * plan["vectors"]
         if rows % plan["rows"] or contraction.channel % block:
@@ -153,11 +154,11 @@ class StripFamily:
         return Prediction(seconds, {**tiles.terms, "step": own, "balance": balance})
 
     def apply(self, schedule: Any, facts: Strips, plan: Plan) -> None:
-        """Split the step's rows into strips, and `compute_rows` of each."""
+        """Split the second operator's rows into strips and call `compute_rows` for each."""
         raise NotImplementedError
 
     def compute_rows(self, schedule: Any, facts: Contraction, plan: Plan, last: Any, share: Any) -> None:
-        """Compute the convolution's rows at the loop of shares, which becomes parallel; `last` is what writes them."""
+        """Compute the convolution's rows at the parallel loop `share`; the block `last` writes them."""
         schedule.compute_at(last, share, preserve_unit_loops=True)
         schedule.set_scope(last, 0, "global")
         _, at, tile = self._tiles.tile(schedule, schedule.get_loops(last)[1:], plan, by_rows=False)
@@ -172,12 +173,12 @@ def _bounds() -> tuple[type, ...]:
     return tirx.Min, tirx.Max
 
 
-# Cycles of one of the pool's own tiles beside its loads and maxima.
+# Cycles of one tile of the pool besides its loads and maxima.
 _TILE_CYCLES = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxPool:
+    """A max pool: its block, the columns of its result, and rows by columns of its window."""
     """A pool of maxima: its block, the columns of its result, and rows by columns of its window."""
 
     block: str
@@ -186,7 +187,7 @@ class MaxPool:
 
 
 class Pooled(StripFamily):
-    """Functions of a convolution and a pool, whose tiles are as wide as the convolution's."""
+    """Convolution and max pool, with tiles of one width."""
 
     name = "pooled"
 
@@ -242,12 +243,12 @@ class Pooled(StripFamily):
         schedule.unroll(down)
 
 
-# Most pixels of a row that are a tile of the depthwise convolution.
+# Most pixels of a tile of the depthwise convolution.
 _MOST_PIXELS = 14
 
 
 class Separable(StripFamily):
-    """Functions of a convolution and a depthwise one, whose tiles are of one row."""
+    """Convolution and depthwise convolution, whose tiles have one row."""
 
     name = "separable"
 
@@ -256,7 +257,7 @@ class Separable(StripFamily):
         self._depthwise = Depthwise()
 
     def find_first(self, schedule: Any, names: list[str], main: int) -> int:
-        """The block before the one that sums up where that pads: it compares where it reads."""
+        """Include a pad before the reduction: it is inlined with bounds checks."""
         value = getattr(schedule.get(schedule.get_sblock(names[main - 1])).body, "value", None)
         pads = str(getattr(getattr(value, "op", None), "name", "")).endswith(".if_then_else")
         return main - 1 if pads else main
@@ -271,7 +272,7 @@ class Separable(StripFamily):
         return SlidingWindow(found.pixels[1].extent, found.reach[1], found.stride[1], found.result_bytes, found)
 
     def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """`own_vectors` and `own_pixels` of a tile of the depthwise convolution."""
+        """Offer `own_vectors` and `own_pixels` of the depthwise tiles."""
         columns = facts.window.step.pixels[-1].extent
         return {
             "own_vectors": VECTORS,

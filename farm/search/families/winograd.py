@@ -1,7 +1,7 @@
-"""Winograd convolutions as `farm.search.graph.winograd` writes them: a few rows of tiles go through all steps together.
+"""Winograd convolutions as written by `farm.search.graph.winograd`: a few rows of tiles pass all steps together.
 
-Data are padded as they are read and transformed one vector of channels at a time, products have a register tile as
-dense contractions do, and what follows the convolution is applied as the last transform writes its result.
+Data are padded on reading and transformed one vector of channels at a time. Products use register tiles like dense
+contractions. The blocks after the convolution are fused into the last transform.
 """
 
 from __future__ import annotations
@@ -28,30 +28,28 @@ from farm.search.families.loops import divisors, wait_share
 from farm.search.graph import winograd
 
 _MOST_VECTORS = 6
-# Share of a cache that one kind of data can count on beside the others.
+# Fraction of a cache that one kind of data can count on.
 _SHARE = 0.75
-# The same for transformed data beside a stream of weights: from half of the cache on they come from the third.
+# The same for transformed data beside a stream of weights: from half of L2 on they come from L3.
 _HELD = 0.45
-# Cycles that a tile waits for the first of its weights where no tile before it read them, as a share that streams are
-# waited for: 27x27x32>128 in rows of seven tiles took 1.4 times what was predicted on a core that waits for 0.6. Of x86
-# alone: no board has told.
+# Cycles that a tile stalls for its first weights where no tile before it read them, per unit of `l2_wait`: 27x27x32>128
+# in rows of seven tiles took 1.4 times the prediction at an `l2_wait` of 0.6. Measured on x86 only.
 _BEGUN = 180.0
-# Of the first cache, what is still there when it is read again (those of two ways).
+# Fraction of L1 still valid on a second read (two-way caches).
 _KEPT, _LINE_BYTES = 0.5, 64
-# Where so few sums are under way that a core can look no further ahead than a sum's latency, and each weight is loaded
-# for one or two of them: 28x28x128 in tiles of one pixel by four vectors was priced at 0.9 of seven by two, with 1.4
-# times the instructions, all loads coming in time.
+# Step factor where few accumulators limit the out-of-order window to the FMA latency and each weight serves one or two
+# of them: 28x28x128 in tiles of one pixel by four vectors was estimated at 0.9 of seven by two, with 1.4 times the
+# instructions.
 _FEW_SUMS = 1.5
-# Cycles of a register tile besides its multiply-adds, and how much longer than its instructions a transform takes.
-_TILE_CYCLES, _TRANSFORM = 12.0, 1.5
+# Cycles of a register tile besides its FMAs; time of a transform relative to its instructions.
 
 
 @dataclasses.dataclass(frozen=True)
 class WinogradFacts:
-    """A convolution F(m, 3) of `batch` images of `tall` x `wide` tiles each, `depth` channels to `channels`.
+    """A convolution F(m, 3) of `batch` images of `tall` x `wide` tiles each, from `depth` to `channels` channels.
 
-    `blocks` are the function's own six, from the pad to the convolution's result; `between` all others but `last`,
-    which writes the result. `cut` is a block after it that copies a part: channels that only filled vectors up go.
+    `blocks` are the six of the algorithm, from the pad to the convolution's result; `between` are all others before
+    `last`, which writes the result. `cut` is a block after it that drops padded channels.
     """
 
     m: int
@@ -73,12 +71,12 @@ class WinogradFacts:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the transformed weights."""
+        """Size of the transformed weights."""
         return self.alpha**2 * self.depth * self.channels * self.element_bytes
 
 
 def count_direct_flop(module: Any) -> float | None:
-    """FLOP of the convolution that a Winograd function computes, as a direct one would take; None for any other."""
+    """Return the FLOP of the equivalent direct convolution; None for a function that is not Winograd."""
     schedule = tvm.s_tir.Schedule(module)
     facts = Winograd().read(schedule)
     if facts is None:
@@ -88,12 +86,12 @@ def count_direct_flop(module: Any) -> float | None:
 
 
 class Winograd:
-    """See the module."""
+    """Family of Winograd convolutions."""
 
     name = "winograd"
 
     def read(self, schedule: Any) -> WinogradFacts | None:
-        """A function whose fourth block is marked as Winograd's products, with element-wise blocks after them."""
+        """Read a function whose fourth block has Winograd's mark, with element-wise blocks after the sixth."""
         names = reading.list_blocks(schedule)
         if len(names) < len(winograd.BLOCKS) or len(set(names)) < len(names):
             return None
@@ -113,9 +111,9 @@ class Winograd:
         return WinogradFacts(int(m), batch, tall, wide, depth, channels, size, own, between, names[-1], cut)
 
     def options(self, facts: WinogradFacts, core: Core) -> Mapping[str, tuple[int, ...]]:
-        """`lanes`, `vectors`, `pixels`, `rows` of a register tile of products; `unit`: rows of tiles together; `order`.
+        """Offer `lanes`, `vectors`, `pixels` and `rows` of a register tile, rows of tiles per `unit`, and `order`.
 
-        `steps` as in `dense`. Pixels and rows of the products are tiles of the result.
+        `steps` is as in `dense`. Pixels and rows of the products are tiles of the result.
         """
         full = core.lanes(facts.element_bytes)
         sizes = [size for size in (full, full // 2, full // 4) if size > 1 and facts.channels % size == 0] or [1]
@@ -132,7 +130,7 @@ class Winograd:
         }
 
     def predict(self, facts: WinogradFacts, plan: Plan, core: Core) -> Prediction | None:
-        """Cycles of the products' inner loops, of the transforms, and what comes from beyond the second cache."""
+        """Estimate the cycles of the products, of the transforms, and of the traffic beyond L2."""
         lanes, vectors, tile, unit = plan["lanes"], plan["vectors"], plan["pixels"] * plan["rows"], plan["unit"]
         block, bits, joint = lanes * vectors, lanes * facts.element_bytes * 8, plan.get("steps", 1)
         if facts.channels % block or unit % plan["rows"]:
@@ -141,11 +139,11 @@ class Winograd:
             return None
         blocks, units = facts.channels // block, facts.batch * facts.tall // unit
         if units == 1 and plan["order"] == ROWS_OUTSIDE and core.prefetched_bytes:
-            # TVM puts sums beside what else is made where the loop around all is gone, and nothing is fetched then:
-            # 28x28x128>128 took 655 us in place of 509 with channels outside.
+            # Without an outer loop TVM places accumulators in a shared allocation, and nothing is prefetched:
+            # 28x28x128>128 took 655 us instead of 509 us with channels outside.
             return None
         together = unit * facts.wide
-        # The products: their data and weights come from the second cache, weights once for neighbouring tiles.
+        # Products read data and weights from L2; neighbouring tiles share the weights.
         panel = facts.depth * block * facts.element_bytes
         shared = together / tile if panel <= core.l1_bytes * _SHARE else 1
         near = (tile * facts.depth * facts.element_bytes + panel / shared) / core.l2_bytes_per_cycle
@@ -161,7 +159,7 @@ class Winograd:
         far, driven = self._traffic(facts, plan, core, held, panel)
         parts = units if plan["order"] == ROWS_OUTSIDE else units * blocks
         balance = math.ceil(parts / core.threads) * core.threads / parts
-        # Streams are fetched ahead while there is something to compute.
+        # Streams are prefetched during computation.
         fetched = far / core.far_bytes_per_cycle
         waited = fetched * (core.l2_wait if self._fetches(facts, plan, core, together // tile) else 1.0)
         waited += driven / core.far_bytes_per_cycle
@@ -174,10 +172,7 @@ class Winograd:
 
     @staticmethod
     def _fetches(facts: WinogradFacts, plan: Plan, core: Core, sharing: int) -> bool:
-        """Whether weights come while tiles compute: one product's that tiles share, or those of a block's products.
-
-        By themselves where no code asks for them (`farm.search.build.prefetch`).
-        """
+        """Say whether weights arrive during computation: shared, prefetched for the next block, or by hardware."""
         if not core.prefetched_bytes or sharing > 1:
             return True
         block = facts.weight_bytes * plan["lanes"] * plan["vectors"] // facts.channels
@@ -185,13 +180,13 @@ class Winograd:
 
     @staticmethod
     def _traffic(facts: WinogradFacts, plan: Plan, core: Core, held: int, panel: int) -> tuple[float, float]:
-        """Bytes beyond the second cache: streams; and what is waited for: buffers, and data that weights drove out.
+        """Return the bytes beyond L2: streams, and stalled accesses to buffers and evicted data.
 
-        A unit's transformed data are `held` bytes, weights of a block of channels for one product `panel`.
+        A unit's transformed data are `held` bytes; `panel` is one product's weights for a block of channels.
         """
         block = plan["lanes"] * plan["vectors"]
         units, blocks = facts.batch * facts.tall // plan["unit"], facts.channels // block
-        # Products of a block of channels, written and read again; both buffers are cold when the function begins.
+        # Products of a block are written and read again; both buffers start cold.
         made = held * block // facts.depth
         stream = (
             facts.batch * facts.tall * facts.wide * facts.m**2 * (facts.depth + facts.channels) * facts.element_bytes
@@ -211,7 +206,7 @@ class Winograd:
 
     @staticmethod
     def _transforms(facts: WinogradFacts, core: Core, lanes: int) -> float:
-        """Cycles of the four one-dimensional transforms."""
+        """Estimate the cycles of the four one-dimensional transforms."""
         m, alpha, rows = facts.m, facts.alpha, facts.batch * facts.tall
         tiles = rows * facts.wide
         forth, back = winograd.count_operations(m)
@@ -229,7 +224,7 @@ class Winograd:
         return data * facts.depth / inside + result * facts.channels / lanes
 
     def apply(self, schedule: Any, facts: WinogradFacts, plan: Plan) -> None:
-        """Tile what is written by rows of tiles, compute the steps inside, unroll each tile's own loops."""
+        """Tile the result by rows of tiles, compute the steps inside, unroll each tile's own loops."""
         pad, strips, tiles, products, lines, _ = (schedule.get_sblock(name) for name in facts.blocks)
         for name in facts.between:
             schedule.compute_inline(schedule.get_sblock(name))
@@ -257,7 +252,7 @@ class Winograd:
 
     @staticmethod
     def _tile_products(schedule: Any, products: Any, at: Any, plan: Plan) -> Any:
-        """Compute all products of a block of channels there, a register tile at a time; returns the loop of sums."""
+        """Compute a block's products at `at`, one register tile at a time; return the reduction loop."""
         written = schedule.cache_write(products, 0, "global")
         schedule.compute_at(written, at, preserve_unit_loops=True)
         i, j, image, line, column, channel = schedule.get_loops(written)[-6:]
@@ -281,7 +276,7 @@ class Winograd:
 
     @staticmethod
     def _transform_data(schedule: Any, facts: WinogradFacts, blocks: Any, lanes: int, *, alone: bool) -> None:
-        """Strips of a tile's height for each vector of channels, then their tiles; `alone`: in parallel, all first."""
+        """Transform strips of a tile's height per vector of channels, then their tiles; `alone`: in parallel first."""
         pad, strips, tiles = blocks
         i, j, image, line, column, channel = schedule.get_loops(tiles)[-6:]
         channel, lane = schedule.split(channel, [None, _lanes_of(facts.depth, lanes)])
@@ -300,7 +295,7 @@ class Winograd:
 
 
 def _count_lines(facts: WinogradFacts, plan: Plan, core: Core) -> float:
-    """Lines that the first cache lacks: of data, of what is kept between the steps, of weights, and of the result."""
+    """Estimate the L1 misses in lines: data, buffers between the steps, weights and the result."""
     unit, block, room = plan["unit"], plan["lanes"] * plan["vectors"], core.l1_bytes * _KEPT
     units, blocks = facts.batch * facts.tall // unit, facts.channels // block
     tiles = facts.alpha**2 * unit * facts.wide * facts.element_bytes
@@ -320,12 +315,12 @@ def _extents(block: Any) -> list[int]:
 
 
 def _lanes_of(channels: int, most: int) -> int:
-    """The longest vector, of at most so many lanes, that divides the channels."""
+    """Return the longest vector of at most `most` lanes that divides the channels."""
     return next(size for size in (most, most // 2, most // 4, 1) if size and channels % size == 0)
 
 
 def _unroll(schedule: Any, loops: Sequence[Any]) -> None:
-    """Unroll loops, and make a vector of the last."""
+    """Unroll all loops but the last and vectorise that."""
     *outer, lane = loops
     for loop in outer:
         schedule.unroll(loop)
