@@ -83,7 +83,7 @@ def loop_of(write: Writer, rounds: Any, going: Any) -> str:
     return str(write.op("Loop", rounds, going, "x", body=body))
 
 
-SIZE, ROUNDS = "size of what it gives", "number of rounds"
+SIZE, ROUNDS = "result whose size depends on computed values", "number of rounds"
 REFUSED: Mapping[str, tuple[str, str, Callable[[Writer], str]]] = {
     "if": ("If", SIZE, if_of_two_sizes),
     "loop": ("Loop", ROUNDS, lambda w: loop_of(w, w.op("Squeeze", largest(w), [0]), np.array(True))),
@@ -97,7 +97,7 @@ REFUSED: Mapping[str, tuple[str, str, Callable[[Writer], str]]] = {
         "Cast", w.op("Range", np.array(0), w.op("Squeeze", largest(w), [0]), np.array(1)), to=1)),
     "expand": ("Expand", SIZE, lambda w: w.op("Expand", np.float32(1), largest(w))),
     "top-k": ("TopK", SIZE, lambda w: w.op("TopK", "x", largest(w), outputs=2, axis=1)[0]),
-    "lstm": ("LSTM", "lengths of its own", lambda w: w.op(
+    "lstm": ("LSTM", "sequences of different lengths", lambda w: w.op(
         "LSTM", w.op("Unsqueeze", "x", [0]), random(1, 32, 4), random(1, 32, 8), random(1, 64), np.array([1], "int32"),
         outputs=3, hidden_size=8)[0]),
     "position in a sequence": ("SequenceAt", "constant position", lambda w: w.op(

@@ -137,5 +137,5 @@ def test_the_length_of_a_sequence_is_no_code() -> None:
 def test_what_is_not_done_is_refused_by_name(attributes: Mapping[str, Any], reason: str) -> None:
     """By operator and node, with what it is that is not done."""
     model = make_model(dataclasses.replace(CASES["lstm"], attributes=attributes))
-    with pytest.raises(UsageError, match=rf"LSTM .*does not do the {reason}"):
+    with pytest.raises(UsageError, match=rf"LSTM .*does not support the {reason}"):
         importer.import_onnx(model, {"x": (5, 1, INPUTS)})

@@ -181,8 +181,9 @@ def read_norm(schedule: Any) -> Norm | None:
         moved_bytes=reading.size_of(final.body.buffer) * 2,
     )
 
+
+def _sums_neighbours(block: Any) -> bool:
     """Say whether the reduced elements are contiguous."""
-    """Whether what a block sums up lies side by side."""
     sums = [v.var for v in block.iter_vars if reading.is_sum(v)]
     ends = [load.indices[-1] for load in expressions.read_value(block.body.value)[0] if len(load.indices)]
     return any(expressions.mentions(end, v) for end in ends for v in sums)

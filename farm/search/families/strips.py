@@ -178,8 +178,8 @@ _TILE_CYCLES = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
+class MaxPool:
     """A max pool: its block, the columns of its result, and rows by columns of its window."""
-    """A pool of maxima: its block, the columns of its result, and rows by columns of its window."""
 
     block: str
     columns: int

@@ -42,6 +42,7 @@ _KEPT, _LINE_BYTES = 0.5, 64
 # instructions.
 _FEW_SUMS = 1.5
 # Cycles of a register tile besides its FMAs; time of a transform relative to its instructions.
+_TILE_CYCLES, _TRANSFORM = 12.0, 1.5
 
 
 @dataclasses.dataclass(frozen=True)

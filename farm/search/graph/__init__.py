@@ -1,1 +1,1 @@
-"""From an ONNX file to functions to schedule: import, and the passes of graph pipelines."""
+"""From an ONNX file to functions that can be scheduled: the import and the passes of graph pipelines."""

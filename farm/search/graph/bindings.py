@@ -1,7 +1,4 @@
-"""Relax functions as lists of bindings, and functions of TIR as lists of blocks: what several graph passes need.
-
-The passes themselves are modules of their own.
-"""
+"""Tools for graph passes: Relax functions as lists of bindings, TIR functions as lists of blocks, constant folding."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 @functools.cache
 def fold_shapes() -> Any:
-    """A Relax pass that evaluates transposes and reshapes of constants; what it leaves, FoldConstant does."""
+    """Make a Relax pass that evaluates transposes and reshapes of constants; FoldConstant does the rest."""
     operators = {
         tvm.ir.Op.get("relax.permute_dims"): _permuted,
         tvm.ir.Op.get("relax.reshape"): _reshaped,
@@ -73,9 +70,9 @@ def _expanded(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
 
 
 def fold_batch_norm(graph: onnx.GraphProto) -> None:
-    """Multiply each BatchNormalization that alone reads a convolution's result into that convolution's weights.
+    """Fold each BatchNormalization that alone reads a convolution's result into the convolution's weights.
 
-    Only where all of them are initializers in float32; the sums are done in float64.
+    All weights must be float32 initializers; the arithmetic is in float64.
     """
     weights = {i.name: i for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, int] = {}
@@ -124,15 +121,15 @@ def _double(tensor: onnx.TensorProto) -> npt.NDArray[np.float64]:
 
 _log = logging.getLogger(__name__)
 
-# TVM's pattern kind of what is fused with nothing.
+# TVM's pattern kind of functions that are never fused.
 OPAQUE = 8
 
 
 def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name: str) -> Any:
-    """A module pass over Relax functions.
+    """Make a module pass over Relax functions.
 
-    `run` is given a block builder, which holds the module, and a function; it returns what `replace` takes. A function
-    that TVM refuses to rewrite stays as it is.
+    `run` takes a block builder, which holds the module, and a function; it returns the argument of `replace`. A
+    function that TVM refuses to rewrite is left unchanged.
     """
 
     def apply(module: Any, _: Any) -> Any:
@@ -151,19 +148,19 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
 
 
 def list_functions(module: Any) -> Iterator[tuple[Any, Any]]:
-    """The Relax functions of a module that are one sequence of bindings."""
+    """Yield the Relax functions of a module that are one sequence of bindings."""
     for variable, function in list(module.functions_items()):
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
             yield variable, function
 
 
 def list_bindings(function: Any) -> list[Any]:
-    """All bindings of a function, in order."""
+    """List all bindings of a function in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 
 def replace(function: Any, others: Mapping[Any, Sequence[Any]]) -> Any:
-    """The function with other bindings, or none, in the place of those of some variables."""
+    """Replace the bindings of some variables by others, or by none."""
     blocks = []
     for block in function.body.blocks:
         kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
@@ -173,13 +170,13 @@ def replace(function: Any, others: Mapping[Any, Sequence[Any]]) -> Any:
 
 
 def bind_before(binding: Any, name: str, value: Any, type_: Any) -> Any:
-    """A binding of a new variable that may stand in the same block as another."""
+    """Bind a new variable of the kind that the block of `binding` holds."""
     kind = relax.DataflowVar if isinstance(binding.var, relax.DataflowVar) else relax.Var
     return relax.VarBinding(kind(name, type_), value)
 
 
 def count_uses(function: Any) -> Mapping[Any, int]:
-    """How often each variable of a function is read, its result included."""
+    """Count the reads of each variable of a function, including its result."""
     counts: dict[Any, int] = collections.Counter()
 
     def count(expression: Any) -> None:
@@ -193,17 +190,17 @@ def count_uses(function: Any) -> Mapping[Any, int]:
 
 
 def is_call(value: Any, operator: str) -> bool:
-    """Whether an expression calls a Relax operator of this name."""
+    """Say whether an expression calls the Relax operator of this name."""
     return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == operator
 
 
 def called_function(module: Any, value: Any) -> Any | None:
-    """The function of TIR that an expression calls with `call_tir`."""
+    """Return the TIR function that an expression calls with `call_tir`, or None."""
     return module[value.args[0]] if is_call(value, "relax.call_tir") else None
 
 
 def static_shape(type_: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor's type; None where it is none, or not known."""
+    """Return the shape of a tensor type; None where it has none or it is not static."""
     shape = getattr(type_, "shape", None)
     if not isinstance(type_, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
         return None
@@ -219,10 +216,7 @@ def replace_buffer(
     move: Callable[[list[Any]], list[Any]] = lambda indices: indices,
     read: Callable[[Any], Any] = lambda load: load,
 ) -> Any:
-    """A statement that reads and writes the buffer `new` wherever it did `old`, at the indices that `move` gives.
-
-    What is read stands as `read` makes it.
-    """
+    """Replace the buffer `old` by `new` in a statement; `move` maps the indices and `read` wraps each load."""
 
     def store(node: Any) -> Any:
         return tirx.BufferStore(new, node.value, move(list(node.indices))) if node.buffer.same_as(old) else node
@@ -241,9 +235,9 @@ def replace_buffer(
 
 
 def join_pairs(builder: Any, function: Any, merge: Callable[[Any, Any], Any | None]) -> Mapping[Any, Sequence[Any]]:
-    """What `rewriting_pass` takes, for functions of TIR and those that alone read their results, as first argument.
+    """Merge TIR functions with the sole readers of their results as first argument; for use in `rewriting_pass`.
 
-    `merge` makes one function of the two, whose arguments are those of both but for what lies between, or None.
+    `merge` makes one function of the two or returns None. Its arguments are those of both without the intermediate.
     """
     module, uses = builder.get(), count_uses(function)
     made = {binding.var: binding for binding in list_bindings(function)}
@@ -272,10 +266,9 @@ def join_pairs(builder: Any, function: Any, merge: Callable[[Any, Any], Any | No
 
 
 def chain(first: Any, second: Any) -> Any:
-    """One function of TIR that does what `first` does, and to its result what `second` does to its first argument.
+    """Make one TIR function that applies `first`, and then `second` with the result as its first argument.
 
-    Its arguments are those of both but for what lies between, its attributes the second's. Blocks have names of their
-    own.
+    Its arguments are those of both without the intermediate, its attributes the second's. Block names are made unique.
     """
     renew = tvm_ffi.get_global_func("s_tir.RenewDefs")
     first = renew(first)
@@ -296,7 +289,7 @@ def chain(first: Any, second: Any) -> Any:
 
 
 def _rename_blocks(body: Any, other: Any) -> Any:
-    """A statement whose blocks are named otherwise than those of another one."""
+    """Rename the blocks of a statement that share a name with blocks of another."""
     taken: set[str] = set()
 
     def note(block: Any) -> Any:
@@ -316,5 +309,5 @@ def _rename_blocks(body: Any, other: Any) -> Any:
 
 
 def schedule(function: Any) -> Any:
-    """A schedule of a function of TIR, to read it by or to change it."""
+    """Make a schedule of a TIR function, to read or to change it."""
     return tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")

@@ -1,7 +1,6 @@
-"""Functions of a graph pipeline brought to the form that schedules are written for. Same results, same arguments.
+"""Bring functions to the form that schedules are written for; results and arguments stay the same.
 
-Done once, before workloads are extracted, since what it takes (layouts of intermediate buffers) cannot be recorded in
-traces. Schedules themselves are `farm.search.families`' business.
+This happens once, before workloads are extracted, since traces cannot record layouts of intermediate buffers.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ def repeat(
     wider: Mapping[Any, Any],
     zero: tuple[Any, Callable[[Any], Any]] | None = None,
 ) -> Any:
-    """The body of a function in which loop `axis` of some blocks has `extent` steps.
+    """Return the body of a function in which loop `axis` of some blocks has `extent` steps.
 
-    They do to every buffer what the step `place(step)` did; to those of `wider` what their own step does, in the buffer
-    that stands there for the old one. `zero`: one of these, and for which steps zeros are stored there.
+    Accesses at a step become those at `place(step)`, except to buffers in `wider`: there each step accesses the
+    replacement at its own index. `zero` is one of these buffers and a predicate of the steps that store zeros in it.
     """
     loops = [schedule.get(schedule.get_loops(schedule.get_sblock(name))[axis]).loop_var for name in names]
 
@@ -96,7 +95,7 @@ _log = logging.getLogger(__name__)
 
 
 def canonicalise_all() -> Any:
-    """A module pass that canonicalises every function of TIR."""
+    """Make a module pass that canonicalises every TIR function."""
 
     def run(module: Any, _: Any) -> Any:
         for variable, function in module.functions_items():
@@ -108,12 +107,12 @@ def canonicalise_all() -> Any:
 
 
 def canonicalise(function: Any) -> Any:
-    """The same function without pads that pad nothing, and with the pixels of a 1x1 convolution in one loop."""
+    """Inline pads of width zero, and fuse the pixel loops of 1x1 convolutions."""
     return _change(function, _inline_empty_pads, _join_pixels)
 
 
 def inline_empty_pads(function: Any) -> Any:
-    """The same function without pads that pad nothing."""
+    """Inline pads of width zero."""
     return _change(function, _inline_empty_pads)
 
 
@@ -122,7 +121,7 @@ def _change(function: Any, *changes: Callable[[Any], bool]) -> Any:
         schedule = bindings.schedule(function)
         try:
             changed = change(schedule)
-        except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises where it cannot; nothing is lost
+        except (RuntimeError, ValueError, TypeError) as error:  # TVM refuses; the function is left unchanged
             _log.debug("%s leaves a function as it is: %s", change.__name__, error)
             continue
         if changed:
@@ -141,9 +140,9 @@ def _inline_empty_pads(schedule: Any) -> bool:
 
 
 def _join_pixels(schedule: Any) -> bool:
-    """One loop for all pixels where none has neighbours in the reduction: rows of a tile need not end with the image's.
+    """Fuse all pixel loops where no reduction spans pixels, so that tiles need not end at rows of the image.
 
-    Intermediate buffers get the same single dimension, or their regions could not be proved to be small.
+    Intermediate buffers get the same single dimension, or TVM could not bound their regions.
     """
     found = facts.read_contraction(schedule)
     if found is None or not _is_pointwise(found):
@@ -153,7 +152,7 @@ def _join_pixels(schedule: Any) -> bool:
 
 
 def join_pixels(schedule: Any, found: Contraction) -> None:
-    """Make one loop of a contraction's pixels, which are its first loops before one of channels (`is_in_order`)."""
+    """Fuse the pixel loops of a contraction, which must come first, before one of channels (`is_in_order`)."""
     for name in found.between:
         schedule.compute_inline(schedule.get_sblock(name))
     extents = [axis.extent for axis in found.pixels]
@@ -182,14 +181,14 @@ def _is_pointwise(found: Contraction) -> bool:
 
 
 def is_in_order(found: Contraction) -> bool:
-    """Whether a contraction's loops are pixels, then channels, then a reduction of several steps, in no batch.
+    """Say whether a contraction's loops are pixels, channels and a reduction of several steps, without a batch.
 
-    TVM takes a reduction of one step for none once its loops are joined.
+    TVM loses a reduction of one step when loops are fused.
     """
     loops = [axis.at for axis in (*found.pixels, *found.channels)]
     return loops == list(range(len(found.pixels) + 1)) and found.depth > 1 and not found.batch
 
 
 def index_map(mapping: Any, count: int) -> Any:
-    """A mapping of `count` indices; what TVM makes of a function alone has as many as that has arguments."""
+    """Make a mapping of `count` indices; TVM cannot count those of a variadic function."""
     return IndexMap.from_func(mapping, ndim=count, index_dtype="int64")

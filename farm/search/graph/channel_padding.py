@@ -1,6 +1,6 @@
-"""Channels that fill no vector, filled up with weights of zero and cut off where it matters: part of a graph pipeline.
+"""Pad channels to a whole number of vectors, and fused pixels to a better tile: passes of a graph pipeline.
 
-Only where the target's core gains by it; weights and what is added to the results are constants.
+Only where the target's core is predicted to gain. Padded weights and addends are constants.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from farm.search.graph.canonical import repeat
 
 _log = logging.getLogger(__name__)
 
-# Most pixels on top, and what share of the predicted time has to be left for it to be done.
+# Most additional pixels, and the fraction of the predicted time below which padding is used.
 _MOST_MORE, _GAIN = 7, 0.96
-# Least steps of the innermost reduction: each pixel's address is computed before it (3x3/2 111x111x3>64 took 1.07 times
-# as long on Zen 3).
+# Least steps of the innermost reduction loop, before which each pixel's address is computed (3x3/2 111x111x3>64 took
+# 1.07 times as long on Zen 3).
 _LEAST_LINE = 16
-# The share where factors come from lanes: 32 registers hold good tiles as it is, and no gain of one in twenty was
-# confirmed.
+# The fraction for lane FMAs: 32 registers hold good tiles anyway, and no predicted gain of 5 % was confirmed.
 _LANE_GAIN = 0.9
 
 
 def pad_all(target: Any) -> Any:
-    """A module pass for a target (TVM's) and canonical functions; does nothing for one whose cores are not known."""
+    """Make a module pass for a target (TVM's) and canonical functions; does nothing for unknown cores."""
 
     def run(module: Any, _: Any) -> Any:
         core = find_core(dict(target.export()))
@@ -53,7 +52,7 @@ def pad_all(target: Any) -> Any:
 
 
 def pad(function: Any, core: Core) -> Any:
-    """The same function with more pixels where the core gains by it."""
+    """Pad the pixels of a function where the core gains."""
     schedule = bindings.schedule(function)
     found = facts.read_contraction(schedule)
     if found is None or not canonical.is_in_order(found) or found.line < _LEAST_LINE:
@@ -63,8 +62,8 @@ def pad(function: Any, core: Core) -> Any:
         return function
     try:
         result = _pad(schedule, found, wanted)
-    except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises where it cannot; nothing is lost
-        _log.debug("%d pixels stay as they are: %s", wanted, error)
+    except (RuntimeError, ValueError, TypeError) as error:  # TVM refuses; the function is left unchanged
+        _log.debug("pixels are not padded to %d: %s", wanted, error)
         return function
     for key, value in (function.attrs or {}).items():
         result = result.with_attr(key, value)
@@ -72,11 +71,11 @@ def pad(function: Any, core: Core) -> Any:
 
 
 def padded(found: Contraction, core: Core) -> int:
-    """How many pixels to compute in one loop so that those of a contraction are had soonest; 0 where they stay."""
+    """Return the number of fused pixels that takes the least predicted time; 0 to leave the function unchanged."""
     area = math.prod(axis.extent for axis in found.pixels)
     if core.lane_fma and len(found.pixels) > 1:
-        # Each pixel's address takes a register then, which no prediction counts: 3x3 7x7x512>512 on a Cortex-A53 was
-        # foreseen at 0.91 and has 39 spills in its loop, 0.12 of the peak in place of 0.34 (llvm-mca).
+        # Each pixel's address would take a register, which predictions ignore: 3x3 7x7x512>512 on a Cortex-A53 had a
+        # prediction of 0.91, but 39 spills in its loop and 0.12 of the peak instead of 0.34 (llvm-mca).
         return 0
     best, least = 0, _predict(found, core) * (_LANE_GAIN if core.lane_fma else _GAIN)
     for count in range(area, area + 1 + _MOST_MORE):
@@ -88,18 +87,18 @@ def padded(found: Contraction, core: Core) -> int:
 
 
 def _predict(found: Contraction, core: Core, *, more: bool = False) -> float:
-    """Seconds of the best plan; with `more` pixels none where that is known to be slower than foreseen."""
+    """Predict the seconds of the best plan; with `more` pixels, infinity where the prediction is known to be wrong."""
     family = Dense()
     plans = Outlook(family, found, core, family.options(found, core)).plans()
     if not plans or (more and core.lane_fma and plans[0][1].get("steps", 1) == 1):
-        # Tiles of 25 pixels by one vector, each factor a load, spill, LLVM loading early (1x1 7x7x960>320 on a
-        # Cortex-A53, foreseen at 0.85: 36 spills, 0.15 of the peak in place of 0.19).
+        # Tiles of 25 pixels by one vector without lane FMAs spill, since LLVM hoists loads (1x1 7x7x960>320 on a
+        # Cortex-A53: predicted 0.85, but 36 spills and 0.15 of the peak instead of 0.19).
         return math.inf
     return plans[0][0].seconds
 
 
 def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
-    """The function over `wanted` pixels: its sums are stored for all of them, its result for those that there are."""
+    """Return the function over `wanted` pixels: accumulators for all of them, results for the real ones."""
     area = math.prod(axis.extent for axis in found.pixels)
     if len(found.pixels) > 1:
         canonical.join_pixels(schedule, found)
@@ -123,7 +122,7 @@ def _pad(schedule: Any, found: Contraction, wanted: int) -> Any:
 
 
 def _write_apart(schedule: Any, found: Contraction) -> None:
-    """Let another block write the result of a contraction that nothing follows."""
+    """Make another block write the result of a contraction without followers."""
     main = schedule.get_sblock(found.main)
     result = schedule.cache_write(main, 0, "global")
     *extents, _ = (int(d) for d in schedule.get(result).writes[0].source.shape)
@@ -143,7 +142,7 @@ def _write_apart(schedule: Any, found: Contraction) -> None:
 
 _LAST = ("NWC", "NHWC", "NDHWC")
 _CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
-# What may be done to channels that nobody asked for: finite values stay finite, so that weights of zero end them.
+# Safe on padded channels: finite values stay finite, so zero weights cancel them.
 _HARMLESS = frozenset(
     f"relax.{name}"
     for name in (
@@ -151,14 +150,14 @@ _HARMLESS = frozenset(
         "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
     )
 )  # fmt: skip
-# Whoever reads the result reads what it is filled up with too, or with more than this share gets it cut off.
+# Readers may take padded channels up to this fraction; beyond it they are cut off first.
 _MOST_READ = 1 / 4
-# How much sooner channels have to be had, by the share of them that is added at most.
+# Required speedup by the fraction of channels added.
 _GAINS = ((1 / 8, 1.05), (_MOST_READ, 1.5), (math.inf, 2.0))
 
 
 def widen(target: Any) -> Any:
-    """A module pass for a target (TVM's); does nothing for one whose cores are not known."""
+    """Make a module pass that pads channels for a target (TVM's); does nothing for unknown cores."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
         core = find_core(dict(target.export()))
@@ -170,9 +169,9 @@ def widen(target: Any) -> Any:
 
 
 def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int] = (1,)) -> int:
-    """How many channels to compute so that `channels` are had soonest: as many, or some more.
+    """Return the number of channels that takes the least time for `channels`: the same or more.
 
-    `pixels`: in how many rows and columns they are had, which limits the tiles.
+    `pixels` are the rows and columns of the result, which limit the tiles.
     """
     full = core.lanes(element_bytes)
     own = least = _cycles(channels, core, element_bytes, pixels)
@@ -187,9 +186,9 @@ def widened(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]
 
 
 def _cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]) -> float:
-    """Of one core, for one multiply-add of every channel of a pixel, in the best of its tiles (`families.dense`)."""
+    """Estimate the cycles of one FMA per channel of a pixel, in the best tile (`families.dense`)."""
     rows, columns = (1, *pixels)[-2:]
-    if rows == columns == 1:  # bound by the memory that weights come from: loads of factors do not matter
+    if rows == columns == 1:  # bound by the bandwidth of the weights: loads of factors do not matter
         rows, columns = 1, core.vector_registers // 2
     tiles = {row * column for row in divisors(rows) if row <= MOST_ROWS for column in divisors(columns)}
     full = core.lanes(element_bytes)
@@ -206,7 +205,7 @@ def _cycles(channels: int, core: Core, element_bytes: int, pixels: Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class _Wide:
-    """A variable with more channels, in the last dimension, than the one it stands for."""
+    """A variable with more channels, in the last dimension, than the one that it replaces."""
 
     variable: Any
     channels: int
@@ -220,7 +219,7 @@ class _Widening:
         self._cut: set[Any] = set()
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
-        """What stands in the place of each binding."""
+        """Return the replacements of each binding."""
         others: dict[Any, list[Any]] = {}
         for binding in bindings.list_bindings(function):
             out: list[Any] = []
@@ -241,7 +240,7 @@ class _Widening:
         return others if self._wide else {}
 
     def _narrow(self, variable: Any, at: Any, out: list[Any]) -> None:
-        """Cut the channels off that nobody asked for, once."""
+        """Cut off the padded channels, once."""
         if variable not in self._wide or variable in self._cut:
             return
         self._cut.add(variable)
@@ -251,7 +250,7 @@ class _Widening:
         out.append(relax.VarBinding(variable, value))
 
     def _widen(self, binding: Any, out: list[Any]) -> _Wide | None:
-        """The same call with more channels; None where it stays as it is."""
+        """Return the call with more channels; None to keep it."""
         call = binding.value
         name = getattr(call.op, "name", "")
         shape = bindings.static_shape(binding.var.ty)
@@ -278,7 +277,7 @@ class _Widening:
         return bool(call.attrs.keepdims) and axes is not None and all(int(a) % rank != rank - 1 for a in axes)
 
     def _contract(self, binding: Any, channels: int, out: list[Any]) -> tuple[int, Callable[[], Any]] | None:
-        """A convolution or product with a constant weight: more channels out, and more in where there are more."""
+        """Widen the output of a convolution or product with a constant weight, and its input where the data is wide."""
         call = binding.value
         data, weight = call.args
         if not isinstance(weight, GenericConst) or not isinstance(data, relax.Var):

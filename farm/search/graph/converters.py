@@ -1,9 +1,9 @@
-"""Operators that TVM 0.27 imports in a form its layout conversion cannot see through, converted another way.
+"""Converters for ONNX operators that TVM 0.27 imports badly.
 
-TVM's own Clip becomes opaque functions, its HardSwish and HardSigmoid a `clip` without a layout rule: the convolution
-before each is then followed by a transpose there and back and fused with nothing (MobileNet v2: 34 transposes). Its
-Sum, Mean, Max and Min stack their inputs along a fifth dimension, for which no convolution layout exists. Layer
-normalisation over several dimensions is turned without its weights behind a convolution, and computes something else.
+TVM's Clip becomes opaque functions; HardSwish and HardSigmoid become a `clip` without a layout rule. The convolution
+before each then gets two transposes and no fusion (MobileNet v2: 34 transposes). Sum, Mean, Max and Min stack their
+inputs in a fifth dimension without a convolution layout. Layout conversion transposes a layer normalisation over
+several dimensions without its weights, which gives wrong results.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farm.search.graph import bindings, recurrent
 
 @functools.cache
 def importer_class() -> Any:
-    """TVM's ONNX importer with our converters; the same constructor and methods."""
+    """Return TVM's ONNX importer class with these converters added."""
 
     class Importer(ONNXGraphImporter):
         def _check_for_unsupported_ops(self, graph: Any) -> None:
-            """`obstacles` has looked, and knows our converters too."""
+            """Skip TVM's check: `obstacles` has made it with these converters."""
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             convert = _CONVERTERS.get(op_name)
@@ -39,8 +39,7 @@ def importer_class() -> Any:
                     return self.bb.normalize(_stay_inside(converted))
                 if op_name != "OneHot":
                     return converted
-                # TVM makes 64-bit numbers of whatever its two values are.
-
+                # TVM's result is 64-bit, independent of the type of the two values.
                 converted = relax.op.astype(converted, inputs[2].ty.dtype)
             return self.bb.normalize(converted)
 
@@ -48,10 +47,7 @@ def importer_class() -> Any:
 
 
 def _stay_inside(value: Any) -> Any:
-    """Rows taken from a table: the nearest one for a number that is none of its rows'.
-
-    TVM reads whatever lies there, which ends the process where nothing does.
-    """
+    """Clamp the indices of a gather: TVM reads out of bounds, which can crash the process."""
     if not bindings.is_call(value, "relax.take"):
         return value
     data, indices = value.args
@@ -59,21 +55,21 @@ def _stay_inside(value: Any) -> Any:
 
 
 def known_operators() -> frozenset[str]:
-    """Operators of ONNX, and of ONNX Runtime, that there is a converter for."""
+    """Return the operators of ONNX and ONNX Runtime that have a converter."""
     return frozenset(onnx_frontend._get_convert_map()) | frozenset(_CONVERTERS)
 
 
 def _convert_clip(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Clip with constant bounds: attributes before opset 11, inputs since. None where a bound is computed."""
+    """Convert Clip with constant bounds: attributes before opset 11, inputs since. None for computed bounds."""
     data = inputs[0]
-    # TVM's input list gives None beyond its end.
+    # TVM's input list returns None beyond its end.
     low = _constant_bound(inputs[1], attributes.get("min"))
     high = _constant_bound(inputs[2], attributes.get("max"))
     return None if low is None or high is None else _clamp(data, data.ty.dtype, low, high)
 
 
 def _constant_bound(value: Any, attribute: float | None) -> float | None:
-    """A bound as a number, NaN where there is none; None where it is not known at import."""
+    """Return a bound as a number, NaN where there is none; None where it is unknown at import."""
     if value is None:
         return math.nan if attribute is None else float(attribute)
 
@@ -84,7 +80,7 @@ def _constant_bound(value: Any, attribute: float | None) -> float | None:
 
 
 def _clamp(data: Any, dtype: Any, low: float, high: float) -> Any:
-    """`min(max(data, low), high)`; a bound that is NaN or infinite does nothing."""
+    """Return `min(max(data, low), high)`, without bounds that are NaN or infinite."""
     if math.isfinite(low):
         data = relax.op.maximum(data, relax.const(_of_kind(dtype, low), dtype))
     if math.isfinite(high):
@@ -111,7 +107,7 @@ def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
 
 
 def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Pad with constants as an operator that later passes can see; None for any other pad."""
+    """Convert a constant Pad to an operator that later passes understand; None for other pads."""
     data, pads, fill, axes = (inputs[at] for at in range(4))
     mode = attributes.get("mode", b"constant")
     if mode not in (b"constant", "constant") or axes is not None or "float" not in str(data.ty.dtype):
@@ -128,7 +124,7 @@ def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 
 def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
-    """One binary operator after the other, broadcasting as ONNX does."""
+    """Chain a binary operator, with ONNX's broadcasting."""
     return functools.reduce(getattr(relax.op, name), list(inputs))
 
 
@@ -138,7 +134,7 @@ def _convert_mean(inputs: Any, _: dict[str, Any]) -> Any:
 
 
 def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """One sign alone, which TVM's converter does not look at; None where both count."""
+    """Convert IsInf for one sign, which TVM's converter ignores; None where both count."""
     data, signs = inputs[0], [attributes.get(f"detect_{sign}", 1) for sign in ("positive", "negative")]
     if all(signs):
         return None
@@ -148,7 +144,7 @@ def _convert_is_inf(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 
 def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    """Convert layer normalisation over several dimensions to one over a fused one; None for one, which TVM handles."""
     flat = _flatten(inputs[0], attributes)
     if flat is None:
         return None
@@ -157,12 +153,12 @@ def _convert_layer_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     zero = relax.const(np.zeros(size), data.ty.dtype)
     offset = zero if inputs[2] is None else relax.op.reshape(inputs[2], (size,))
     found = relax.op.nn.layer_norm(data, scale, offset, [-1], attributes.get("epsilon", 1e-5))
-    # The mean and the deviation are further outputs, which `farm.search.graph.importer` refuses.
+    # `farm.search.graph.importer` refuses further outputs, the mean and the deviation.
     return relax.Tuple([relax.op.reshape(found, shape), zero, zero])
 
 
 def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Over several dimensions: over one that holds them all. None over one, which TVM does well."""
+    """Convert RMS normalisation over several dimensions to one over a fused one; None for one, which TVM handles."""
     flat = _flatten(inputs[0], attributes)
     if flat is None:
         return None
@@ -172,7 +168,7 @@ def _convert_rms_norm(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 
 def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...], int] | None:
-    """Data as rows of what is normalised together, with its own shape and a row's length; None where it is that."""
+    """Return data as rows to normalise, with its shape and the row length; None where the rows are its own."""
     shape = tuple(int(size) for size in data.ty.shape)
     axis = int(attributes.get("axis", -1)) % len(shape)
     if axis == len(shape) - 1 or str(data.ty.dtype) != "float32":

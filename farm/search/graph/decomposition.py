@@ -1,6 +1,6 @@
-"""Operators written in ones that TVM can lay out and fuse, before it does: part of a graph pipeline.
+"""Rewrite operators as others that TVM can lay out and fuse: passes of a graph pipeline.
 
-What the importer does for every pipeline is in `farm.search.graph.converters`.
+Rewrites for every pipeline are in `farm.search.graph.converters`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _TO_NHWC, _TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One dimension of a transposed convolution of `size` data, with `before` of its results cut off at the beginning.
+    """One dimension of a transposed convolution of `size` data, with `before` results cut off at the start.
 
-    A result o, counted before anything is cut, is the sum of data i times weight k with o = i * stride + k. With
-    o = q * stride + r that is the sum over t of data q - t times weight r + t * stride.
+    Before cutting, result o is the sum of data i times weight k over o = i * stride + k. With o = q * stride + r it is
+    the sum over t of data q - t times weight r + t * stride.
     """
 
     size: int
@@ -35,7 +35,7 @@ class Side:
 
     @property
     def taps(self) -> int:
-        """Weights of a phase, zeros included where there are fewer."""
+        """Weights of a phase, including zeros."""
         return -(-self.kernel // self.stride)
 
     @property
@@ -51,17 +51,17 @@ class Side:
 
     @property
     def cut(self) -> int:
-        """Results to be cut off at the beginning once phases are put together."""
+        """Results to cut off at the start once the phases are interleaved."""
         return self.before - self.first * self.stride
 
 
 def convolve() -> Any:
-    """A module pass over transposed convolutions in NCHW with constant weights, no groups and no dilation."""
+    """Make a pass that turns transposed convolutions (NCHW, constant weights, no groups, no dilation) into others."""
     return bindings.rewriting_pass(_convolve, "ConvolveTransposed")
 
 
 def split_phases(weights: npt.NDArray[Any], strides: tuple[int, int]) -> npt.NDArray[Any]:
-    """Weights [in, out, h, w] as those of the convolution, [taps, taps, in, s * s * out]: phases before channels."""
+    """Turn weights [in, out, h, w] into a convolution's, [taps, taps, in, s * s * out], with phases before channels."""
     taps = [-(-size // stride) for size, stride in zip(weights.shape[2:], strides, strict=True)]
     missing = [t * s - size for t, s, size in zip(taps, strides, weights.shape[2:], strict=True)]
     filled = np.pad(weights, [(0, 0), (0, 0), *((0, zeros) for zeros in missing)])
@@ -93,7 +93,7 @@ def _convolve(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 
 def _write(builder: Any, binding: Any, sides: Sequence[Side], weights: npt.NDArray[Any]) -> Sequence[Any]:
-    """The bindings that take the place of a transposed convolution."""
+    """Return the bindings that replace a transposed convolution."""
     made: list[Any] = []
 
     def bind(name: str, call: Any) -> Any:
@@ -121,7 +121,7 @@ def _write(builder: Any, binding: Any, sides: Sequence[Side], weights: npt.NDArr
 
 
 def legalise() -> Any:
-    """A pass that turns a graph's operators into functions of TIR, as TVM's own does but for the functions above."""
+    """Make a pass like TVM's LegalizeOps, with polynomials for exponentials and similar functions."""
     divide_each, multiply_each = (ir.Op.get(f"relax.{name}").get_attr("FLegalize") for name in ("divide", "multiply"))
 
     def unary(fast: Any, plain: Any, name: str) -> Any:
@@ -176,7 +176,7 @@ def legalise() -> Any:
 
 
 def _invert(divisors: Any) -> Any | None:
-    """A constant of what 1 comes to over each number of another; None for what is none, or beyond float32's range."""
+    """Return the reciprocals of a constant; None for anything else, or where one exceeds float32."""
     if not isinstance(divisors, GenericConst) or divisors.ty.dtype != "float32":
         return None
     with np.errstate(divide="ignore", over="ignore"):
@@ -185,7 +185,7 @@ def _invert(divisors: Any) -> Any | None:
 
 
 def _is_one_for_all(numbers: Any, divisors: Any) -> bool:
-    """Whether neighbouring numbers are divided by the same one."""
+    """Say whether neighbouring numbers have the same divisor."""
     shape, other = (bindings.static_shape(each.ty) for each in (numbers, divisors))
     return bool(shape) and other is not None and other[-1:] in ((), (1,)) and numbers.ty.dtype == "float32"
 
@@ -194,7 +194,7 @@ _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.
 
 
 def respell() -> Any:
-    """A module pass: clips and leaky ReLUs as maxima and minima, zeros around a convolution's data as its padding."""
+    """Make a pass that turns clips and leaky ReLUs into maxima and minima, and zero pads into convolution padding."""
     return bindings.rewriting_pass(_respell, "Respell")
 
 
@@ -222,12 +222,12 @@ def _respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 
 def _number(bound: Any) -> float:
-    """The value of a number in a Relax call."""
+    """Return the value of a number in a Relax call."""
     return float(getattr(getattr(bound, "value", bound), "value", getattr(bound, "value", bound)))
 
 
 def _take_padding(value: Any, values: Mapping[Any, Any]) -> Any | None:
-    """A convolution that pads what an operator before it did."""
+    """Merge a zero pad into the convolution that reads it; None where that is not possible."""
     layout = next((layout for name, layout in _CONVOLUTIONS.items() if bindings.is_call(value, name)), None)
     if layout is None or value.attrs.data_layout != layout:
         return None

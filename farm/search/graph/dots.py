@@ -1,9 +1,9 @@
-"""Sums of four products of bytes by one instruction (`vpdpbusd`, `sdot`), or by three: functions that use these.
+"""int8 dot products: functions and instructions that sum four int8 products (`vpdpbusd`, `sdot`) or emulate that.
 
-Integer convolutions and matrix products become functions whose weights lie four input channels together, as the
-instruction reads them. A core without it multiplies to 16 bits, where two products have room as long as no weight is
--128, and adds these up in pairs (Arm's `smull`, `smlal`, `sadalp`; x86's `vpmaddubsw`, `vpmaddwd`). What they are in
-TVM is in `dot_instructions`; how these functions are scheduled is `farm.search.families.dense`' business.
+Integer convolutions and matrix products become functions whose weights store four input channels together, as the
+instruction reads them. A core without it multiplies to 16 bits, where two products fit as long as no weight is -128,
+and adds pairs (Arm: `smull`, `smlal`, `sadalp`; x86: `vpmaddubsw`, `vpmaddwd`). `farm.search.families.dense` schedules
+these functions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tvm.target import codegen
 
 from farm.search.graph import bindings
 
-# Products that one lane sums up at once.
+# Products that one lane sums at once.
 STEP = 4
 
-# Instructions as TVM's script: what they do, and how it is done. Since LLVM 22 the bytes of x86's are bytes; TVM's own
-# intrinsic of 0.27 still passes words.
+# Tensor intrinsics in TVM's script: their meaning and their code. Since LLVM 22 the x86 intrinsic takes bytes; TVM
+# 0.27's own still passes words.
 _SCRIPT = """
 @T.prim_func(s_tir=True)
 def {name}(
@@ -48,7 +48,7 @@ _MEANING = """
                     vi, vk = T.axis.remap("SR", [i, k])
                     C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
 """
-# Four products' data in every lane.
+# The data of four products in every lane.
 _PIXEL = """T.reinterpret(
     T.broadcast(T.reinterpret(A.vload([0], "{data}x4"), dtype="int32"), {lanes}), dtype="int8x{size}"
 )"""
@@ -61,8 +61,8 @@ _CODE = """
             dtype="int32x{lanes}",
         )
 """
-# The first two of four products for each lane and the other two, in 16 bits, are added up there and then in pairs: what
-# is loaded as bytes is read as words of two.
+# Per lane, the first two and the last two of four products are added in 16 bits and then in pairs; bytes are loaded as
+# words of two.
 _CODE_OF_PAIRS = """
         C[T.ramp(T.int32(0), 1, {lanes})] = C.vload([0], dtype="int32x{lanes}") + T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.saddlp.v4i32.v8i16"),
@@ -97,7 +97,7 @@ _CODE_OF_PAIRS = """
             dtype="int32x{lanes}",
         )
 """
-# Of x86's two factors one is without a sign: the data's goes to the weights. 127 times 128 twice has room in 16 bits.
+# One factor of the x86 instruction is unsigned, so the weights take the data's sign. Twice 127 * 128 fits in 16 bits.
 _CODE_OF_SIGNED_PAIRS = """
         C[T.ramp(T.int32(0), 1, {lanes})] = C.vload([0], dtype="int32x{lanes}") + T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
@@ -125,10 +125,10 @@ _CODE_OF_SIGNED_PAIRS = """
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """Sums of four products of `data` by signed bytes for so many `lanes` each, the most first.
+    """Sums of four products of `data` by signed bytes for `lanes` lanes, the most first.
 
-    `features`: LLVM's, any of which a target must have; `name`: LLVM's, with the bits of a vector in it. `at_once`: how
-    many of the four it sums up itself. `least` is the least weight with which it is exact; `code` what is made of it.
+    The target needs one of LLVM's `features`; `name` is LLVM's, with the bits of a vector. The instruction sums
+    `at_once` of the four products itself. It is exact for weights from `least`; `code` is its implementation.
     """
 
     data: str
@@ -140,7 +140,7 @@ class Instruction:
     code: str = _CODE
 
 
-# By a target's machine, the best first.
+# By machine, the best first.
 INSTRUCTIONS: Mapping[str, tuple[Instruction, ...]] = {
     "x86_64": (
         Instruction("uint8", (16, 8, 4), ("avx512vnni", "avxvnni"), "llvm.x86.avx512.vpdpbusd.{bits}"),
@@ -154,7 +154,7 @@ INSTRUCTIONS: Mapping[str, tuple[Instruction, ...]] = {
 
 
 def list_lanes(machine: str, at_once: int) -> tuple[int, ...]:
-    """Lanes for which a machine has an instruction that sums up so many products itself."""
+    """List the lanes for which a machine has an instruction that sums `at_once` products."""
     return tuple(lanes for each in INSTRUCTIONS[machine] if each.at_once == at_once for lanes in each.lanes)
 
 
@@ -163,7 +163,7 @@ def _machine(target: Any) -> str:
 
 
 def find_instruction(target: Any) -> Instruction | None:
-    """The instruction that a target (TVM's) has."""
+    """Return the best instruction of a target (TVM's), or None."""
     for found in INSTRUCTIONS.get(_machine(target), ()):
         if any(codegen.target_has_features(feature, target) for feature in found.features):
             return found
@@ -171,14 +171,14 @@ def find_instruction(target: Any) -> Instruction | None:
 
 
 def data_type(target: Any) -> str:
-    """The kind of bytes that products of a target (TVM's) take for data, whether by an instruction or not."""
+    """Return the type of the data in int8 products for a target (TVM's), with or without an instruction."""
     found = find_instruction(target)
     return found.data if found else "uint8"
 
 
 @functools.cache
 def register(data: str, lanes: int, at_once: int = STEP) -> str:
-    """Make the instruction for such data and so many lanes known to TVM; returns its name in traces."""
+    """Register the instruction with TVM and return its name in traces."""
     every = itertools.chain(*INSTRUCTIONS.values())
     found = next(each for each in every if (each.data, each.at_once) == (data, at_once) and lanes in each.lanes)
     words = {"data": data, "lanes": lanes, "size": STEP * lanes, "pairs": 2 * lanes}
@@ -193,25 +193,25 @@ def register(data: str, lanes: int, at_once: int = STEP) -> str:
 
 
 def register_all() -> None:
-    """Make all of them known, as a trace may ask for any."""
+    """Register all instructions, since a trace may name any."""
     for each in itertools.chain(*INSTRUCTIONS.values()):
         for lanes in each.lanes:
             register(each.data, lanes, each.at_once)
 
 
-# Marks the block of products: names do not last, a workload's blocks are numbered.
+# Annotation of the block of products: block names are replaced by numbers in workloads.
 MARK = "farm.dots"
 
 Shape = tuple[int, ...]
-# Channels whose weights lie together, for a function whose weights do not; 0 for all of them.
+# Returns the channels per panel of weights for a function with unpanelled ones; 0 for all.
 ChoosePanel = Callable[[Any], int]
 
 
 @dataclasses.dataclass(frozen=True)
 class DotWindow:
-    """What a convolution does to the pixels of its data; a matrix product is one of a 1x1 window.
+    """The window of a convolution; a matrix product has a 1x1 window.
 
-    `padding`: top, left, bottom, right, with bytes of `fill`.
+    `padding` is top, left, bottom, right, with bytes of `fill`.
     """
 
     kernel: tuple[int, int] = (1, 1)
@@ -222,9 +222,9 @@ class DotWindow:
 
 
 def pack(weights: npt.NDArray[np.int8], panel: int = 0) -> npt.NDArray[np.int8]:
-    """Weights [..., in, out] as [..., in / 4, out, 4], zeros where there is no channel.
+    """Pack weights [..., in, out] as [..., in / 4, out, 4], with zeros for missing channels.
 
-    With panels of so many channels as [out / panel, ..., in / 4, panel, 4].
+    With a `panel`, as [out / panel, ..., in / 4, panel, 4].
     """
     *before, depth, channels = weights.shape
     missing = -depth % STEP
@@ -236,7 +236,7 @@ def pack(weights: npt.NDArray[np.int8], panel: int = 0) -> npt.NDArray[np.int8]:
 
 
 def _make_weight(before: Shape, channels: int, panel: int) -> tuple[Any, Any]:
-    """A placeholder for packed weights, and a function that reads it at [*before, channel, step]."""
+    """Return a placeholder for packed weights, and a function that reads it at [*before, channel, step]."""
     if not panel:
         weight = te.placeholder((*before, channels, STEP), "int8", name="weight")
         return weight, lambda *at: weight(*at)
@@ -248,9 +248,7 @@ def _make_weight(before: Shape, channels: int, panel: int) -> tuple[Any, Any]:
 def make_convolution(
     shape: Shape, dtype: str, channels: int, window: DotWindow, at_once: int = STEP, panel: int = 0
 ) -> Any:
-    """A convolution of bytes [n, h, w, c] with packed weights, in panels of so many channels where there are, as a TIR
-    function, marked for an instruction.
-    """
+    """Make the TIR function of a convolution of bytes [n, h, w, c] with packed weights, marked for an instruction."""
     batch, height, width, depth = shape
     (rows, columns), (down, right_by), (dy, dx) = window.kernel, window.strides, window.dilation
     top, left, bottom, right = window.padding
@@ -278,7 +276,7 @@ def make_convolution(
             * read(y, x, group, o, step).astype("int32"),
             axis=[y, x, group, step],
         ),
-        # MetaSchedule's own rules would sum up the four in another order of loops.
+        # MetaSchedule's rules would reorder the four products.
         attrs={MARK: at_once, "schedule_rule": "None"},
         name="dots_conv2d",
     )
@@ -287,7 +285,7 @@ def make_convolution(
 
 @functools.cache
 def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP, panel: int = 0) -> Any:
-    """Rows of bytes [..., depth] times packed weights as a TIR function, marked for an instruction."""
+    """Make the TIR function of rows of bytes [..., depth] times packed weights, marked for an instruction."""
     *rows, depth = shape
     groups = -(-depth // STEP)
     data = te.placeholder(shape, dtype, name="data")
@@ -313,10 +311,10 @@ def make_product(shape: Shape, dtype: str, channels: int, at_once: int = STEP, p
 
 
 def use_instruction(target: Any, choose_panel: ChoosePanel) -> Any:
-    """A module pass for a target (TVM's): products of bytes by constant weights become the functions above.
+    """Make a module pass that replaces byte products with constant weights by these functions, for a target (TVM's).
 
-    Weights of one that takes several instructions lie in panels. Where they do not, those of a tile are a part of each
-    line of all channels', and push each other out of a first cache of two ways.
+    Where a product takes several instructions, weights are stored in panels: otherwise a tile's weights are strided
+    and alias in a two-way L1.
     """
     instruction = find_instruction(target)
 
@@ -327,7 +325,7 @@ def use_instruction(target: Any, choose_panel: ChoosePanel) -> Any:
 
 
 class _Using:
-    """One function's bindings, in order."""
+    """Rewrites the bindings of one function in order."""
 
     def __init__(self, builder: Any, function: Any, instruction: Instruction, choose_panel: ChoosePanel) -> None:
         self._builder = builder
@@ -337,13 +335,13 @@ class _Using:
         self._values = {binding.var: binding.value for binding in self._bindings}
 
     def plan(self) -> Mapping[Any, Sequence[Any]]:
-        """What stands in the place of each binding."""
+        """Return the replacements of bindings."""
         others: dict[Any, Sequence[Any]] = {}
         for binding in self._bindings:
             found = self._convolve(binding.value) or self._multiply(binding.value)
             if found is not None:
                 name, function, data, weights = found
-                # As a private function: every public one is called main.
+                # Private, since every public function is called main.
                 called = self._builder.add_func(function.without_attr("global_symbol"), name)
                 call = relax.call_tir(called, (data, relax.const(weights, "int8")), binding.var.ty)
                 others[binding.var] = [relax.VarBinding(binding.var, call)]
@@ -392,13 +390,13 @@ class _Using:
     def _make(
         self, make: Callable[..., Any], weights: npt.NDArray[np.int8], data: Any
     ) -> tuple[Any, Any, npt.NDArray[np.int8]]:
-        """The function, its data and its weights as it reads them."""
+        """Return the function, its data, and its weights as packed for it."""
         at_once = self._instruction.at_once
         panel = 0 if at_once == STEP else self._choose_panel(make(at_once))
         return make(at_once, panel), data, pack(weights, panel)
 
     def _operands(self, call: Any) -> tuple[Any, npt.NDArray[np.int8]] | None:
-        """Data that the instruction takes and constant weights, their channels enough for its shortest form."""
+        """Return data of the right type and constant weights with enough channels for the shortest form, or None."""
         data, kernel = call.args
         kernel = self._values.get(kernel, kernel)
         if not isinstance(kernel, GenericConst) or [str(x.ty.dtype) for x in (data, call)] != [

@@ -1,7 +1,7 @@
-"""Fold what of an ONNX graph follows from the shapes of its inputs: shapes computed in it, `If`, `Loop`.
+"""Fold the parts of an ONNX graph that follow from its input shapes: computed shapes, `If`, `Loop`.
 
-Exporters write these for inputs of any size; TVM wants numbers. The graph is otherwise left as it is, so that what a
-model is tuned as does not depend on the version of a tool. A model without any of it is not touched.
+Exporters write these for inputs of any size; TVM needs constants. The rest of the graph is left unchanged, so that
+workloads do not depend on a tool's version.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ import onnx
 
 from farm.processes import confined
 
-# TVM looks converters up by operator name alone, so an operator of any other domain would become its namesake.
+# TVM looks converters up by operator name alone, so an operator of another domain would be mistaken for its namesake.
 STANDARD_DOMAINS = ("", "ai.onnx")
-# Inputs that TVM wants as numbers, by operator.
+# Inputs that TVM needs as constants, by operator.
 NUMBERS: Mapping[str, tuple[int, ...]] = {
     "AffineGrid": (1,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "CumSum": (1,), "Expand": (1,), "OneHot": (1,),
     "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
     "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
-# Operators whose results are of one size or another by what they are given. TVM gives NonMaxSuppression's the greatest
-# size that it can have.
+# Operators whose result size depends on values. For NonMaxSuppression TVM uses the maximum size.
 SIZED_BY_VALUES = frozenset({"Compress", "If", "NonZero", "Unique"})
 
 
 def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs inside a node: branches of If, bodies of Loop and Scan."""
+    """Return the graphs inside a node: branches of If, bodies of Loop and Scan."""
     return [*(a.g for a in node.attribute if a.HasField("g")), *(g for a in node.attribute for g in a.graphs)]
 
 
 def list_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of inner graphs included."""
+    """Yield every node, including those of inner graphs."""
     for node in graph.node:
         yield node
         for body in bodies(node):
@@ -41,23 +40,23 @@ def list_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def names_read(graph: onnx.GraphProto) -> set[str]:
-    """What the graph's nodes read; inner graphs read the values around them, and their outputs may be such values."""
+    """Return the names that the nodes read; inner graphs read outer values, also as their outputs."""
     names = {name for node in list_nodes(graph) for name in node.input}
     return names | {value.name for node in list_nodes(graph) for body in bodies(node) for value in body.output}
 
 
 def node_label(node: onnx.NodeProto) -> str:
-    """What is only its own: names of nodes may stand twice."""
+    """Return a unique label: names of nodes may repeat."""
     return next((name for name in node.output if name), "")
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """What people find a node by: its name, or its first output's."""
+    """Return the name to show to users: the node's, or its first output's."""
     return node.name or (node.output[0] if node.output else "?")
 
 
 def names_read_by(node: onnx.NodeProto) -> set[str]:
-    """What a node reads of the values around it, in its inner graphs too."""
+    """Return the outer values that a node reads, also in its inner graphs."""
     read = {name for name in node.input if name}
     for body in bodies(node):
         inner = names_read(body) | {value.name for value in body.output}
@@ -67,7 +66,7 @@ def names_read_by(node: onnx.NodeProto) -> set[str]:
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy that reads other names, in its inner graphs too."""
+    """Copy a node with names replaced, also in its inner graphs."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     _rename(copy, names)
@@ -84,18 +83,18 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-# Tensors of more numbers have no say in what shapes others have; they stay behind, and their shapes go along.
+# Larger tensors do not determine shapes; only their shapes are passed on.
 _MOST_SHAPE = 4096
-# A graph of a thousand nodes takes a second; a hint is not worth more.
+# Folding a thousand nodes takes a second.
 _TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
 _MEMORY_BYTES = 6 << 30
 _CHILD = f"{__package__}.folding_child"
-# What asks for shapes, or may be decided by them.
+# Operators that read shapes, or may depend on them.
 _ASKING = frozenset({"Loop", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_needed(model: onnx.ModelProto) -> bool:
-    """Whether anything of the graph is computed from shapes, or what TVM wants as numbers by nodes."""
+    """Say whether the graph computes with shapes, or computes inputs that TVM needs as constants."""
     made = {value.name for value in model.graph.input}
     for node in list_nodes(model.graph):
         if node.op_type in _ASKING:
@@ -108,10 +107,10 @@ def is_needed(model: onnx.ModelProto) -> bool:
 
 
 def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """The model for these shapes of its inputs, computed in a confined process. Weights must not be among its inputs.
+    """Fold the model for these input shapes in a confined process. Weights must not be among the inputs.
 
-    With it the nodes, each by its first output, that decide by values how large their results are. Raises UsageError
-    where it takes too much memory or time.
+    Also return the nodes, by first output, whose result sizes depend on values. Raises UsageError where it takes too
+    much memory or time.
     """
     bare = _without_weights(model, shapes)
     limits = confined.ConfinedLimits(_MEMORY_BYTES, _TIMEOUT_S)
@@ -128,7 +127,7 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
 
 
 def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple[int, ...]]]) -> int | None:
-    """The first of several choices of shapes with which every node can compute, as far as ONNX can tell."""
+    """Return the index of the first choice of shapes with which every node can compute, as far as ONNX can tell."""
     bare = _without_weights(model, candidates[0])
     bare.metadata_props.add(key="candidates", value=json.dumps(list(map(dict, candidates))))
     limits = confined.ConfinedLimits(_MEMORY_BYTES, _HINT_TIMEOUT_S)
@@ -138,7 +137,7 @@ def find_fitting(model: onnx.ModelProto, candidates: Sequence[Mapping[str, tuple
 
 
 def _frame(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model's inputs, with these shapes, and outputs, and nothing between them."""
+    """Make a model with the inputs (of these shapes) and outputs, but no nodes."""
     frame = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
     frame.opset_import.extend(model.opset_import)
     frame.graph.name = model.graph.name
@@ -153,7 +152,7 @@ def _frame(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onn
 
 
 def _without_weights(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model with its large weights as further inputs, of which there may be gigabytes."""
+    """Turn the large weights, possibly gigabytes, into inputs."""
     bare = _frame(model, shapes)
     bare.graph.node.extend(node for node in model.graph.node if _large_constant(node) is None)
     for tensor in _weights(model.graph):
@@ -166,7 +165,7 @@ def _without_weights(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...
 
 
 def _weights(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """The graph's initializers, and what its nodes hold that is as large as some."""
+    """List the initializers and the large constants of nodes."""
     held = list(graph.initializer)
     for node in graph.node:
         if (tensor := _large_constant(node)) is not None:

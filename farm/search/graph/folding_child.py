@@ -1,7 +1,7 @@
-"""Run by `folding` in a confined process: computes what of a graph follows from the shapes of its inputs alone.
+"""The confined process of `folding`: compute what follows from a graph's input shapes.
 
-One walk over the nodes, in their order, which is that of execution. Each node is evaluated where all that it reads is
-known, and asked for the shapes of its results where not; `If` and `Loop` are replaced by what they do.
+One walk visits the nodes in execution order. A node with known inputs is evaluated, any other has its result shapes
+inferred. `If` and `Loop` are inlined.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from farm.search.graph.folding import (
     renamed,
 )
 
-# Numbers that a tensor may have to be computed with here; positions' grids and masks of large images have as many.
+# Largest tensor to compute with: position grids and masks of large images have as many elements.
 MOST_NUMBERS = 1 << 22
-# What a Loop may become: more is no model that anybody compiles.
+# Limits on an inlined Loop.
 _MOST_ROUNDS, _MOST_NODES = 4096, 100_000
-# Of ONNX Runtime's own, which ONNX knows nothing of: the first result is like the first operand.
+# ONNX Runtime's operators, unknown to ONNX: the first result has the type of the first operand.
 _LIKE_FIRST = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization"})
 _COMPUTED = frozenset(
     onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
@@ -39,7 +39,7 @@ _COMPUTED = frozenset(
         "float64",
     )
 )  # fmt: skip
-# Not the same twice; what keeps weights in 8 bits; what takes long here and says nothing of shapes.
+# Never evaluated: random, 8-bit weights, or slow and irrelevant to shapes.
 _NEVER = frozenset(
     {
         "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
@@ -52,9 +52,7 @@ Array = npt.NDArray[Any]
 
 
 def fold(data: bytes) -> bytes:
-    """The model without what is known. `metadata_props` name the nodes, each by its first output, whose results have a
-    size that depends on values.
-    """
+    """Fold the model; `metadata_props` then name the nodes, by first output, whose result sizes depend on values."""
     model = onnx.ModelProto.FromString(data)
     folder = Folder(model)
     del model.metadata_props[:]
@@ -65,8 +63,9 @@ def fold(data: bytes) -> bytes:
 
 
 def find_fitting(data: bytes) -> bytes:
-    """The number of the first of several choices of shapes with which all nodes can compute; as text, "" where there is
-    none. The choices are JSON in `metadata_props`.
+    """Return the index of the first choice of shapes that all nodes accept, as text; "" where there is none.
+
+    `metadata_props` hold the choices as JSON.
     """
     model = onnx.ModelProto.FromString(data)
     for number, shapes in enumerate(json.loads(model.metadata_props[0].value)):
@@ -80,7 +79,7 @@ def find_fitting(data: bytes) -> bytes:
 
 
 class Folder:
-    """A walk over a model's graph. `fits` says whether all nodes can compute with the shapes of what they read."""
+    """A walk over a model's graph. `fits`: all nodes can compute with the shapes of their inputs."""
 
     def __init__(self, model: onnx.ModelProto, ends_at_misfit: bool = False) -> None:
         self.fits = True
@@ -90,10 +89,10 @@ class Folder:
         self._ir_version = model.ir_version
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[str, Array] = {}
-        # As they came; those of other types, and large ones of branches, are not computed with.
+        # As given; some types and the large ones of branches are not computed with.
         self._tensors: dict[str, onnx.TensorProto] = {}
         self._types: dict[str, onnx.TypeProto] = {}
-        # What stands for what: results of an If or a Loop, for the nodes that came in its place.
+        # Renamed values: results of an If or a Loop, by what replaced them.
         self._names: dict[str, str] = {}
         for value in model.graph.input:
             self._types[value.name] = value.type
@@ -105,9 +104,9 @@ class Folder:
                 break
 
     def write(self, graph: onnx.GraphProto) -> list[str]:
-        """Put what is left into the graph, in place of its nodes and tensors.
+        """Write what is left into the graph.
 
-        Returns, by their first outputs, those nodes whose results have a size that depends on values.
+        Return the nodes, by first output, whose result sizes depend on values.
         """
         for value in graph.output:
             name = self._names.get(value.name, value.name)
@@ -133,7 +132,7 @@ class Folder:
         return [node_label(node) for node in reversed(kept) if self._is_open(node)]
 
     def _is_open(self, node: onnx.NodeProto) -> bool:
-        """Whether a node of known operands, by its values alone, decides the size of its results."""
+        """Say whether a node with operands of known shape has a result whose size depends on their values."""
         if node.domain not in STANDARD_DOMAINS or node.op_type not in SIZED_BY_VALUES | NUMBERS.keys():
             return False
         given = [self._types.get(name) for name in names_read_by(node)]
@@ -169,7 +168,7 @@ class Folder:
             self._types[name] = onnx.helper.make_tensor_type_proto(kind, array.shape)
 
     def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
-        """What is known of the types of the node's results."""
+        """Infer the types of a node's results."""
         domain = "" if node.domain in STANDARD_DOMAINS else node.domain
         read = names_read_by(node)
         if any(name not in self._types for name in node.input if name):
@@ -191,7 +190,7 @@ class Folder:
             return {}
 
     def _is_possible(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> bool:
-        """What ONNX's inference lets pass: images smaller than a window, and Reshape to another number of elements."""
+        """Check what ONNX's inference accepts: windows larger than the image, Reshape to another number of elements."""
         made = [_sizes(types.get(name)) for name in node.output]
         if node.op_type == "Reshape":
             given = _sizes(self._types.get(node.input[0]))
@@ -201,7 +200,7 @@ class Folder:
         return not windows or all(min(sizes or (1,)) > 0 for sizes in made)
 
     def _evaluate(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, Array] | None:
-        """The node's results by name, where they are known."""
+        """Return the node's results by name where they are known, else None."""
         if node.domain not in STANDARD_DOMAINS or node.op_type in _NEVER or bodies(node):
             return None
         if node.op_type in ("Shape", "Size"):
@@ -214,7 +213,7 @@ class Folder:
         given = {name: self._known[name] for name in node.input if name}
         try:
             found = self._run(node, given, names)
-        except Exception:  # noqa: BLE001 - the reference raises whatever it stumbles over; the node then stays
+        except Exception:  # noqa: BLE001 - the reference evaluator raises errors of any type; the node then stays
             return None
         for name, array in found.items():
             if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in "biuf":
@@ -236,7 +235,7 @@ class Folder:
         return dict(zip(names, onnx.reference.ReferenceEvaluator(model).run(None, dict(given)), strict=True))
 
     def _evaluate_shape(self, node: onnx.NodeProto) -> dict[str, Array] | None:
-        """Shape and Size of what need not be known itself."""
+        """Evaluate Shape and Size of a value with a known shape."""
         sizes = _sizes(self._types.get(node.input[0]))
         if sizes is None:
             return None
@@ -246,7 +245,7 @@ class Folder:
         return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], "int64")}
 
     def _replace_if(self, node: onnx.NodeProto) -> bool:
-        """Go on with the branch that is taken, where that is known."""
+        """Inline the branch taken, where the condition is known."""
         condition = self._known.get(node.input[0])
         if condition is None or condition.size != 1:
             return False
@@ -257,7 +256,7 @@ class Folder:
         return True
 
     def _replace_loop(self, node: onnx.NodeProto) -> bool:
-        """Write the rounds one after the other, where it is known how many there are."""
+        """Unroll a Loop, where the number of rounds is known."""
         most, go = ((self._known.get(name) if name else None) for name in (*node.input, "", "")[:2])
         unknown = [name for name in node.input[:2] if name and name not in self._known]
         if unknown or (most is None and go is None):
@@ -296,7 +295,7 @@ class Folder:
         return False
 
     def _stack(self, rows: Iterable[str], name: str) -> None:
-        """What a Loop's rounds each gave, along a new first dimension."""
+        """Stack the results of a Loop's rounds along a new first dimension."""
         parts = []
         for number, row in enumerate(rows):
             part = f"{name}/{number}"
@@ -310,7 +309,7 @@ class Folder:
         self._visit(onnx.helper.make_node("Concat", parts, [name], name, axis=0))
 
     def _inline(self, body: onnx.GraphProto, prefix: str, bound: Mapping[str, str]) -> list[str]:
-        """Visit the nodes of an inner graph under names of their own; what its outputs are then called."""
+        """Visit the nodes of an inner graph under unique names; return the names of its outputs."""
         names = dict(bound)
         for tensor in body.initializer:
             names[tensor.name] = f"{prefix}{tensor.name}"
@@ -328,7 +327,7 @@ class Folder:
 
 
 def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """The shape of a tensor, where all of it is known."""
+    """Return the shape of a tensor where it is fully known, else None."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dimensions = kind.tensor_type.shape.dim

@@ -1,7 +1,7 @@
-"""Weights of products and convolutions stored in 16 bits (bfloat16) and widened as they are loaded: part of a pipeline.
+"""Half precision in a graph pipeline: weights in bfloat16, widened on loading, or whole models in float16.
 
-Sums stay in float32. Where a core waits for weights this halves the wait; where it computes, widening costs: a function
-gets them by prediction, or all do. Last of a graph pipeline's passes, so that it sees functions as they are scheduled.
+With bfloat16, accumulators stay in float32. It halves the time of a bandwidth-bound function and slows a compute-bound
+one: functions get it by prediction, or all do. It is the last pass, so that it sees functions as they are scheduled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from farm.search.families.dense import Dense
 from farm.search.graph import bindings, winograd
 
 FLOAT16 = "float16"
-# LLVM's name of vectors of float16 that are computed with, since Armv8.2 where a core has them.
+# LLVM's feature for arithmetic on float16 vectors, optional since Armv8.2.
 _FEATURE = "fullfp16"
-# Operators that choose, move or bound elements: TVM does not say of these that they may go with their operands.
+# Operators that select, move or clamp elements; TVM has no policy for them.
 _FOLLOW = ("clip", "max", "min", "nn.leakyrelu", "nn.pad", "nn.prelu", "take", "where")
-# Operators that sum up or square elements, or whose polynomials are in float32 (`vector_math`): TVM would halve these.
+# Operators that sum or square elements, or whose polynomials are in float32; TVM would convert these.
 _STAY = (
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "log", "log_add_exp",
     "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d", "nn.attention", "nn.attention_bias",
@@ -40,29 +40,29 @@ _STAY = (
     "nn.layer_norm", "nn.rms_norm", "nn.selu", "nn.silu", "power", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "square",
     "tan", "tanh",
 )  # fmt: skip
-# TVM's policies of an operator: in 16 bits where its operands are, and never.
+# TVM's policies: float16 where the operands are, and never.
 _POLICIES = dict.fromkeys(_FOLLOW, 1) | dict.fromkeys(_STAY, 2)
 
 
 def require(target: Mapping[str, Any]) -> None:
-    """Raise UsageError where a target, in TVM's dict form, has no arithmetic on vectors of float16."""
+    """Raise UsageError where a target, in TVM's dict form, has no arithmetic on float16 vectors."""
     machine, mcpu = str(target.get("mtriple", "")).partition("-")[0], str(target.get("mcpu", ""))
     if machine != "aarch64" or not codegen.target_has_features(_FEATURE, Target(dict(target))):
         raise UsageError(
             f"{mcpu or machine or 'this target'} cannot compute in 16 bits (--weights fp16)",
-            "Arm's cores since Armv8.2 can: Carmel, Cortex-A76, A78AE. --weights bf16 stores weights so on any core.",
+            "Arm cores since Armv8.2 can: Carmel, Cortex-A76, A78AE. For any other core use --weights bf16.",
         )
 
 
 @functools.cache
 def _tell_policies() -> None:
-    """On top of TVM's own word, which is of level 10; it hears each level once."""
+    """Register policies above TVM's own, which have level 10; TVM accepts each level once."""
     for name, policy in _POLICIES.items():
         tvm.ir.register_op_attr(f"relax.{name}", "TMixedPrecisionPolicy", policy, 20)
 
 
 def compute() -> Any:
-    """A module pass: floats are halved where the inputs are read, and made whole again where outputs are written."""
+    """Make a module pass that computes in float16 between inputs and outputs, which stay float32."""
     _tell_policies()
 
     def check(module: Any, _: Any) -> Any:
@@ -81,20 +81,20 @@ def compute() -> Any:
 
 
 def _require_finite(expression: Any) -> None:
-    """Refuse weights that float16 cannot hold; a bound that is further out than any number is none."""
+    """Refuse weights that float16 cannot hold; a scalar bound may be infinite."""
     if not isinstance(expression, GenericConst):
         return
     values = expression.value.numpy()
     if values.dtype == np.float16 and values.size > 1 and not np.isfinite(values).all():
         raise ModelRefusedError(
-            "this model has weights that float16 cannot hold: they are larger than 65,504",
-            "Leave --weights fp16 away, or take --weights bf16.",
+            "this model has weights that float16 cannot hold: they exceed 65,504",
+            "Remove --weights fp16 or choose --weights bf16.",
         )
 
 
 Weights = Literal["float32", "bf16", "bf16-all", "fp16"]
-# As the model has them; in 16 bits where that is predicted to gain; in 16 bits wherever a register tile reads them; in
-# 16 bits with all that is computed of them (`farm.search.graph.half_precision`).
+# As in the model; bfloat16 weights where that is predicted to gain; bfloat16 weights in all register tiles; all
+# arithmetic in float16.
 FLOAT32: Weights = "float32"
 BF16: Weights = "bf16"
 BF16_ALL: Weights = "bf16-all"
@@ -102,14 +102,14 @@ FP16: Weights = "fp16"
 KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
 
 DTYPE = "bfloat16"
-# Before the name of a workload with such weights, and of one that computes in 16 bits.
+# Prefixes of workload names with such weights, and with float16 arithmetic.
 PREFIX, COMPUTED_PREFIX = "bf16_", "fp16_"
-# It costs accuracy, and predictions are right within a tenth: it has to promise more.
+# It costs accuracy and predictions are within 10 %, so it must promise more.
 _GAIN = 0.9
 
 
 def round_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[Any] | None:
-    """Weights in bfloat16, rounded to nearest, ties to even; None where one is not finite, or would not be any more."""
+    """Round weights to bfloat16, ties to even; None where one is or becomes infinite."""
     import ml_dtypes
 
     with np.errstate(over="ignore"):
@@ -118,7 +118,7 @@ def round_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[Any] | None:
 
 
 def halve(target: Any, weights: Weights) -> Any:
-    """A module pass for a target (TVM's): products with constant weights, once they are functions, store these so."""
+    """Make a module pass for a target (TVM's) that stores the constant weights of products in bfloat16."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
         core = cores.core_of(dict(target.export()))
@@ -128,18 +128,18 @@ def halve(target: Any, weights: Weights) -> Any:
 
 
 def is_halved(arguments: Sequence[tuple[tuple[int, ...], str]]) -> bool:
-    """Whether a workload with such arguments, the result last, has weights in 16 bits and sums in 32."""
+    """Say whether a workload with these arguments, the result last, has 16-bit weights and 32-bit accumulators."""
     kinds = [dtype for _, dtype in arguments]
     return DTYPE in kinds[1:-1] and kinds[-1] == FLOAT32
 
 
 def is_computed(weights: Weights, arguments: Sequence[tuple[tuple[int, ...], str]]) -> bool:
-    """Whether a workload with such arguments of a pipeline that stores `weights` so computes in 16 bits."""
+    """Say whether a workload with these arguments computes in float16, in a pipeline that stores `weights` so."""
     return weights == FP16 and any(dtype == "float16" for _, dtype in arguments)
 
 
 def count_bytes(module: Any) -> int:
-    """Bytes of a prepared module's constants that are in 16 bits."""
+    """Count the bytes of a prepared module's 16-bit constants."""
     found: dict[Any, int] = {}
 
     def count(expression: Any) -> None:
@@ -153,14 +153,14 @@ def count_bytes(module: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Halved:
-    """A function's name in the module once weights, its argument `at`, are in 16 bits."""
+    """A function's name in the module once its argument `at`, the weights, is 16-bit."""
 
     name: Any
     at: int
 
 
 class _Halving:
-    """One Relax function's bindings, in order."""
+    """Rewrites the bindings of one Relax function in order."""
 
     def __init__(self, builder: Any, core: Core, *, everything: bool) -> None:
         self._builder, self._core, self._everything = builder, core, everything
@@ -168,7 +168,7 @@ class _Halving:
         self._known: dict[Any, _Halved | None] = {}
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
-        """What stands in the place of each binding."""
+        """Return the replacements of bindings."""
         others: dict[Any, Sequence[Any]] = {}
         for binding in bindings.list_bindings(function):
             called = bindings.called_function(self._module, binding.value)
@@ -185,7 +185,7 @@ class _Halving:
         return others
 
     def _halve(self, name: Any, function: Any) -> _Halved | None:
-        """The function with such weights, once for all its calls; None where they stay as they are."""
+        """Return the function with 16-bit weights, made once for all its calls; None to keep it."""
         if name not in self._known:
             self._known[name] = None
             at = find_weight(function)
@@ -197,9 +197,9 @@ class _Halving:
 
 
 def find_weight(function: Any) -> int | None:
-    """Which parameter of a function is the weight, in float32, of a contraction with register tiles; None for none.
+    """Find the parameter that is the float32 weight of a contraction with register tiles.
 
-    The first parameter is data: that is how such a workload is told from one that computes in 16 bits (`is_halved`).
+    The first parameter is data, which distinguishes such a workload from one in float16 (`is_halved`).
     """
     schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     found: facts.Contraction | None = Dense().read(schedule) or Grouped().read(schedule)
@@ -209,7 +209,7 @@ def find_weight(function: Any) -> int | None:
 
 
 def halve_function(function: Any, at: int) -> Any:
-    """The function with the parameter `at` in 16 bits, widened wherever it is read."""
+    """Store the parameter `at` in bfloat16 and widen its loads."""
     old = function.params[at]
     new = tirx.decl_buffer(list(old.shape), DTYPE, old.name)
     body = bindings.replace_buffer(function.body, old, new, read=lambda load: tirx.Cast(FLOAT32, load))
@@ -218,9 +218,9 @@ def halve_function(function: Any, at: int) -> Any:
 
 
 def gains(function: Any, halved: Any, at: int, core: Core) -> bool:
-    """Whether weights in 16 bits are predicted to make a function faster as a part of a model.
+    """Say whether 16-bit weights are predicted to make a function faster within a model.
 
-    Never where they are still in a cache at the next inference.
+    Never where the weights stay in a cache until the next inference.
     """
     if facts.size_of(function.params[at]) <= winograd.kept_bytes(core):
         return False

@@ -1,6 +1,6 @@
-"""ONNX to Relax: what TVM's importer needs done first, and its errors in plain words.
+"""ONNX to Relax: preparation for TVM's importer, and its errors in plain words.
 
-Model files are found and checked in `farm.models`.
+`farm.models` finds and checks model files.
 """
 
 from __future__ import annotations
@@ -24,27 +24,25 @@ from farm.search.tvm_errors import find_reason
 def import_onnx(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Import an ONNX graph as a `tvm.IRModule` with constant weights and static `shapes` (input name -> shape).
 
-    The model is not changed. Nothing is printed. Raises UsageError naming the operator and the node that TVM has no
-    converter for or whose converter failed, and the inputs that hold text.
+    Does not change the model or print. Raises UsageError that names the operator and node without a converter, or whose
+    converter failed, and inputs of text.
     """
     given = model
     model, sized_by_values = _rewrite_for_tvm(model, shapes)
     obstacles.refuse(model.graph, sized_by_values)
     opset = next((o.version for o in model.opset_import if o.domain in folding.STANDARD_DOMAINS), 1)
     try:
-        # TVM prints the operator it stumbled over; standard output belongs to the caller's results.
+        # TVM prints the failing operator; standard output belongs to the caller's results.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importer = converters.importer_class()({name: list(shape) for name, shape in shapes.items()}, "float32")
             return importer.from_onnx(model.graph, opset)
-    except Exception as error:  # the importer raises whatever its converters stumble over
+    except Exception as error:  # converters raise errors of any type
         raise _failed(error, _find_misfit(given, shapes)) from error
 
 
 def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The inputs and the shapes that were chosen for their open dimensions, where the model cannot compute with these;
-    "" where it can, or ONNX cannot tell.
-    """
+    """Return the inputs and the shapes chosen for them with which the model cannot compute, else ""."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     chosen = []
@@ -62,13 +60,13 @@ def _find_misfit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
         onnx.shape_inference.infer_shapes(copy, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError:
         return " ".join(chosen)
-    except (ValueError, RuntimeError):  # larger than a message of protobuf may be
+    except (ValueError, RuntimeError):  # larger than a protobuf message can be
         return ""
     return ""
 
 
 def find_obstacles(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> list[obstacles.Obstacle]:
-    """Every node that cannot be imported, once what can be done about such nodes is done. The model is not changed."""
+    """List every node that cannot be imported even after rewriting. Does not change the model."""
     rewritten, sized_by_values = _rewrite_for_tvm(model, shapes)
     return obstacles.find_obstacles(rewritten.graph, sized_by_values)
 
@@ -76,11 +74,12 @@ def find_obstacles(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
 def _rewrite_for_tvm(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """Drop what inference does not need, compute what follows from `shapes`, and spell what TVM imports badly another
-    way. Works on a copy; with it come the nodes that decide by values how large their results are.
+    """Rewrite a copy for TVM: drop training parts, fold what follows from `shapes`, replace badly imported operators.
+
+    Also return the nodes whose result sizes depend on values.
     """
     copy = onnx.ModelProto()
-    # Exporters wrap parts of a model in functions of a domain of their own; their bodies are ordinary operators.
+    # Exporters wrap parts of a model in functions of their own domain, whose bodies are ordinary operators.
     copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
     weights = {i.name for i in copy.graph.initializer}
@@ -99,8 +98,9 @@ def _rewrite_for_tvm(
 
 
 def _drop_dropout(graph: onnx.GraphProto) -> None:
-    """Take Dropout out: at inference it is the identity, and TVM keeps it as an operator with two results, which layout
-    conversion cannot handle, and whose mask has the wrong type.
+    """Remove Dropout, the identity at inference.
+
+    TVM keeps it as an operator with two results, which layout conversion cannot handle, and a mask of the wrong type.
     """
     outputs = {value.name for value in graph.output}
     captured = {name for node in graph.node for body in folding.bodies(node) for name in folding.names_read(body)}
@@ -112,7 +112,7 @@ def _drop_dropout(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for position, name in enumerate(node.input):
             node.input[position] = renamed.get(name, name)
-        # A third input, since opset 12, can switch the training mode on.
+        # A third input, since opset 12, can enable training.
         training = [name for name in node.input[2:] if name and name not in off]
         if not _is_standard(node, "Dropout") or training:
             nodes.append(node)
@@ -148,7 +148,7 @@ def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
 
 
 def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
-    """Weights made by ConstantOfShape on a constant shape become initializers, so that shapes are known early."""
+    """Turn ConstantOfShape with a constant shape into an initializer, so that shapes are known early."""
     known = {i.name: i for i in graph.initializer}
     outputs = {value.name for value in graph.output}
     nodes = []
@@ -171,27 +171,27 @@ def _fold_constant_of_shape(graph: onnx.GraphProto) -> None:
 
 
 def _failed(error: Exception, misfit: str) -> UsageError:
-    """Name the operator and the node whose conversion raised; TVM's own words go with it.
+    """Make an error that names the operator and node whose conversion raised, with TVM's message.
 
-    `misfit` are inputs with shapes with which the model cannot compute; then they are to blame, not the operator.
+    `misfit` are input shapes with which the model cannot compute; then the error names these instead.
     """
     reason = find_reason(error)
     if not isinstance(error, AssertionError):
         reason = f"{type(error).__name__}: {reason}"
     elif reason == AssertionError.__name__:
-        reason = "its converter does not expect what it is given"
+        reason = "its converter does not accept its inputs"
     node = _node_being_converted(error)
     where = " this model" if node is None else f" the operator {node.op_type} (node {folding.node_name(node)!r})"
     if misfit:
         return UsageError(
             f"the model cannot compute with the shape {misfit}; in{where}: {find_reason(error)}",
-            "Choose shapes that fit the model: many want each dimension to be a multiple of some number.",
+            "Choose shapes that fit the model: many require multiples of some number.",
         )
     return UsageError(f"TVM cannot import{where}: {reason}", "" if node is None else obstacles.HINT)
 
 
 def _node_being_converted(error: Exception) -> onnx.NodeProto | None:
-    """The innermost node on the traceback. TVM's own message, if any, says the operator but not which of them."""
+    """Return the innermost node on the traceback; TVM's own message names the operator only."""
     found = None
     trace = error.__traceback__
     while trace is not None:

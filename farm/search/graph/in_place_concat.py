@@ -1,8 +1,8 @@
-"""Concatenations that their operands' producers write in place, so that nothing is copied: part of a graph pipeline.
+"""Concatenations that producers write in place, without a copy: passes of a graph pipeline.
 
-`mark` comes before TVM fuses operators, `split` after it, `share` when schedules are applied and weights are packed.
-Between `split` and `share` every function is right on its own: each producer writes its part of a buffer of the joint
-size, and a function that `share` takes out puts the parts together.
+`mark` runs before TVM fuses operators, `split` after it, and `share` when schedules are applied and weights packed.
+Between `split` and `share` every function is valid by itself: each producer writes its part of a full-size buffer, and
+a joining function, which `share` removes, combines them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tvm import relax, te, tirx
 
 from farm.search.graph import bindings
 
-# On a function: it joins its arguments along this axis. Such functions are no workloads.
+# Annotation of a function that joins its arguments along this axis; it is no workload.
 MARK = "farm.join"
 
 
 def mark() -> Any:
-    """A module pass that turns concatenations whose operands nobody else reads into functions that TVM leaves alone."""
+    """Make a module pass that turns concatenations with single-use operands into functions that TVM does not fuse."""
     return bindings.rewriting_pass(_mark, "MarkJoins")
 
 
 def split() -> Any:
-    """A module pass that lets the producers of a marked concatenation write into buffers of the joint size."""
+    """Make a module pass in which the producers of a marked concatenation write into full-size buffers."""
     return bindings.rewriting_pass(_split, "SplitJoins")
 
 
 def share() -> Any:
-    """A module pass that makes the buffers of the joint size one, and takes the joining functions out."""
+    """Make a module pass that merges the full-size buffers and removes the joining functions."""
     return bindings.rewriting_pass(_share, "ShareJoins")
 
 
 def is_join(function: Any) -> bool:
-    """Whether a function only puts together what others wrote."""
+    """Say whether a function only joins what others wrote."""
     return bool(function.attrs and MARK in function.attrs)
 
 
@@ -56,7 +56,7 @@ def _mark(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
 
 
 def _operands(value: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> list[Any]:
-    """What a concatenation joins, another one of the same axis that only it reads taken apart."""
+    """List the operands of a concatenation, with those of nested single-use ones along the same axis."""
     if not bindings.is_call(value, "relax.concat"):
         return []
     tensors = value.args[0]
@@ -82,15 +82,15 @@ def _axis(value: Any) -> int:
 
 
 def _is_own(operand: Any, values: Mapping[Any, Any], uses: Mapping[Any, int]) -> bool:
-    """Whether an operator makes an operand for one reader alone."""
+    """Say whether an operand is computed for one reader only."""
     value = values.get(operand) if isinstance(operand, relax.Var) else None
     if not isinstance(value, relax.Call) or uses[operand] != 1:
         return False
-    return not bindings.is_call(value, "relax.reshape")  # costs nothing, and writes nothing
+    return not bindings.is_call(value, "relax.reshape")  # is free and writes nothing
 
 
 def _joining(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], axis: int, dtype: Any, whole: bool) -> Any:
-    """A function that joins tensors of these shapes; with `whole`, each is of the joint shape and holds its part."""
+    """Make a function that joins tensors of these shapes; with `whole`, each has the full shape and holds its part."""
     ends = [sum(s[axis] for s in shapes[: at + 1]) for at in range(len(shapes))]
     parts = [te.placeholder(shape if whole else s, dtype, f"part{at}") for at, s in enumerate(shapes)]
 
@@ -142,7 +142,7 @@ def _split(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
             parts.append(part.var)
             offset += own[axis]
         if set(new) == {binding.var}:
-            continue  # nothing but copies
+            continue  # only copies
         joining = builder.add_func(_joining(shapes, shape, axis, binding.var.ty.dtype, whole=True), "join")
         whole = relax.call_tir(joining, relax.Tuple(parts), binding.var.ty)
         new.setdefault(binding.var, []).append(relax.VarBinding(binding.var, whole))
@@ -157,7 +157,7 @@ def _copying(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _write_part(function: Any, shape: tuple[int, ...], axis: int, offset: int) -> Any | None:
-    """The function with a result of another shape, of which it writes what begins at `offset` along an axis."""
+    """Make the function write its result into a larger tensor, from `offset` along an axis."""
     result = function.params[-1]
     if len(result.shape) != len(shape):
         return None
@@ -182,7 +182,7 @@ def _share(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
             continue
         parts = list(binding.value.args[1].fields)
         if any(bindings.static_shape(part.ty) != bindings.static_shape(binding.var.ty) for part in parts):
-            continue  # was not split
+            continue  # not split
         first, *rest = sorted(parts, key=lambda part: order[part])
         for part in rest:
             value = made[part].value

@@ -1,7 +1,7 @@
-"""Graph pipelines: what is done to a model before its workloads are extracted, and the same again when it is compiled.
+"""Graph pipelines: the passes on a model before workloads are extracted, repeated when it is compiled.
 
-A pipeline's name is part of a workload's identity. Changing what a pipeline does means giving it a new name.
-`benchmarks/graph_pipeline.py` measures them against each other.
+A pipeline's name is part of a workload's identity: a changed pipeline needs a new name. `benchmarks/graph_pipeline.py`
+compares them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from farm.search.graph import (
     half_precision,
     importer,
     in_place_concat,
+    obstacles,
     quantised,
     recurrent,
     strip_fusion,
@@ -38,20 +39,20 @@ from farm.search.graph import (
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Workload
 
-# What the executable calls by itself, whoever wrote the code. Anything else needs a function of its own.
+# Calls that the executable makes itself; any other needs a function.
 _CALLS = frozenset(
     {
         "relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed", "relax.call_pure_packed",
         "relax.call_builtin_with_ctx", "relax.invoke_closure", "relax.tensor_to_shape", "relax.shape_of",
     }
 )  # fmt: skip
-# TVM's Python package registers these, which boards run without.
+# Registered by TVM's Python package, which boards do not have.
 _PYTHON_ONLY = "relax.run."
 
 
 def find_operators(module: Any, target: Any) -> list[str]:
-    """Names of operators that still have no code once the compiler has done what it can, such as `nn.conv2d`."""
-    # The passes with which `relax.build` begins: sorting and scanning become code there, not in our pipelines.
+    """List the operators without code after the compiler's legalisation, such as `nn.conv2d`."""
+    # `relax.build` begins with these passes; sorting and scanning become code there, not in our pipelines.
     passes = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), relax.transform.LegalizeOps()]
     with target:
         lowered = tvm.transform.Sequential(passes)(module)
@@ -73,7 +74,7 @@ def find_operators(module: Any, target: Any) -> list[str]:
 
 
 def find_culprits(module: Any, target: Any) -> list[str]:
-    """Operators of an imported module that TVM fails to make code of, tried one by one after the whole failed."""
+    """List the operators of an imported module that TVM cannot legalise, one by one, after the whole failed."""
     found: dict[str, None] = {}
     for call in _list_calls(module):
         if isinstance(call.op, relax.ExternFunc) or call.op.name in _CALLS:
@@ -87,7 +88,7 @@ def find_culprits(module: Any, target: Any) -> list[str]:
 
 
 def _alone(call: Any) -> Any:
-    """A module that does nothing but this call."""
+    """Make a module with only this call."""
     parameters: list[Any] = []
 
     def fresh(argument: Any) -> Any:
@@ -110,7 +111,7 @@ def _list_functions(module: Any) -> list[Any]:
 
 
 def _list_calls(module: Any) -> list[Any]:
-    """Calls of TVM's operators and of foreign functions, in their order."""
+    """List calls of TVM's operators and of external functions in order."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
@@ -137,13 +138,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class GraphPipeline:
-    """`layout`: data and kernel layout of convolutions, or None for the model's own. `prepack`: may weights move?
+    """A graph pipeline and its options.
 
-    `canonical`: are functions brought to the form that schedule families are written for? `winograd`: may convolutions
-    be computed by Winograd's algorithm, `exact` ones only where that rounds no worse than a direct one? `polynomials`:
-    may exponentials and their kin be polynomials in whole vectors in place of the C library's, element by element?
-    `weights`: are constants of products stored in 16 bits where that is predicted to gain, or all of them, or is the
-    whole model computed in 16 bits?
+    `layout` is the data and kernel layout of convolutions, None for the model's own. `prepack` packs weights.
+    `canonical` brings functions to the form of the schedule families. `winograd` allows Winograd's algorithm, `exact`
+    only where it rounds no worse than a direct convolution. `polynomials` vectorises exponentials and similar functions
+    instead of calling the C library. `weights` selects half precision.
     """
 
     name: str
@@ -156,15 +156,15 @@ class GraphPipeline:
 
     @property
     def tuned_as(self) -> str:
-        """The pipeline that its workloads name: how weights are stored is to be seen in a function itself."""
+        """The pipeline that its workloads name: a function itself shows how its weights are stored."""
         return self.name.removesuffix(f"-{self.weights}")
 
 
 _FLOAT32 = (
-    # Measured best on x86 and expected best on Arm: see benchmarks/graph_pipeline.py.
+    # The fastest measured on x86 and estimated on Arm: see benchmarks/graph_pipeline.py.
     GraphPipeline("graph/2", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="any", polynomials=True),
     GraphPipeline("graph/2-exact", ("NHWC", "HWIO"), prepack=True, canonical=True, winograd="exact"),
-    # For GPUs: weights stay as they are, and are read in rows.
+    # For GPUs: weights keep their layout and are read in rows.
     GraphPipeline(gpus.PIPELINE, ("NHWC", "HWIO"), prepack=False, canonical=True),
     GraphPipeline("graph/1", ("NHWC", "HWIO"), prepack=True),
     GraphPipeline("graph/1-nchw", None, prepack=True),
@@ -180,7 +180,7 @@ PIPELINES = {p.name: p for p in (*_FLOAT32, *_HALVED)}
 
 
 def require_pipeline(name: str) -> GraphPipeline:
-    """The pipeline called `name`. Raises UsageError listing the known ones."""
+    """Return the pipeline called `name`. Raises UsageError that lists the known ones."""
     try:
         return PIPELINES[name]
     except KeyError:
@@ -188,7 +188,7 @@ def require_pipeline(name: str) -> GraphPipeline:
 
 
 def exact(name: str) -> str:
-    """The pipeline that does what `name` does and leaves out what rounds worse than the model as it stands."""
+    """Return the name of the pipeline like `name`, without what rounds worse than the model."""
     pipeline = require_pipeline(name)
     if pipeline.winograd != "any":
         return name
@@ -197,12 +197,12 @@ def exact(name: str) -> str:
 
 
 def make_exact(kind: BoardType, wanted: bool) -> BoardType:
-    """The board type with the `exact` one of its graph pipeline, where that is `wanted`."""
+    """Return the board type, with the `exact` variant of its graph pipeline where `wanted`."""
     return kind.model_copy(update={"pipeline": exact(kind.pipeline)}) if wanted else kind
 
 
 def store_weights(kind: BoardType, weights: str) -> BoardType:
-    """The board type with the one of its graph pipeline that stores weights so. Raises UsageError where none does."""
+    """Return the board type with the graph pipeline that stores weights so. Raises UsageError where there is none."""
     if weights not in half_precision.KNOWN:
         raise UsageError(f"--weights {weights!r} is unknown", f"Known: {', '.join(half_precision.KNOWN)}.")
     own = require_pipeline(kind.pipeline)
@@ -213,15 +213,15 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
             return kind.model_copy(update={"pipeline": name})
     raise UsageError(
         f"the graph pipeline {own.name} cannot store weights as {weights}",
-        "Only code for processors can, with the pipeline graph/2.",
+        "Only CPU pipelines can, such as graph/2.",
     )
 
 
 def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, GraphPipeline]:
-    """Bring an imported module to the form whose functions are tuned. Returns it with the pipeline really used.
+    """Bring an imported module to the form whose functions are tuned; return it with the pipeline used.
 
-    Where TVM cannot convert a model's layout, or that leaves an operator without code, the NCHW pipeline is used
-    instead; its name tells. Raises ModelRefusedError naming the operators for which that does not help either.
+    Falls back to the NCHW pipeline where TVM cannot convert the model's layout, or an operator would have no code.
+    Raises ModelRefusedError that names the operators where that fails too.
     """
     if pipeline.weights == half_precision.FP16:
         half_precision.require(target.export())
@@ -238,17 +238,17 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
         operators, reason = find_operators(prepared, target), ""
         if not operators:
             if each is not pipeline:
-                _log.warning("%s does not suit this model, which goes through %s: %s", pipeline.name, each.name, why)
+                _log.warning("%s does not suit this model; using %s: %s", pipeline.name, each.name, why)
             return prepared, each
     named = f" the operator {', '.join(operators)}" if operators else " this model"
     raise ModelRefusedError(
         f"TVM cannot compile{named}" + (f": {reason}" if reason else ""),
-        "Replace the operator in the model (onnx-simplifier or a newer export often does), or leave that part out.",
+        obstacles.HINT,
     )
 
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
-    # Before constants are folded, which would make float32 of weights in 8 bits.
+    # Before constants are folded, which would turn 8-bit weights into float32.
     passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
     passes += [
         transform.FoldBatchnormToConv2D(),
@@ -260,7 +260,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     if pipeline.canonical:
         passes += [decomposition.respell(), decomposition.convolve()]
     if pipeline.layout:
-        # TVM would lay a deconvolution out as its neighbours and has no code for it in any layout but ONNX's.
+        # TVM has code for a transposed convolution in ONNX's layout only.
         layouts = {"relax.nn.conv2d": list(pipeline.layout), "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
         if pipeline.canonical:
             layouts |= {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv3d": ["NDHWC", "DHWIO"]}
@@ -291,7 +291,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
 
 
 def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeline) -> Any:
-    """Apply the database's schedules to a prepared module and pack its constant weights; ready for `relax.build`."""
+    """Apply the database's schedules to a prepared module and pack its weights, ready for `relax.build`."""
     with target, contextlib.nullcontext() if database is None else database:
         passes = []
         if database is not None:
@@ -304,9 +304,7 @@ def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeli
 
 
 def _split_preprocessing() -> Any:
-    """`SplitLayoutRewritePreproc`, shown scheduled functions alone: there is nothing to split in any other, and it
-    fails on those without a block of their own, as ScatterElements has none.
-    """
+    """Apply `SplitLayoutRewritePreproc` to scheduled functions only; it fails on functions without blocks."""
 
     def split(module: Any, _: Any) -> Any:
         apart = {
@@ -326,7 +324,7 @@ def _split_preprocessing() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """TVM's `module` and `target`, the `pipeline` really used, and the `workloads`, the heaviest first."""
+    """TVM's `module` and `target`, the `pipeline` used, and the `workloads`, the heaviest first."""
 
     module: Any
     target: Any

@@ -1,7 +1,7 @@
-"""Models in 8 bits: what stands between DequantizeLinear and QuantizeLinear computed with integers. Part of a pipeline.
+"""Lower 8-bit models to integer arithmetic between DequantizeLinear and QuantizeLinear: a pass of a graph pipeline.
 
-Convolutions and matrix products of 8-bit data and constant 8-bit weights sum up integers exactly; scales and offsets
-follow as element-wise operators that are fused with them. Everything else is computed in float32, as the model says.
+Convolutions and matrix products of 8-bit data by constant 8-bit weights accumulate integers exactly; scales and offsets
+become element-wise operators fused with them. Everything else is computed in float32, as in the model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tvm.ir import GenericConst
 from farm.search.graph import bindings
 
 _BYTES = ("uint8", "int8")
-# Largest sum of products whose sum in 32 bits cannot overflow.
+# Longest reduction that cannot overflow 32 bits.
 _MOST_DEPTH = (2**31 - 1) // (255 * 128)
-# Operators that only choose or move elements: what they make of bytes are the bytes of what they make of numbers.
+# Operators that only select or move elements, so they commute with quantisation.
 _MOVES = ("relax.nn.max_pool2d", "relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Scaled:
-    """Bytes as a tensor stands for: (data - zero) * scale. `data` is an expression, or an array for a weight."""
+    """A quantised tensor that stands for (data - zero) * scale. `data` is an expression, or an array for a weight."""
 
     data: Any
     scale: npt.NDArray[np.float32]
@@ -36,25 +36,25 @@ class _Scaled:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one scale and one zero hold for all of it."""
+        """Whether there is one scale and one zero point."""
         return self.scale.size == self.zero.size == 1
 
     def values(self) -> npt.NDArray[np.float32]:
-        """What a weight stands for."""
+        """Return the dequantised values of a weight."""
         scale, zero = _along(self, self.data.ndim)
         return np.ascontiguousarray((self.data.astype(np.int64) - zero).astype(np.float32) * scale)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Product:
-    """Sums of products, made in some steps, that stand for sums * scale + offset; both in a shape to be added so."""
+    """Integer accumulators made by some steps, which stand for sums * scale + offset, both broadcastable."""
 
     made: list[Any]
     scale: npt.NDArray[np.float64]
     offset: npt.NDArray[np.float64]
 
     def steps(self) -> list[Any]:
-        """Functions of the result before, to the number in float32."""
+        """Return functions of the previous result, up to the number in float32."""
         steps = [
             *self.made,
             lambda x: relax.op.astype(x, "float32"),
@@ -64,9 +64,9 @@ class _Product:
 
 
 def lower(dtype: str) -> Any:
-    """A module pass that computes with integers what it can, and writes other scalings as arithmetic in float32.
+    """Make a module pass that computes with integers where possible, and writes other scalings as float32 arithmetic.
 
-    `dtype` is the kind of bytes that the target's products take for data: those of the other kind are moved by 128.
+    `dtype` is the byte type of data in the target's products; bytes of the other type are shifted by 128.
     """
     return bindings.rewriting_pass(
         lambda builder, function: _Lowering(builder, function, dtype).plan(), "LowerQuantised"
@@ -74,7 +74,7 @@ def lower(dtype: str) -> Any:
 
 
 class _Lowering:
-    """One function's bindings, in order."""
+    """Rewrites the bindings of one function in order."""
 
     def __init__(self, builder: Any, function: Any, dtype: str) -> None:
         self._builder = builder
@@ -82,13 +82,13 @@ class _Lowering:
         self._bindings = bindings.list_bindings(function)
         self._values = {binding.var: binding.value for binding in self._bindings}
         self._uses = bindings.count_uses(function)
-        # What is scaled where it is read: behind the product that it is added to, not before.
+        # Dequantisations repeated at their readers, so that they fuse with the product that they are added to.
         self._late: dict[Any, list[Any]] = {}
-        # What stands for variables that hold the other kind of bytes.
+        # Replacements of variables with the other byte type.
         self._moved: dict[Any, Any] = {}
 
     def plan(self) -> Mapping[Any, Sequence[Any]]:
-        """What stands in the place of each binding."""
+        """Return the replacements of bindings."""
         others: dict[Any, Sequence[Any]] = {}
         for binding in self._bindings:
             value = binding.value
@@ -106,7 +106,7 @@ class _Lowering:
         return others
 
     def _rewrite(self, value: Any) -> list[Any] | None:
-        """Functions of the result before, the first of nothing; None to leave a value as it is."""
+        """Return functions of the previous result, the first without one; None to keep a value."""
         if bindings.is_call(value, "relax.dequantize"):
             return self._dequantise(value)
         if bindings.is_call(value, "relax.quantize"):
@@ -115,13 +115,13 @@ class _Lowering:
         return None if product is None else product.steps()
 
     def _bind(self, binding: Any, steps: Sequence[Any]) -> list[Any]:
-        """One binding for each step, the last to the old variable."""
+        """Bind each step, the last to the old variable."""
         *before, last = steps
         out, result = self._bind_new(binding, before)
         return [*out, relax.VarBinding(binding.var, self._builder.normalize(last(result)))]
 
     def _bind_new(self, binding: Any, steps: Sequence[Any]) -> tuple[list[Any], Any]:
-        """One binding for each step, to new variables; with the last of these."""
+        """Bind each step to a new variable; return the bindings and the last variable."""
         out: list[Any] = []
         result = None
         for step in steps:
@@ -131,7 +131,7 @@ class _Lowering:
         return out, result
 
     def _scale_operands(self, binding: Any) -> list[Any]:
-        """The binding with scaled operands of its own in front of it; nothing where none of them is scaled."""
+        """Return the binding preceded by its own dequantised operands; empty where it has none."""
         out: list[Any] = []
 
         def fresh(argument: Any) -> Any:
@@ -156,7 +156,7 @@ class _Lowering:
         return value.value.numpy() if isinstance(value, GenericConst) else None
 
     def _read(self, expression: Any) -> _Scaled | None:
-        """What an expression scales, seen through a transposition of a weight."""
+        """Read a dequantisation, also through a transpose of a weight."""
         value = self._values.get(expression, expression)
         if bindings.is_call(value, "relax.permute_dims"):
             inner = self._read(value.args[0])
@@ -195,7 +195,7 @@ class _Lowering:
         return [*steps, lambda x: relax.op.multiply(x, _number(scale))]
 
     def _can_move(self, binding: Any) -> bool:
-        """Whether a variable holds bytes of the other kind, and only scalings that go with it read them."""
+        """Say whether a variable holds bytes of the other type that only dequantisations read."""
         value = binding.value
         if not bindings.is_call(value, "relax.quantize") or str(value.ty.dtype) not in _BYTES:
             return False
@@ -206,7 +206,7 @@ class _Lowering:
         return len(readers) == self._uses[binding.var]
 
     def _quantise(self, value: Any, dtype: str) -> list[Any] | None:
-        """To bytes of that kind; those of the other are moved."""
+        """Quantise to bytes of `dtype`, shifted where the model has the other type."""
         data, scale, zero = value.args
         scales, zeros, own = self._constant(scale), self._constant(zero), str(value.ty.dtype)
         if scales is None or zeros is None or own not in _BYTES or str(data.ty.dtype) != "float32":
@@ -217,8 +217,7 @@ class _Lowering:
         moved = self._move(data, scales, zeros, dtype)
         if moved is not None:
             return moved
-        # Cut towards zero, what is not negative is rounded by adding a half; only exact halves go another way than to
-        # the even neighbour.
+        # Round by adding a half and truncating non-negative values; only exact halves differ from round-to-even.
         low = 0.0 if dtype == "uint8" else -128.0
         factor, offset = 1.0 / float(scales.flat[0]), float(zeros.flat[0]) - low + 0.5
         linear = self._linear(data)
@@ -227,7 +226,7 @@ class _Lowering:
                 linear, scale=linear.scale * factor, offset=linear.offset * factor + offset
             ).steps()
         else:
-            # As tensors: numbers would become part of the function, and equal layers different workloads.
+            # As tensors: scalars would become part of the function, and equal layers different workloads.
             ones = [1] * len(bindings.static_shape(data.ty) or ())
             steps = [
                 lambda _: relax.op.multiply(data, _number(np.full(ones, factor))),
@@ -247,7 +246,7 @@ class _Lowering:
         ]
 
     def _move(self, data: Any, scales: Any, zeros: Any, dtype: str) -> list[Any] | None:
-        """Bytes for bytes where only moves stand between a scaling and the opposite one."""
+        """Keep bytes where only moves stand between a dequantisation and its inverse."""
         value = self._values.get(data)
         if not isinstance(value, relax.Call) or not any(bindings.is_call(value, name) for name in _MOVES):
             return None
@@ -259,7 +258,7 @@ class _Lowering:
         return [lambda _: relax.Call(value.op, [found.data, *value.args[1:]], value.attrs, value.ty_args)]
 
     def _linear(self, data: Any) -> _Product | None:
-        """The product that alone makes up a tensor but for a constant added to it, none of it read by others."""
+        """Return the product behind a tensor, plus an optional constant, if they have no other readers."""
         if not isinstance(data, relax.Var) or self._uses[data] != 1:
             return None
         value: Any = self._values.get(data)
@@ -276,7 +275,7 @@ class _Lowering:
         return dataclasses.replace(found, offset=found.offset + number)
 
     def _constant_number(self, expression: Any) -> npt.NDArray[Any] | None:
-        """What a constant stands for, scaled and reshaped as a bias is."""
+        """Return the value of a constant, dequantised and reshaped like a bias."""
         value = self._values.get(expression, expression)
         if bindings.is_call(value, "relax.reshape") or bindings.is_call(value, "relax.expand_dims"):
             inner, shape = self._constant_number(value.args[0]), bindings.static_shape(value.ty)
@@ -286,7 +285,7 @@ class _Lowering:
         return self._constant(value)
 
     def _product(self, call: Any) -> _Product | None:
-        """A call as integers; None for what has no bytes for operands, or is no product."""
+        """Return a call as an integer product, or None."""
         if bindings.is_call(call, "relax.nn.conv2d"):
             return self._convolve(call)
         return self._multiply(call) if bindings.is_call(call, "relax.matmul") else None
@@ -331,7 +330,7 @@ class _Lowering:
 
     @staticmethod
     def _suit(data: _Scaled | None, kernel: _Scaled | None) -> bool:
-        """Whether integers can be multiplied: bytes with one scale by a constant weight of signed bytes around zero."""
+        """Say whether operands are bytes with one scale, and a constant signed weight with zero point 0."""
         if data is None or kernel is None or isinstance(data.data, np.ndarray):
             return False
         if not isinstance(kernel.data, np.ndarray) or kernel.dtype != "int8" or kernel.zero.any():
@@ -342,19 +341,19 @@ class _Lowering:
     def _scale_back(
         steps: list[Any], data: _Scaled, kernel: _Scaled, sums: npt.NDArray[np.int64], shape: tuple[int, ...]
     ) -> _Product:
-        """From sums of products to numbers: what the data's zero added is taken off again."""
+        """Return the product whose offset removes the contribution of the data's zero point."""
         scale = np.broadcast_to(data.scale.reshape(-1).astype(np.float64) * kernel.scale.reshape(-1), sums.shape)
         offset = -int(data.zero.flat[0]) * sums * scale
         return _Product(steps, scale.reshape(shape), offset.reshape(shape))
 
 
 def _distance(own: str, other: str) -> int:
-    """What is added to bytes of one kind to make them ones of the other."""
+    """Return the shift from one byte type to the other."""
     return 0 if own == other else 128 if other == "uint8" else -128
 
 
 def _along(found: _Scaled, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Scale and zero in a shape that multiplies the data."""
+    """Return scale and zero point in a shape that broadcasts to the data."""
     shape = [1] * rank
     if not found.is_plain:
         shape[found.axis] = -1
@@ -368,5 +367,5 @@ def _along(found: _Scaled, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDAr
 
 
 def _number(array: npt.NDArray[Any]) -> Any:
-    """A constant in float32."""
+    """Make a float32 constant."""
     return relax.const(np.ascontiguousarray(array, np.float32), "float32")

@@ -1,9 +1,8 @@
-"""LSTM, GRU and RNN of ONNX: what an input adds at all steps is one matrix product, the steps are one loop.
+"""LSTM, GRU and RNN of ONNX: one matrix product for the inputs of all steps, and one loop over the steps.
 
-The loop is a function of TIR with its schedule: a step's product by register tiles, weights read in rows, and then what
-the gates do, so a sequence of 512 is as little code as one of 2. Only the product before it is a workload. What each
-operator computes, and the order of its gates, is ONNX's own definition (onnx.ai, operators LSTM, GRU, RNN, opset 14);
-what is outside of it here (`find_unsupported`) is refused by name.
+The loop is a scheduled TIR function: register tiles for a step's product, then the gates. Its code size does not depend
+on the sequence length. Only the product before it is a workload. Formulas and the order of gates are from ONNX's
+operator definitions (onnx.ai, operators LSTM, GRU, RNN, opset 14); `find_unsupported` names what is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import tvm.script
 from tvm import relax
 
-# Gates of each operator, in the order of their weights; which of an operator's activations each takes.
+# Gates of each operator in the order of their weights, by index of their activation.
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 0, 0, 1), "GRU": (0, 0, 1), "RNN": (0,)}
 OPERATORS = tuple(_GATES)
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
@@ -24,26 +23,25 @@ _DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "GRU": ("Sigmoid", "Tanh"),
     "RNN": ("Tanh",),
 }
-# As text of TIR. Others (Affine, Elu, ScaledTanh ...) have parameters, and no exporter is known to write them.
+# As TIR text. Others (Affine, Elu, ScaledTanh ...) have parameters; no known exporter writes them.
 _ACTIVATIONS = {
     "sigmoid": "T.sigmoid({})",
     "tanh": "T.tanh({})",
     "relu": "T.max({}, T.float32(0))",
 }
-# Columns of a tile, as many as divide all: eight vectors of 256 bits, which both x86 and Arm have registers for.
+# Columns of a tile: eight 256-bit vectors fit the registers of x86 and Arm.
 _TILES = (64, 48, 32, 24, 16, 12, 8, 4, 2)
 _LANES = (8, 4, 2)
-# From so many multiply-adds in a step on, it is worth a parallel region of some microseconds.
+# FMAs in a step from which a parallel region of some microseconds pays.
 _PARALLEL_PRODUCTS = 1 << 19
 
-
-# On a function: it is such a loop.
+# Annotation of such a loop.
 MARK = "farm.recurrent"
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One direction of one operator: `steps` of a `batch` of rows of `hidden` numbers."""
+    """One direction of one operator: `steps` over a `batch` of rows of `hidden` numbers."""
 
     operator: str
     activations: tuple[str, ...]
@@ -57,29 +55,29 @@ class Layer:
 
     @property
     def has_inner_bias(self) -> bool:
-        """Whether what the state adds has a bias of its own, since more than a sum is made of it."""
+        """Whether the state's product has its own bias, since it is not just added."""
         return self.operator == "GRU" and self.resets_after_product
 
     @property
     def columns(self) -> int:
-        """How many sums a step has for each row."""
+        """Sums per row and step."""
         return len(_GATES[self.operator]) * self.hidden
 
 
 def find_unsupported(operator: str, attributes: Mapping[str, Any], inputs: Sequence[str]) -> str:
-    """What of an operator is not done here, to be read after "does not do"; "" where all is."""
+    """Name the unsupported part of an operator, to follow "does not support"; "" for none."""
     names = [_text(each) for each in attributes.get("activations", ())]
     if strange := [name for name in names if name.lower() not in _ACTIVATIONS]:
         return f"the activation {strange[0]}"
     if operator == "LSTM" and attributes.get("input_forget"):
         return "the attribute input_forget"
     if len(inputs) > 4 and inputs[4]:
-        return "lengths of its own for each sequence (sequence_lens)"
+        return "sequences of different lengths (sequence_lens)"
     return ""
 
 
 def convert(operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
-    """The operator's outputs (all steps, the last state and for LSTM the last cells) as one tuple, of Relax."""
+    """Return the operator's outputs as a Relax tuple: all states, the last state and, for LSTM, the last cell."""
     builder = relax.BlockBuilder.current()
     data, weights, recurrent, bias, _, state, cells, peepholes = (inputs[at] for at in range(8))
     batch_first = bool(attributes.get("layout"))
@@ -113,7 +111,7 @@ def convert(operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
 
 
 def _take(builder: Any, value: Any, at: int) -> Any:
-    """The part of an input that is a direction's; None where there is none."""
+    """Return one direction's part of an input, or None."""
     if value is None:
         return None
     part = builder.emit(relax.op.strided_slice(value, [0], [at], [at + 1]))
@@ -123,7 +121,7 @@ def _take(builder: Any, value: Any, at: int) -> Any:
 def _convert_direction(
     builder: Any, layer: Layer, rows: Any, weights: Any, recurrent: Any, bias: Any, state: Any, cells: Any, peep: Any
 ) -> Any:
-    """The call of a direction's loop, and before it the product of all steps' inputs, which are `rows`."""
+    """Emit a direction's loop, after the product of the inputs of all steps, `rows`."""
     none = relax.const(np.zeros((layer.batch, layer.hidden), "float32"))
     added = builder.emit(relax.op.matmul(rows, builder.emit(relax.op.permute_dims(weights, [1, 0]))))
     inner = relax.const(np.zeros(layer.columns, "float32")) if layer.has_inner_bias else None
@@ -132,7 +130,7 @@ def _convert_direction(
             builder.emit(relax.op.strided_slice(bias, [0], [begin], [begin + layer.columns]))
             for begin in (0, layer.columns)
         )
-        if not layer.has_inner_bias:  # what is added may be added at once
+        if not layer.has_inner_bias:  # both biases are just added
             outer, inner = builder.emit(relax.op.add(outer, inner)), None
         added = builder.emit(relax.op.add(added, outer))
     arguments = [
@@ -151,7 +149,7 @@ def _convert_direction(
 
 
 def _join(builder: Any, found: Sequence[Any], batch_first: bool) -> Any:
-    """The directions' results beside each other, as ONNX lays them out."""
+    """Join the directions' results in ONNX's layout."""
     outputs = []
     for position in range(len(found[0].ty.fields)):
         parts = [builder.emit(relax.TupleGetItem(each, position)) for each in found]
@@ -169,16 +167,16 @@ def _text(value: Any) -> str:
 
 
 def is_loop(function: Any) -> bool:
-    """Whether a function is one of these loops, which have their schedule and are no workloads."""
+    """Say whether a function is such a loop, which is scheduled and no workload."""
     return bool(function.attrs and MARK in function.attrs)
 
 
 def make_loop(layer: Layer) -> Any:
-    """The function that takes what the inputs add, recurrent weights and states, and does all steps.
+    """Make the function of all steps.
 
-    Arguments: added [steps, batch, columns], weights [hidden, columns], state [batch, hidden], for LSTM cells
-    [batch, hidden], where there are any peepholes [3 hidden], for a GRU that resets after its product its inner bias
-    [columns]; results: all states [steps, batch, hidden], the last state, and for LSTM the last cells.
+    Arguments: added [steps, batch, columns], weights [hidden, columns], state [batch, hidden]; for LSTM cells [batch,
+    hidden]; optional peepholes [3 hidden]; for a GRU that resets after its product, the inner bias [columns]. Results:
+    all states [steps, batch, hidden], the last state and, for LSTM, the last cell.
     """
     return tvm.script.from_source(_write(layer))
 
@@ -231,7 +229,7 @@ def _write(layer: Layer) -> str:
 
 
 class _Lines:
-    """Text of a program that is indented as it grows."""
+    """Program text with automatic indentation."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -239,15 +237,15 @@ class _Lines:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The program."""
         return "\n".join(self._lines) + "\n"
 
     def add(self, *lines: str) -> None:
-        """Lines at the depth of now."""
+        """Append lines at the current depth."""
         self._lines += ["    " * self._depth + line for line in lines]
 
     def inside(self) -> _Lines:
-        """A block of what was added last: use it in `with`."""
+        """Open a block after the last line; use it in `with`."""
         return self
 
     def __enter__(self) -> None:
@@ -258,7 +256,7 @@ class _Lines:
 
 
 def _each(lines: _Lines, count: int, statements: Sequence[str]) -> None:
-    """Each of the statements for `j` up to `count`, in vectors as far as these go."""
+    """Write the statements for `j` up to `count`, in vectors where possible."""
     lanes = next((each for each in _LANES if count % each == 0), 1)
     lines.add(f"for o in range({count // lanes}):")
     with lines.inside():
@@ -267,7 +265,7 @@ def _each(lines: _Lines, count: int, statements: Sequence[str]) -> None:
 
 
 def _product(lines: _Lines, layer: Layer, begin: int, end: int, factor: str, start: str) -> None:
-    """Row b of `sums`, columns `begin` to `end`: what it starts with, and the product of a row with the weights."""
+    """Write columns `begin` to `end` of row b of `sums`: their start plus the product of a row with the weights."""
     count = end - begin
     tile = next((each for each in _TILES if count % each == 0), 1)
     lanes = next((each for each in _LANES if tile % each == 0), 1)
@@ -279,7 +277,7 @@ def _product(lines: _Lines, layer: Layer, begin: int, end: int, factor: str, sta
         lines.add(f'acc = T.alloc_buffer(({tile},), "float32", scope="local")')
 
         def each_vector(statement: str) -> None:
-            lines.add(f"for u in T.unroll({tile // lanes}):")  # what is not unrolled is no register
+            lines.add(f"for u in T.unroll({tile // lanes}):")  # only unrolled accumulators stay in registers
             with lines.inside():
                 _vector(lines, lanes, statement)
 
@@ -297,14 +295,14 @@ def _vector(lines: _Lines, lanes: int, statement: str) -> None:
 
 
 def _gate(layer: Layer, activation: int, value: str) -> str:
-    """A gate's activation, what comes to it clipped first where the operator says so."""
+    """Return a gate's activation of a value, clipped first where the operator says so."""
     if layer.clip > 0:
         value = f"T.min(T.max({value}, T.float32({-layer.clip!r})), T.float32({layer.clip!r}))"
     return _ACTIVATIONS[layer.activations[activation]].format(value)
 
 
 def _gru_gates(layer: Layer) -> list[str]:
-    """The update gate into its own sums, and the state that the reset gate leaves."""
+    """Write the update gate into its sums, and the state after the reset gate."""
     hidden = layer.hidden
     return [
         "sums[b, {j}] = " + _gate(layer, 0, "sums[b, {j}]"),
@@ -313,7 +311,7 @@ def _gru_gates(layer: Layer) -> list[str]:
 
 
 def _end_of_step(layer: Layer, step: str) -> list[str]:
-    """From a step's sums to the next state."""
+    """Return the statements from a step's sums to the next state."""
     hidden = layer.hidden
     sums = [f"sums[b, {at * hidden} + {{j}}]" for at in range(len(_GATES[layer.operator]))]
     if layer.operator == "RNN":

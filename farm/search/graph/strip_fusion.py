@@ -1,11 +1,10 @@
-"""Pools of maxima and depthwise convolutions made a part of the convolution whose result only they read.
+"""Fuse convolutions with their producers and consumers: copies before, and max pools or depthwise convolutions after.
 
-Part of a graph pipeline. TVM never fuses the two, and a result of some megabytes goes to memory and comes back. Only
-where the target's cores are predicted to gain by `farm.search.families.strips`, and not on Arm: as emulated boards
-price a Cortex-A57, mobilenet_v2 took 1.06 and 1.08 of the time on one core and four, for what was gained in memory went
-to depthwise convolutions that compare where they read. The rows that a window reads beyond an edge are made by the
-convolution, which has so many more: copies of the nearest for a maximum, which that row counts in anyway, and zeros for
-a sum. So nothing has to be compared from row to row, and every strip reads as many.
+TVM fuses neither, so a result of megabytes goes through memory. A consumer is fused only where
+`farm.search.families.strips` predicts a gain. Not on Arm: in the estimates for a Cortex-A57, mobilenet_v2 took 1.06
+(one core) and 1.08 (four) of the time, since depthwise convolutions with bounds checks cost more than the memory saved.
+The convolution computes the rows that a window reads beyond an edge: copies of the nearest row for a maximum, zeros for
+a sum. So no strip needs bounds checks on rows, and all read equally many.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from farm.search.graph.canonical import repeat
 
 
 def gather() -> Any:
-    """A module pass that joins such copies with the convolution that reads them."""
+    """Make a module pass that fuses copies into the convolution that reads them."""
     return bindings.rewriting_pass(_gather, "GatherCopies")
 
 
@@ -44,7 +43,7 @@ def _gather_pair(copying: Any, called: Any) -> Any | None:
 
 
 def _only_copies(function: Any) -> bool:
-    """Whether a function moves elements and computes nothing; one that leaves them in order costs nothing anyway."""
+    """Say whether a function moves elements without computing; a plain reshape is free and does not count."""
     if relax.analysis.has_reshape_pattern(function):
         return False
     schedule = bindings.schedule(function)
@@ -59,9 +58,9 @@ def _moves(value: Any) -> bool:
 
 
 def _gains(function: Any) -> bool:
-    """Whether a function is a convolution that is better off with a copy inside.
+    """Say whether a function is a convolution that gains from a fused copy.
 
-    One of 1x1 is not: its pixels are all alike as long as it reads them where they lie.
+    A 1x1 convolution does not: its pixels are uniform as long as it reads them in place.
     """
     found = facts.read_contraction(bindings.schedule(canonical.canonicalise(function)))
     if found is None or len(found.pixels) < 2:
@@ -70,7 +69,7 @@ def _gains(function: Any) -> bool:
 
 
 def _merge(copying: Any, function: Any) -> Any | None:
-    """One function that copies, and then does to the copy what `function` does; None where no family could read it."""
+    """Fuse a copy and the function that reads it; None where no family reads the result."""
     schedule = bindings.schedule(bindings.chain(copying, function))
     names = facts.list_blocks(schedule)
     if len(set(names)) < len(names):
@@ -90,12 +89,12 @@ def _merge(copying: Any, function: Any) -> Any | None:
     return result.with_attr("op_pattern", bindings.OPAQUE)
 
 
-# Most rows of a result on top, for a number that is divided evenly.
+# Most additional rows of a result, for a number with better divisors.
 _MOST_MORE = 3
 
 
 def join(target: Any) -> Any:
-    """A module pass for a target (TVM's); does nothing for Arm, or one whose cores are not known."""
+    """Make a module pass for a target (TVM's) that fuses consumers; does nothing for Arm and unknown cores."""
 
     def run(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
         core = find_core(dict(target.export()))
@@ -107,17 +106,17 @@ def join(target: Any) -> Any:
 
 
 def _join_large(convolution: Any, step: Any, core: Core) -> Any | None:
-    """`join_functions` where what lies between is not near anyway.
+    """Call `join_functions` where the intermediate does not fit in L2.
 
-    That is what streams do not fill of the second cache: on an Intel server (1 MiB for streams) 4.8 MB of mobilenet_v2
-    took 0.66 of the time joined and 1.8 MB 0.7 to 0.9, but 600 KB 1.0 and 300 KB 1.15.
+    On an Intel server (1 MiB of L2), 4.8 MB of mobilenet_v2 took 0.66 of the time fused, 1.8 MB 0.7 to 0.9, 600 KB 1.0,
+    and 300 KB 1.15.
     """
     near = facts.size_of(convolution.params[-1]) <= core.l2_bytes
     return None if near else join_functions(convolution, step, core)
 
 
 def join_functions(convolution: Any, step: Any, core: Core) -> Any | None:
-    """One function of both; None where they are none such, or are predicted to be sooner done apart."""
+    """Fuse two functions; None where they are of other kinds or separately predicted to be faster."""
     own = None if in_place_concat.is_join(convolution) else _read_step(step)
     if own is None:
         return None
@@ -136,10 +135,10 @@ def join_functions(convolution: Any, step: Any, core: Core) -> Any | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """What reads a convolution's result: its function, the family of both together, its `pad` where it has one, and the
-    block that sums up or takes maxima, which reads data at `indices`.
+    """The consumer of a convolution's result: its function, the family of the fused function, its `pad` if any, and its
+    reduction block `main`, which reads data at `indices`.
 
-    Of the rows that it reads for its `rows`, `first` is the first, `stride` the distance, and `reach` their number.
+    Its `rows` read rows of data from `first` on, `stride` apart and `reach` each.
     """
 
     function: Any
@@ -154,7 +153,7 @@ class _Step:
 
 
 def _predict(step: _Step, found: Strips, core: Core) -> tuple[float, int]:
-    """Seconds of the best plan, and how many rows of the result there have to be data for: some more than it has."""
+    """Predict the seconds of the best plan, and return the rows of the result that its data must cover."""
     more = dataclasses.replace(found, most_rows=step.rows + _MOST_MORE)
     plans = rule.Outlook(step.family, more, core, step.family.options(more, core)).plans()
     needed = ((seconds.seconds, plan["strip"] * found.count_strips(plan["strip"])) for seconds, plan in plans)
@@ -207,7 +206,7 @@ def _read_step(function: Any) -> _Step | None:
 
 
 def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
-    """Both, with the rows that so many rows of the step would read; None where TVM refuses."""
+    """Fuse both, with the data rows that `rows` rows of the consumer read; None where TVM refuses."""
     pooled = isinstance(step.family, Pooled)
     read = (rows - 1) * step.stride + step.reach
     if step.pad is not None and not pooled:
@@ -219,7 +218,7 @@ def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
     if longer is None:
         return None
     joined = bindings.chain(longer, (_drop_pad if pooled else _pad_columns)(step, longer.params[-1]))
-    # Which of its arguments may lie in another order, those of the step behind those of the convolution.
+    # Arguments with a free layout: the convolution's, then the consumer's.
     free = [int(at) for at in (longer.attrs or {}).get("layout_free_buffers") or ()]
     before = len(longer.params) - 2
     free += [int(at) + before for at in (step.function.attrs or {}).get("layout_free_buffers") or () if int(at)]
@@ -229,9 +228,9 @@ def _chain(convolution: Any, step: _Step, rows: int) -> Any | None:
 
 
 def _lengthen(convolution: Any, first: int, rows: int, *, zero: bool) -> Any | None:
-    """A convolution with so many rows, of which the one at -`first` is its own first; None where it is none.
+    """Extend a convolution to `rows` rows, starting at row `first` of its own; None for another function.
 
-    Those beyond its own are `zero`, or the nearest one's.
+    Rows beyond its own are `zero`, or copies of the nearest one.
     """
     schedule = bindings.schedule(convolution)
     found = facts.read_contraction(schedule)
@@ -271,9 +270,9 @@ def _lengthen(convolution: Any, first: int, rows: int, *, zero: bool) -> Any | N
 
 
 def _drop_pad(step: _Step, data: Any) -> Any:
-    """A pool with its windows inside of `data`, which begins where the first of them does.
+    """Make a pool's windows stay inside `data`, which begins at the first of them.
 
-    What a window read beyond an edge is the nearest element, which it reads anyway.
+    Beyond an edge, a window reads the nearest element, which it contains anyway.
     """
     function = step.function
     one, row, column, channel = step.indices
@@ -291,7 +290,7 @@ def _drop_pad(step: _Step, data: Any) -> Any:
 
 
 def _pad_columns(step: _Step, data: Any) -> Any:
-    """A depthwise convolution whose pad compares columns alone: `data` has the rows that there are not."""
+    """Make a depthwise convolution's pad check columns only, since `data` has all rows."""
     function = step.function
     if step.pad is None:
         body = bindings.replace_buffer(function.body, function.params[0], data)
@@ -319,7 +318,7 @@ def _pad_columns(step: _Step, data: Any) -> Any:
 
 
 def _keep(index: Any, size: int, first: int, last: int) -> Any:
-    """An index that goes from `first` to `last`, kept from 0 to `size`."""
+    """Clamp an index with the range `first` to `last` to 0 and `size`."""
     if last >= size:
         index = tirx.min(index, tirx.IntImm(index.ty.dtype, size - 1))
     return tirx.max(index, tirx.IntImm(index.ty.dtype, 0)) if first < 0 else index

@@ -1,6 +1,6 @@
-"""Transpositions moved towards the end of a model, so that they meet and cancel: part of a graph pipeline.
+"""Sink transposes towards the end of a model, so that they meet and cancel: a pass of a graph pipeline.
 
-Converting convolutions to another layout leaves a transposition before and after what TVM has no layout rule for.
+Layout conversion leaves a transpose before and after each operator for which TVM has no layout rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.search.graph import bindings
 
 Axes = tuple[int, ...]
 
-# Operators whose result at an index depends on their operands at that index alone, broadcasting included.
+# Operators that are element-wise, up to broadcasting.
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
@@ -33,32 +33,32 @@ _LAST = {"NCHW": ((0, 3, 1, 2), "NHWC")}
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
-    """What a variable is: another one, transposed."""
+    """A variable as another one, transposed."""
 
     source: Any
     axes: Axes
 
 
 def sink() -> Any:
-    """A module pass that moves transpositions behind the operators that read them, and cancels those that meet."""
+    """Make a module pass that sinks transposes below their readers and cancels those that meet."""
     return bindings.rewriting_pass(lambda builder, function: _Sinking(builder).plan(function), "SinkTransposes")
 
 
 class _Sinking:
-    """One function's bindings, in order; every transposition is put off until somebody needs its result."""
+    """Rewrites the bindings of one function in order; a transpose is emitted only where its result is read."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
         self._moved: dict[Any, _Moved] = {}
         self._written: set[Any] = set()
-        # Transpositions that were written: of which variable, by which axes.
+        # Emitted transposes, by variable and axes.
         self._known: dict[tuple[Any, Axes], Any] = {}
-        # What variables were before they were reshaped.
+        # Variables before they were reshaped.
         self._reshaped: dict[Any, Any] = {}
         self._readers: dict[Any, list[Any]] = {}
 
     def plan(self, function: Any) -> Mapping[Any, Sequence[Any]]:
-        """What stands in the place of each binding."""
+        """Return the replacements of each binding."""
         for binding in bindings.list_bindings(function):
             relax.analysis.post_order_visit(
                 binding.value, lambda e, b=binding: self._readers.setdefault(e, []).append(b)
@@ -106,7 +106,7 @@ class _Sinking:
         self._moved[binding.var] = _Moved(operand, axes)
 
     def _write(self, variable: Any, at: Any, out: list[Any]) -> None:
-        """Transpose after all, since somebody reads the result."""
+        """Emit a transpose, since its result is read."""
         if variable not in self._moved or variable in self._written:
             return
         moved = self._moved[variable]
@@ -114,7 +114,7 @@ class _Sinking:
         out.append(relax.VarBinding(variable, self._transposed(moved.source, moved.axes, at, out)))
 
     def _transposed(self, operand: Any, axes: Axes, at: Any, out: list[Any]) -> Any:
-        """A variable that holds another one transposed; where that only moves dimensions of one element, reshaped."""
+        """Emit a transposed variable, or a reshape where only dimensions of one element move."""
         shape = bindings.static_shape(operand.ty)
         if axes == tuple(range(len(axes))):
             return operand
@@ -135,7 +135,7 @@ class _Sinking:
         return binding.var
 
     def _move_behind(self, binding: Any, call: Any, axes: Axes, out: list[Any]) -> bool:
-        """Let an operator read what is not transposed, and put its result in the transposition's place."""
+        """Make an operator read untransposed operands, and transpose its result instead."""
         known = _MAKERS.get(getattr(call.op, "name", ""))
         make = known(call, axes) if known else None
         if make is None:
@@ -149,7 +149,7 @@ class _Sinking:
         return True
 
     def _bring_back(self, operands: list[Any], axes: Axes, at: Any, out: list[Any]) -> list[Any] | None:
-        """Operands as they are before the transposition; None where that takes more transpositions than it saves."""
+        """Return the untransposed operands; None where that takes more transposes than it saves."""
         inverse = _inverse(axes)
         plans: list[Callable[[], Any]] = []
         saved = 0
@@ -174,7 +174,7 @@ class _Sinking:
         return [plan() for plan in plans] if pays else None
 
     def _meets(self, variable: Any, axes: Axes) -> bool:
-        """Whether what becomes of a variable is transposed by these axes later."""
+        """Say whether a value derived from a variable is transposed by these axes later."""
         left, seen = [variable], {variable}
         while left:
             for reader in self._readers.get(left.pop(), ()):
@@ -188,14 +188,14 @@ class _Sinking:
 
 
 def _operands(call: Any) -> list[Any]:
-    """What an operator reads, a concatenation's operands one by one."""
+    """List an operator's operands, those of a concatenation one by one."""
     first = call.args[0] if call.args else None
     fields = getattr(first, "fields", None)
     return list(fields if bindings.is_call(call, "relax.concat") and fields is not None else call.args)
 
 
 def _keeps_order(shape: Sequence[int], axes: Axes) -> bool:
-    """Whether a transposition moves nothing but dimensions of one element; of an unknown shape, none does."""
+    """Say whether a transpose only moves dimensions of one element; False for an unknown shape."""
     if len(shape) < len(axes):
         return False
     moved = [axis for axis in axes if shape[axis] != 1]
@@ -213,7 +213,7 @@ def _axes(call: Any) -> Axes:
 
 
 def _constant(constant: Any, axes: Axes) -> Any:
-    """A constant that is broadcast, transposed."""
+    """Transpose a constant that is broadcast."""
     array = constant.value.numpy()
     if array.size == 1 or array.ndim > len(axes):
         return constant

@@ -1,8 +1,7 @@
-"""Winograd's algorithm F(m, 3) for 3x3 convolutions of stride 1: its matrices, its function, its place in a graph.
+"""Winograd's algorithm F(m, 3) for 3x3 convolutions of stride 1: matrices, TIR function, and the graph pass.
 
-Which convolutions are computed so is `farm.search.graph.winograd`' business, how the function is scheduled that of
-`farm.search.families.winograd`. Root mean square error over that of the result, against float64, normal random data
-and weights, each sum in float32 in order:
+`farm.search.families.winograd` schedules the function. Root mean square error relative to the result's, against
+float64, for normal random data and weights summed in float32 in order:
 
 | input channels | direct | F(2, 3) | F(4, 3) | F(6, 3) | F(4, 3), points 1 and 2 |
 |---|---|---|---|---|---|
@@ -31,32 +30,32 @@ from farm.search.cores import Core
 from farm.search.families import facts, rule
 from farm.search.graph import canonical, channel_padding, dots
 
-# Of data: [n, h, w, c]. Of a padding: top, left, bottom, right.
+# Shape of data [n, h, w, c]; padding as top, left, bottom, right.
 Shape = tuple[int, int, int, int]
 Padding = tuple[int, int, int, int]
-# The m for a convolution of such data to so many channels with such a padding in such a type; 0 where it stays.
+# Returns m for a convolution (data shape, channels, padding, type); 0 to keep it direct.
 Choose = Callable[[Shape, int, Padding, str], int]
 
 KERNEL = 3
-# The function's blocks in order, each named after its algorithm; what follows the convolution comes after them.
+# The function's blocks in order; fused blocks follow them.
 BLOCKS = ("pad", "strips", "tiles", "products", "lines", "conv2d")
-# Marks the block of products with m: names do not last, a workload's blocks are numbered.
+# Annotation of the block of products with m: block names are replaced by numbers in workloads.
 MARK = "farm.winograd"
-# Interpolation points besides zero and infinity, each with either sign: of those with few bits the least error that
-# was found. The usual 1 and 2 make F(4, 3) twice as inexact.
+# Interpolation points besides zero and infinity, with either sign: the least error found among points of few bits. The
+# usual 1 and 2 double the error of F(4, 3).
 _POINTS = {2: (1.0,), 4: (0.625, 1.5), 6: (0.5, 1.0, 2.0)}
 
 
 def is_marked(blocks: Iterable[Any]) -> bool:
-    """Whether these blocks of a function are the algorithm's own."""
+    """Say whether these blocks belong to the algorithm."""
     return any(MARK in block.annotations for block in blocks)
 
 
 @functools.cache
 def matrices(m: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """A^T, B^T and G of F(m, 3): m results are A^T [(G g) * (B^T d)] for m + 2 data d and 3 weights g.
+    """Return A^T, B^T and G of F(m, 3): m results are A^T [(G g) * (B^T d)] for m + 2 data d and 3 weights g.
 
-    Toom and Cook's interpolation at zero, at points with either sign, and at infinity.
+    They follow from Toom-Cook interpolation at zero, at points with either sign, and at infinity.
     """
     points = np.array([0.0, *(sign * p for p in _POINTS[m] for sign in (1, -1))])
     alpha = m + KERNEL - 1
@@ -72,14 +71,14 @@ def matrices(m: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], 
 
 
 def transform_weights(weights: npt.NDArray[Any], m: int) -> npt.NDArray[Any]:
-    """Weights [3, 3, in, out] as [m + 2, m + 2, in, out] of the same type, computed in float64."""
+    """Transform weights [3, 3, in, out] to [m + 2, m + 2, in, out] of the same type, in float64."""
     kernel = matrices(m)[2]
     found = np.einsum("ia,abco,jb->ijco", kernel, weights.astype(np.float64), kernel)
     return np.ascontiguousarray(found.astype(weights.dtype))
 
 
 def transform_data(m: int, data: Sequence[Any]) -> list[Any]:
-    """B^T d, spelled out. What the points p and -p have in common is written alike, so that a compiler sees it."""
+    """Return B^T d, expanded; terms common to points p and -p are equal expressions that a compiler reuses."""
     matrix = matrices(m)[1]
     found = [_sum(zip(matrix[0], data, strict=True))]
     for k in range(1, m + 1, 2):
@@ -90,7 +89,7 @@ def transform_data(m: int, data: Sequence[Any]) -> list[Any]:
 
 
 def transform_products(m: int, products: Sequence[Any]) -> list[Any]:
-    """A^T p, spelled out."""
+    """Return A^T p, expanded."""
     matrix = matrices(m)[0]
     found = []
     for i, row in enumerate(matrix):
@@ -107,7 +106,7 @@ def _sum(terms: Iterable[tuple[float, Any]]) -> Any:
     for factor, value in terms:
         if factor == 0:
             continue
-        # An element of a tensor of TE is no expression yet.
+        # An element of a TE tensor is no expression yet.
         dtype = str(getattr(value, "dtype", None) or value.ty.dtype)
         if total is not None and factor == -1:
             total = total - value
@@ -119,7 +118,7 @@ def _sum(terms: Iterable[tuple[float, Any]]) -> Any:
 
 @functools.cache
 def count_operations(m: int) -> tuple[int, int]:
-    """Additions and multiply-adds of one transform of data, and of one of products."""
+    """Count the additions and FMAs of one data transform, and of one result transform."""
     result, data, _ = matrices(m)
     forth = sum(int(np.count_nonzero(data[k])) - 1 for k in (0, *range(1, m + 1, 2), -1)) + m // 2
     back = m + sum(int(np.count_nonzero(row)) // 2 for row in result)
@@ -127,7 +126,7 @@ def count_operations(m: int) -> tuple[int, int]:
 
 
 def _choose(at: Any, values: Sequence[Any]) -> Any:
-    """The value whose number is `at`; once the loop over `at` is unrolled nothing is left of the choice."""
+    """Select the value with index `at`; the selection folds away once the loop over `at` is unrolled."""
     found = values[-1]
     for k in range(len(values) - 2, -1, -1):
         found = tirx.Select(at == k, values[k], found)
@@ -136,9 +135,9 @@ def _choose(at: Any, values: Sequence[Any]) -> Any:
 
 @functools.cache
 def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: str = "float32") -> Any:
-    """The convolution as a TIR function of data and of transformed weights.
+    """Make the convolution as a TIR function of data and transformed weights.
 
-    Tiles that reach over the end are computed in full and cut.
+    Tiles beyond the end are computed in full and cut.
     """
     batch, height, width, depth = shape
     top, left, bottom, right = padding
@@ -170,7 +169,7 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
     products = te.compute(
         (alpha, alpha, batch, tall, wide, channels),
         lambda i, j, n, y, x, o: te.sum(tiles[i, j, n, y, x, c] * weight[i, j, c, o], axis=c),
-        # MetaSchedule's own rules fail at what reads products of other tiles.
+        # MetaSchedule's rules fail on blocks that read products of several tiles.
         attrs={MARK: m, "schedule_rule": "None"},
         name=f"{name}_products",
     )
@@ -190,9 +189,9 @@ def make_function(shape: Shape, channels: int, padding: Padding, m: int, dtype: 
 
 
 def use_winograd(choose: Choose) -> Any:
-    """A Relax pass: convolutions that can be Winograd's are, with the tile that `choose` says, weights transformed.
+    """Make a Relax pass that computes convolutions by Winograd's algorithm, with the m of `choose`.
 
-    Those of constant 3x3 weights in HWIO with data in NHWC, floats, stride and dilation 1, one group.
+    Eligible are constant 3x3 weights in HWIO with NHWC data, floats, stride and dilation 1, one group.
     """
     convolution = tvm.ir.Op.get("relax.nn.conv2d")
 
@@ -218,7 +217,7 @@ def use_winograd(choose: Choose) -> Any:
             if not m:
                 return call
             function = make_function(shape, kernel.shape[3], padding, m, dtype)
-            # As a private function: every public one is called main.
+            # Private, since every public function is called main.
             called = self.builder_.add_func(function.without_attr("global_symbol"), f"winograd{m}_conv2d")
             return relax.call_tir(called, (data, relax.const(transform_weights(kernel, m))), call.ty)
 
@@ -253,16 +252,16 @@ def _static_shape(data: Any) -> Shape | None:
     return n, h, w, c
 
 
-# F(2, 3) rounds better than a direct convolution, see `farm.search.graph.winograd`.
+# F(2, 3) rounds better than a direct convolution, see the module's docstring.
 EXACT_TILES, HALF_TILES, ALL_TILES = (2,), (2, 4), (2, 4, 6)
-# A larger tile is less exact, and predictions are right within a tenth: it has to promise more.
+# A larger tile is less exact and predictions are within 10 %, so it must promise more.
 _GAIN = 0.9
-# Share of the last cache that holds a convolution's weights until the next inference.
+# Fraction of the last-level cache that holds a convolution's weights until the next inference.
 _KEPT = 0.125
 
 
 def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
-    """What `winograd.use_winograd` asks, for a target's core; `exact` leaves out what rounds worse than direct."""
+    """Return a `choose` for `use_winograd` on a core; `exact` excludes what rounds worse than a direct convolution."""
 
     @functools.cache
     def choose(shape: Shape, channels: int, padding: Padding, dtype: str) -> int:
@@ -278,7 +277,7 @@ def choose_winograd(core: Core, *, exact: bool = False) -> Choose:
 
 
 def choose_panel(target: Any) -> dots.ChoosePanel:
-    """What `dots.use_instruction` asks for a target (TVM's): as many channels as a tile is predicted to have."""
+    """Return a `choose_panel` for `dots.use_instruction` on a target (TVM's): the channels of a predicted tile."""
 
     def choose(function: Any) -> int:
         core = cores.core_of(target.export())
@@ -290,10 +289,10 @@ def choose_panel(target: Any) -> dots.ChoosePanel:
 
 
 def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
-    """Seconds by the best plan where all weights but a few come from memory, as they do when a whole model runs.
+    """Predict the seconds of the best plan where most weights come from memory, as in a whole model.
 
-    Half of that time is taken to pass while the core computes. Infinite where no family has a plan. Waits for single
-    lines are left out, which not all families count.
+    Half of the transfer is hidden by computation. Infinite where no family has a plan. Line stalls are left out, since
+    not all families count them.
     """
     core = dataclasses.replace(core, line_wait=0.0)
     outlook = rule.read_outlook(tvm.IRModule({"main": function}), core)
@@ -305,12 +304,12 @@ def predict_in_model(function: Any, core: Core, weight_at: int = 1) -> float:
 
 
 def kept_bytes(core: Core) -> float:
-    """So much of one function's weights is still in a cache at the next inference."""
+    """Return the bytes of a function's weights that stay in a cache until the next inference."""
     return max(core.l2_bytes, core.l3_bytes) * _KEPT
 
 
 def make_direct(shape: Shape, channels: int, padding: Padding, dtype: str) -> Any:
-    """The convolution as a TIR function of data and of weights [3, 3, in, out], directly."""
+    """Make the direct convolution as a TIR function of data and weights [3, 3, in, out]."""
     data = te.placeholder(shape, dtype, name="data")
     weight = te.placeholder((KERNEL, KERNEL, shape[3], channels), dtype, name="weight")
     result = topi.nn.conv2d_nhwc(data, weight, 1, list(padding), 1)
