@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.search.tuners.cost_model import TRAIT_COUNT, SampleGroup, Traits, derive_traits
+from farm.search.tuners.cost_model import SampleGroup, Traits, derive_traits
 from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
 from farm.search.workloads import Workload
 
@@ -89,5 +89,5 @@ def test_traits_are_numbers_and_not_names() -> None:
     assert (wide.vector_bits, wide.l2_bytes) == (512, 1 << 20)
     assert derive_traits({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}).vector_bits == 256
     assert derive_traits({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"}).vector_bits == 128
-    assert len(Traits().to_vector()) == TRAIT_COUNT
+    assert len(Traits().to_vector()) == len(dataclasses.fields(Traits))
     assert set(Traits().to_vector()) == {0.0}

@@ -1,1 +1,1 @@
-"""Choose a workload's next candidates, and learn from its trials: tuners, cost model, correction."""
+"""Propose candidates for a workload and learn from its trials: tuners, cost model, correction."""

@@ -1,7 +1,7 @@
-"""The search of a whole campaign: one history per task, and a cost model that learns from all of them.
+"""The search of a whole campaign: a history per task, and a cost model that learns from all tasks.
 
-A task is a workload on a board type at an operating point. No Ray, no store: whoever calls says what was measured.
-Which task is asked next is the scheduler's business.
+A task is a workload on a board type at an operating point. The caller reports results; the scheduler chooses the task
+that gets the next trial.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from farm.search.workloads import Workload
 __all__ = ["TUNERS", "CampaignSearch", "Candidate", "ForeignTrial", "SearchTask", "Traits", "WarmStart"]
 
 TUNERS = ("random", "ga", "xgb", "droplet", "grid")
-# Results of a task before a model that knows nothing else ranks for it, or offspring are had of the best. Of 8 and 16,
-# 8 found better schedules after 48 trials in five of six runs on made-up latencies, and as good ones in the sixth.
+# Results of a task before its own model ranks, or the best have offspring. Against 16, 8 found better schedules after
+# 48 trials in five of six runs on simulated latencies, and as good ones in the sixth.
 _WARMUP = 8
-# Results of other tasks of the same operator kind that do instead.
+# Results of other tasks of the same operator kind that replace them.
 _WARMUP_OTHERS = 64
-# Models that choose in turns, each taught with other weights: where few results leave open what is fast, they disagree
-# and more is tried. One in two of a warm-started task knows nothing of foreign trials, which may mislead.
+# Models that choose in turns, trained with different weights: with few results they disagree and explore. One in two of
+# a warm-started task ignores foreign trials, which may mislead.
 _COMMITTEE = 4
-# What candidates of other tasks count beside a task's own, and after how many no further task is asked, the nearest
-# tasks first.
+# Weight of candidates of other tasks relative to a task's own, and the number of them that suffices.
 _WEIGHT_SAME, _WEIGHT_OTHER, _MOST_OTHERS = 0.5, 0.2, 768
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchTask:
-    """A workload for boards of one type at one operating point, named as in trials; `traits` of the two."""
+    """A workload for boards of one type at one operating point, with the `traits` of both."""
 
     workload: Workload
     board_type: str
@@ -63,17 +62,14 @@ class _Task:
 class CampaignSearch:
     """Searches by key. Not thread-safe.
 
-    With one thread, proposals depend on the seed and on what is known alone: a search that is told the results of an
-    earlier one, in the same order, goes on as that one would have.
+    With one thread, proposals depend only on the seed and the results: a search that recalls the results of an earlier
+    one in the same order continues like it.
     """
 
     def __init__(
         self, tuner: str, loss: str | None, seed: int, population: int, generations: int, threads: int
     ) -> None:
-        """`tuner` and `loss` as a campaign file names them; `threads` is the most that any call may use.
-
-        Raises UsageError for names that are not known.
-        """
+        """`tuner` and `loss` are as in a campaign file; `threads` limits every call. Raises UsageError."""
         if tuner not in TUNERS:
             raise UsageError(f"unknown tuner {tuner!r}", f"Known: {', '.join(TUNERS)}.")
         if loss is not None and loss not in LOSSES:
@@ -84,7 +80,7 @@ class CampaignSearch:
         self._spaces = ForeignSpaces(threads)
 
     def open(self, key: str, task: SearchTask) -> None:
-        """Make a task searchable under a name of the caller's. Opening it again changes nothing."""
+        """Open a task under a key; do nothing if it is open."""
         if key in self._tasks:
             return
         space = ScheduleSpace(task.workload, self._threads)
@@ -99,13 +95,13 @@ class CampaignSearch:
                 opened.remarks.append(str(error))
 
     def recall(self, key: str, known: list[tuple[str, str, float | None]]) -> None:
-        """Know what was measured before, as (hash, trace, latency in seconds or None for its own fault), in order."""
+        """Add earlier results, as (hash, trace, latency in seconds or None for the candidate's fault), in order."""
         history = self._tasks[key].history
         for candidate, trace_json, latency_s in known:
             history.recall(candidate, history.space.read(trace_json), latency_s)
 
     def hold(self, key: str, under_way: list[tuple[str, str]]) -> None:
-        """Know what another search proposed and is being measured, as (hash, trace), as if this one had."""
+        """Add candidates of another search that are being measured, as (hash, trace)."""
         history = self._tasks[key].history
         for candidate, trace_json in under_way:
             genome = history.space.read(trace_json)
@@ -116,7 +112,7 @@ class CampaignSearch:
                 history.recall(candidate, None, None)
 
     def warm_start(self, key: str, foreign: list[ForeignTrial]) -> WarmStart:
-        """Learn from other tasks' trials where that helps this one; takes some 20 ms for each, up to 256."""
+        """Use trials of other tasks where they help this one; takes some 20 ms each, for up to 256."""
         task = self._tasks[key]
         if self._tuner == "grid" or not foreign:
             return WarmStart(0, len(foreign), None, 0, "grid tries everything" if foreign else "there are none")
@@ -124,18 +120,18 @@ class CampaignSearch:
         return task.foreign.report
 
     def remarks(self, key: str) -> list[str]:
-        """What was to be said of a task since the last time, such as why it has no candidates."""
+        """Return and clear a task's remarks, such as why it has no candidates."""
         task = self._tasks[key]
         remarks, task.remarks = task.remarks, []
         return remarks
 
     def propose(self, key: str, count: int) -> tuple[list[Candidate], bool]:
-        """Up to `count` candidates that were not proposed before, and whether there are no more."""
+        """Propose up to `count` new candidates; also say whether the space is exhausted."""
         task = self._tasks[key]
         if task.exhausted:
             return [], True
         history = task.history
-        found = self._try_first(task, count - count // 2)  # beside others, which may lead elsewhere
+        found = self._try_first(task, count - count // 2)  # the rest explores
         if len(found) < count:
             names = {each.hash for each in found}
             found += [each for each in self._search(key, task, count) if each.hash not in names][: count - len(found)]
@@ -148,22 +144,22 @@ class CampaignSearch:
         return candidates, task.exhausted
 
     def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
-        """Learn from (candidate hash, median latency in seconds, or None for a fault of the candidate itself)."""
+        """Learn from (candidate hash, median latency in seconds, or None for the candidate's fault)."""
         for candidate, latency_s in results:
             self._tasks[key].history.end(candidate, latency_s)
 
     def forget(self, key: str, candidate: str) -> None:
-        """A proposed candidate will not be measured: teach nothing."""
+        """Drop a proposed candidate that will not be measured."""
         self._tasks[key].history.forget(candidate)
 
     def replay(self, key: str, trace_json: str) -> str:
-        """The scheduled function that a candidate's trace leads to, in TVM's JSON. Raises InternalError."""
+        """Return the scheduled function of a candidate's trace in TVM's JSON. Raises InternalError."""
         return self._tasks[key].history.space.replay(trace_json)
 
     def _try_first(self, task: _Task, count: int) -> list[Evaluated]:
-        """The best schedules of other tasks' earlier trials, until all of them were proposed.
+        """Return the best new schedules of other tasks' trials.
 
-        Where there is a prediction, its best comes before them: it knows this core, and they come from others.
+        Where there is a prediction, its best comes first: it knows this core.
         """
         if task.foreign is None or not task.foreign.first:
             return []
@@ -191,8 +187,8 @@ class CampaignSearch:
             known = [with_traits(each, history.traits) for each in features]
             return np.array([each.score(known) for each in trees])
 
-        # What others have learned takes a task no further than to where they are: half of its first ones are its own.
-        # The prediction as trials correct it keeps its half: it knows the core from fewer of them than trees need.
+        # Foreign results lead only to known schedules, so half of the first proposals are the task's own. The corrected
+        # prediction keeps its half: it learns the core from fewer trials than the trees.
         if promising is not None:
             drawn = strategies.draw_promising(history, (count + history.step % 2) // 2, promising)
         elif len(history.results) < _WARMUP:
@@ -204,9 +200,9 @@ class CampaignSearch:
         return [*drawn, *strategies.evolve_predicted(history, left, score, size, rounds, hints, promising, names)]
 
     def _correct(self, key: str, task: _Task) -> Iterator[Genome] | None:
-        """Schedules by the prediction as trials on this core correct it, of this and other functions, the best first.
+        """Return schedules by the prediction corrected with trials on this core, the best first.
 
-        None where there is no prediction, no trial of its family on this core, or none of its schedules is left.
+        None where there is no prediction, no trial of its family on this core, or no schedule left.
         """
         history, plans, rows = task.history, task.history.space.plans, task.history.space.rows
         if plans is None:
@@ -219,13 +215,13 @@ class CampaignSearch:
         under_way = [rows[each.genome] for each in history.open.values() if each.genome in rows]
         if not correction.count or len(known) + len(under_way) >= len(rows):
             return None
-        # What the function is compiled to without a record is measured first, whatever others show.
+        # The default schedule is always measured first.
         first = [0] if 0 not in known and 0 not in under_way else []
         order = itertools.chain(first, correction.order(known, [*under_way, *first]))
         return (history.space.ranked[row] for row in order)
 
     def _train(self, key: str, task: _Task) -> list[Trees] | None:
-        """The cost models for a task, taught anew where anything was measured since; None while too little is known."""
+        """Return the cost models of a task, retrained after new results; None while there are too few."""
         foreign = task.foreign.lessons() if task.foreign else []
         others = self._others(key, task)
         similar = sum(len(other.history.results) for other in others if other.kind == task.kind)
@@ -254,7 +250,7 @@ class CampaignSearch:
         return task.trained[1]
 
     def _others(self, key: str, task: _Task) -> list[_Task]:
-        """The campaign's other tasks that have results, the most similar ones first, in an order that stays."""
+        """List the other tasks with results, the most similar first, in a stable order."""
         others = [(name, other) for name, other in self._tasks.items() if name != key and other.history.results]
         similar = sorted(others, key=lambda item: (-self._weight(task, item[1]), item[1].kind != task.kind, item[0]))
         return [other for _, other in similar]
@@ -265,7 +261,7 @@ class CampaignSearch:
         return _WEIGHT_SAME if same else _WEIGHT_OTHER
 
     def _hints(self, key: str, task: _Task) -> list[Genome]:
-        """The best schedules of the same function on other board types and at other operating points."""
+        """List the best schedules of the same function on other board types and at other operating points."""
         knobs = task.history.space.knobs
         genomes = list(task.foreign.first) if task.foreign else []
         for other in self._others(key, task):

@@ -1,7 +1,7 @@
-"""What trials on a core say of its predictions: a small model of how far those are off, learned over all workloads.
+"""Correct a core's predictions by its trials: a model of the prediction error over all workloads.
 
-Gaussian process regression of log2(measured / predicted) on what a plan is made of. Its mean is zero where nothing was
-measured, so that it leaves the order as the core's file has it; no TVM, no search, nothing random.
+Gaussian process regression of log2(measured / predicted) on the facets of a plan. Its mean is zero without data, so it
+then keeps the predicted order. Deterministic.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from scipy.linalg import solve_triangular
 
 Floats = npt.NDArray[np.float64]
 
-# Standard deviations of log2(measured / predicted), by what is to blame. For all plans of a family together, and those
-# of one function, neither of which changes any order; along each facet (linear); near by, in all functions of the
-# family and in one; and of a measurement.
+# Standard deviations of log2(measured / predicted): per family and per function, which change no order; along each
+# facet (linear); local, over a family and within a function; measurement noise.
 _FAMILY, _FUNCTION = 1.0, 0.7
 _ALONG = 0.25
 _NEAR, _NEAR_OWN = 0.5, 0.5
 _NOISE = 0.05
-# How far apart plans are that have little to say of each other: facets are in octaves, or shares of the whole.
+# Length scales of the local terms; facets are in octaves or shares of the whole.
 _REACH, _REACH_OWN = 2.5, 1.5
-# So many deviations are in a plan's favour: what is not known may be good.
+# Exploration: standard deviations subtracted from a plan's expected time.
 _HOPE = 0.7
-# So many trials teach; of the function's own at most so many, so that a long search still hears what others show.
+# Most trials used; the function's own are limited so that a long search still uses others.
 MOST_TAUGHT, MOST_OWN = 256, 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Plans:
-    """Plans of one function as predicted: a row of `facets` each, named by `names`, and log2 of seconds.
+    """Predicted plans of one function: a row of `facets` each, named by `names`, and log2 of seconds.
 
-    Only plans of one `family` say anything of each other.
+    Only plans of one `family` are comparable.
     """
 
     family: str
@@ -46,9 +45,9 @@ class Plans:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What was measured of a function: rows of its `plans`, and log2 of the seconds that they took.
+    """Measurements of a function: rows of its `plans`, and log2 of the measured seconds.
 
-    `function` tells it from others, of the same code at another operating point too.
+    `function` identifies it, including its operating point.
     """
 
     function: str
@@ -58,18 +57,15 @@ class Lesson:
 
 
 class Correction:
-    """How far off predictions are, from lessons of functions on the same core."""
+    """The expected prediction error, from lessons of functions on the same core."""
 
     def __init__(self, lessons: Sequence[Lesson], function: str, plans: Plans) -> None:
-        """For one function's plans: lessons of its family teach, up to `MOST_TAUGHT` trials of them.
-
-        Equal lessons in equal order give the same.
-        """
+        """Fit one function's plans to lessons of its family, up to `MOST_TAUGHT` trials. Deterministic."""
         useful = [each for each in lessons if each.plans.family == plans.family and each.rows]
         own = _choose([each for each in useful if each.function == function], MOST_OWN)
         left = MOST_TAUGHT - sum(len(each.rows) for each in own)
         taught = [*own, *_choose([each for each in useful if each.function != function], left)]
-        # How many measured plans teach.
+        # The number of trials used.
         self.count = sum(len(each.rows) for each in taught)
         numbers = {name: at for at, name in enumerate(dict.fromkeys([function, *(each.function for each in taught)]))}
         self._plans = plans
@@ -80,23 +76,23 @@ class Correction:
         )
         off = np.concatenate([plans.log_s[:0], *(_miss(each) for each in taught)])
         root = np.asarray(np.linalg.cholesky(_covariance(known, known) + _NOISE**2 * np.eye(self.count)), np.float64)
-        # What the lessons tell of each plan, a row for each as if they were told one after the other.
+        # Whitened covariance of each plan with the trials.
         self._told = _solve(root, _covariance(known, self._all))
         self._off = np.asarray(self._told.T @ _solve(root, off))
 
     def expect(self) -> Floats:
-        """log2 of the seconds that each plan is expected to take."""
+        """Return log2 of the expected seconds of each plan."""
         return self._plans.log_s + self._off
 
     def order(self, known: Collection[int] = (), under_way: Collection[int] = ()) -> Iterator[int]:
-        """All plans that are neither known nor under way, the most promising first.
+        """Yield all plans that are neither known nor under way, the most promising first.
 
-        Each is chosen as if those before it were under way, so that one batch does not ask the same thing twice.
+        Each is chosen as if those before it were under way, so that a batch is diverse.
         """
         expected = self.expect()
-        # What counts is what is not known of the difference to the best.
+        # Explore by the uncertainty of the difference to the best.
         best = int(np.argmin(expected))
-        told = np.empty((self.count + len(expected), len(expected)))  # most of it is never touched
+        told = np.empty((self.count + len(expected), len(expected)))  # mostly never touched
         told[: self.count] = self._told
         left = _variance(self._all.facets) - (self._told**2).sum(axis=0)
         beside = self._row(best) - self._told[:, best] @ self._told
@@ -117,13 +113,13 @@ class Correction:
             beside -= row[best] * row
 
     def _row(self, at: int) -> Floats:
-        """What one plan and all of them have in common."""
+        """Return the covariance of one plan with all."""
         return np.asarray(_covariance(_Points(self._all.facets[[at]], self._all.functions[:1]), self._all)[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Points:
-    """Plans of any functions: facets, and whose each is."""
+    """Plans of several functions: facets, and the index of the function."""
 
     facets: Floats
     functions: npt.NDArray[np.int64]
@@ -150,21 +146,21 @@ def _solve(root: Floats, values: Floats) -> Floats:
 
 
 def _align(lesson: Lesson, names: tuple[str, ...]) -> Floats:
-    """The facets named of what was measured, zero where its function has none such."""
+    """Return the named facets of the measured plans, zero where the function lacks one."""
     rows, known = list(lesson.rows), lesson.plans.names
     columns = [lesson.plans.facets[rows, known.index(name)] if name in known else np.zeros(len(rows)) for name in names]
     return np.stack(columns, axis=1)
 
 
 def _miss(lesson: Lesson) -> Floats:
-    """log2 of measured over predicted."""
+    """Return log2 of measured over predicted."""
     return np.asarray(np.array(lesson.log_s) - lesson.plans.log_s[list(lesson.rows)])
 
 
 def _choose(lessons: Sequence[Lesson], most: int) -> list[Lesson]:
-    """So many trials, the same share of each lesson: its fastest, and others evenly spread over its latencies."""
+    """Choose `most` trials, equally from each lesson: its fastest, and others spread evenly over its latencies."""
     chosen = []
-    # The smallest first: what they leave of their share goes to the larger ones.
+    # The smallest first: larger ones get what they leave.
     ordered = sorted(lessons, key=lambda each: len(each.rows))
     for at, lesson in enumerate(ordered):
         share = min(len(lesson.rows), most // (len(ordered) - at))

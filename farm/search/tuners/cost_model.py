@@ -1,7 +1,6 @@
 """A cost model that ranks candidates: gradient-boosted trees over MetaSchedule's per-store features.
 
-It learns from what boards measured and from nothing else: a trial that failed through no fault of the candidate never
-gets here, and a candidate that failed counts as speed zero, not as some huge number of seconds.
+It learns from measurements only: board and farm faults never reach it, and a failed candidate has speed zero.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from farm.inventory.core_types import find_core_type
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """A CPU at an operating point. Zero stands for what is not known.
+    """A CPU at an operating point; zero stands for unknown.
 
-    `cores` run a candidate; caches are per core (`l1_bytes`, data) or shared by its cluster (`l2_bytes`, `l3_bytes`).
+    `cores` run a candidate. Caches are per core (`l1_bytes`, data) or per cluster (`l2_bytes`, `l3_bytes`).
     """
 
     cores: int = 0
@@ -34,19 +33,16 @@ class Traits:
     l3_bytes: int = 0
 
     def to_vector(self) -> tuple[float, ...]:
-        """The same as features: logarithms to base 2, since halves and doubles are what matters; unknown is 0."""
+        """Return the traits as features: log2, since ratios matter; unknown is 0."""
         return tuple(math.log2(value) if value > 0 else 0.0 for value in dataclasses.astuple(self))
-
-
-TRAIT_COUNT = len(dataclasses.fields(Traits))
 
 
 def derive_traits(
     target: Mapping[str, Any], cores: int | None = None, cpu_freq_hz: float = 0.0, memory_freq_hz: float = 0.0
 ) -> Traits:
-    """What TVM's target, in dict form, says of a CPU; the clocks are those of the operating point, 0 where unknown.
+    """Derive traits from TVM's target in dict form and the clocks of the operating point, 0 where unknown.
 
-    `cores`: how many run a candidate, where it is not all that the target names.
+    `cores` is the number that runs a candidate where it is not all of the target's.
     """
     known = int(target.get("num-cores", 0)) if cores is None else cores
     machine = str(target.get("mtriple", "")).partition("-")[0]
@@ -56,8 +52,8 @@ def derive_traits(
     return Traits(known, cpu_freq_hz, memory_freq_hz, kind.vector_bits, kind.l1_bytes, kind.l2_bytes, kind.l3_bytes)
 
 
-# After MetaSchedule's XGBModel, but shallower and with 60 trees in place of up to 10,000 with early stopping: training
-# then stays near 0.1 s on two cores and can follow every batch.
+# After MetaSchedule's XGBModel, but shallower and with 60 trees instead of up to 10,000 with early stopping: training
+# takes about 0.1 s on two cores and can follow every batch.
 _PARAMETERS = {
     "max_depth": 8,
     "gamma": 0.001,
@@ -68,27 +64,27 @@ _PARAMETERS = {
     "disable_default_eval_metric": 1,
 }
 _ROUNDS = 60
-# Below this, threads wait for each other longer than they work, the more so while compilers share the cores: with two
-# threads 64 candidates took 0.7-1.5 s on busy cores, with one 0.2 s; 1024 candidates 0.9 s and 1.5 s.
+# Below this, more threads are slower, especially while compilers share the cores: 64 candidates took 0.7-1.5 s with two
+# threads and 0.2 s with one; 1024 took 0.9 s and 1.5 s.
 _ROWS_WORTH_THREADS = 4096
 
 Features = npt.NDArray[np.float32]  # [stores of one candidate, features]
 Floats = npt.NDArray[np.float64]
 
-# Where MetaSchedule's per-store features (per_store_feature.cc) have the counts of arithmetic on floats, and the length
-# of the longest vectorised loop.
+# Positions in MetaSchedule's per-store features (per_store_feature.cc): counts of float arithmetic, and the length of
+# the longest vectorised loop.
 _FLOAT_OPS, _VECTOR_LENGTH = slice(0, 7), 18
 
 LOSSES = ("reg", "rank", "rank-binary")
-# From this share of the best speed on, `rank-binary` calls a candidate fast.
+# `rank-binary` counts a candidate as fast from this fraction of the best speed.
 _FAST = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleGroup:
-    """Measured candidates that may be compared with each other; infinite latency: failed by its own fault.
+    """Comparable measured candidates; infinite latency: failed by its own fault.
 
-    `weight` is what they count beside other groups. Candidates without stores have to be left out before.
+    `weight` is relative to other groups. Every candidate must have stores.
     """
 
     features: Sequence[Features]
@@ -97,10 +93,10 @@ class SampleGroup:
 
 
 def measure_vectors(features: Features) -> float:
-    """How long the vectors are, log2, of the store that computes most; 0 without any.
+    """Return log2 of the vector length of the store that computes most; 0 without stores.
 
-    What is known of a schedule before anything was measured: over random schedules of three workloads its rank
-    correlation with speed is 0.35 to 0.70 (benchmarks/search_efficiency.py, "vectors").
+    A prior without measurements: over random schedules of three workloads its rank correlation with speed is 0.35 to
+    0.70 (benchmarks/search_efficiency.py, "vectors").
     """
     if not len(features):
         return 0.0
@@ -109,19 +105,19 @@ def measure_vectors(features: Features) -> float:
 
 
 class Trees:
-    """A trained model. With one thread, equal groups in equal order give equal scores, to the last bit."""
+    """A trained model. With one thread, equal groups in equal order give bit-identical scores."""
 
     def __init__(
         self, groups: Sequence[SampleGroup], loss: str, seed: int, threads: int, *, resampled: bool = False
     ) -> None:
-        """Fit per-store terms whose sum over a candidate's stores ranks it, as `loss` (of LOSSES) wants it.
+        """Fit terms per store whose sum over a candidate's stores ranks it under `loss` (of LOSSES).
 
-        `resampled` gives every candidate a random weight, as a Bayesian bootstrap does: models of several seeds then
-        differ by what so few candidates leave open.
+        `resampled` draws random weights per candidate, a Bayesian bootstrap: models of several seeds then differ where
+        data is scarce.
         """
         stacked, owner = _stack([matrix for group in groups for matrix in group.features])
         speeds = [_relative_speed(np.array(group.latency_s)) for group in groups]
-        # On a busy machine threads that wait for each other take twenty times as long to copy some hundred rows.
+        # On a busy machine, contending threads take twenty times as long to copy some hundred rows.
         used = threads if len(stacked) >= _ROWS_WORTH_THREADS else 1
         data = xgboost.DMatrix(stacked, nthread=used)
         parameters = {**_PARAMETERS, "seed": seed, "nthread": used}
@@ -139,7 +135,7 @@ class Trees:
         self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS, obj=gradient)
 
     def score(self, features: Sequence[Features]) -> Floats:
-        """One score per candidate, higher is faster; 0 for one without stores."""
+        """Return one score per candidate, higher is faster; 0 for one without stores."""
         filled = [index for index, matrix in enumerate(features) if len(matrix)]
         scores = np.zeros(len(features))
         if filled:
@@ -153,20 +149,20 @@ _Objective = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _squares(speeds: Sequence[Floats], weights: Sequence[Floats]) -> _Objective:
-    """Squared distance from the relative speed: gradient and curvature for each candidate's score."""
+    """Return the gradient and curvature of the squared error of relative speed, per candidate."""
     speed = np.concatenate(speeds)
-    # Fast candidates matter most: errors are weighted by speed, as in Ansor; a floor keeps bad ones from vanishing.
+    # Errors are weighted by speed, as in Ansor; the floor keeps slow candidates relevant.
     weight = np.maximum(speed, 0.05) * np.concatenate(weights)
     return lambda total: ((total - speed) * weight, weight)
 
 
 def _pairs(speeds: Sequence[Floats], weights: Sequence[Floats], binary: bool) -> _Objective:
-    """The logistic loss of each pair in the wrong order, as in LambdaRank, a pair counting by how far it is apart."""
+    """Return LambdaRank's logistic loss over misordered pairs, weighted by their distance."""
     apart = []
     for speed, weight in zip(speeds, weights, strict=True):
         label = (speed >= _FAST).astype(float) if binary else speed
         gap = np.maximum(label[:, None] - label[None, :], 0)
-        # Divided so that a candidate counts as much in a large group as in a small one.
+        # Normalised so that a candidate has equal weight in groups of any size.
         apart.append(gap * np.sqrt(weight[:, None] * weight[None, :]) / max(1.0, float(gap.sum()) / len(speed)))
     starts = np.cumsum([0, *[len(each) for each in speeds]])
 
@@ -189,6 +185,6 @@ def _relative_speed(latency_s: Floats) -> Floats:
 
 
 def _stack(matrices: Sequence[Features]) -> tuple[Features, npt.NDArray[np.int64]]:
-    """All rows below each other, and for each row the index of its matrix."""
+    """Concatenate all rows; also return the index of each row's matrix."""
     lengths = [len(matrix) for matrix in matrices]
     return np.concatenate(matrices), np.repeat(np.arange(len(matrices)), lengths)

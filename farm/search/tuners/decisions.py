@@ -1,6 +1,6 @@
-"""The decisions that make one schedule of a sketch, as plain numbers: changed, crossed, listed, fitted to other sizes.
+"""The decisions of one schedule of a sketch as plain numbers: mutation, crossover, enumeration, fitting to other sizes.
 
-No TVM here. What a decision means, and whether it leads to a valid schedule, is known to `schedule_space` alone.
+`schedule_space` knows what a decision means and whether it is valid. Imports no TVM.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-# Tile sizes from the outermost to the innermost loop; the index of a choice; where a block goes (-1: the root, -2:
-# inlined, else the index of a loop). None: to be drawn by TVM.
+# Tile sizes from the outermost to the innermost loop; the index of an option; the place of a block (-1: the root, -2:
+# inlined, else the index of a loop). None: TVM draws it.
 Decision = tuple[int, ...] | int | None
 
 
@@ -28,14 +28,14 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleChoice:
-    """One of so many options."""
+    """One of `options` options."""
 
     options: int
 
 
 @dataclasses.dataclass(frozen=True)
 class SchedulePlace:
-    """Where a block is computed. How many loops there are to choose from depends on the other decisions."""
+    """Where a block is computed; the number of loops depends on other decisions."""
 
 
 Knob = Tile | ScheduleChoice | SchedulePlace
@@ -43,25 +43,25 @@ Knob = Tile | ScheduleChoice | SchedulePlace
 
 @dataclasses.dataclass(frozen=True)
 class Genome:
-    """One schedule: the index of its sketch, and a decision for each of the sketch's knobs."""
+    """One schedule: the index of its sketch and a decision per knob."""
 
     sketch: int
     decisions: tuple[Decision, ...]
 
     def replaced(self, knob: int, decision: Decision) -> Genome:
-        """The same with one other decision."""
+        """Return a copy with another decision."""
         return Genome(self.sketch, (*self.decisions[:knob], decision, *self.decisions[knob + 1 :]))
 
 
-# How often each kind of knob is changed. MetaSchedule's own odds (0.9, 0.06, 0.04) are for thousands of trials: with
-# them, searches of 64 trials stayed with the unrolling and the place that they had begun with.
+# Mutation odds. MetaSchedule's (0.9, 0.06, 0.04) suit thousands of trials: with them, searches of 64 trials kept their
+# initial unrolling and places.
 _ODDS = {Tile: 0.7, SchedulePlace: 0.15, ScheduleChoice: 0.15}
-# Loops beyond those of any block that MetaSchedule's CPU rules make.
+# More loops than any block of MetaSchedule's CPU rules has.
 _MOST_PLACES = 16
 
 
 def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome | None:
-    """One decision changed at random; None where there is nothing to change."""
+    """Change one decision at random; None where nothing can change."""
     by_kind: dict[type, list[int]] = {}
     for index, knob in enumerate(knobs):
         if not isinstance(knob, Tile) or (knob.extent > 1 and knob.parts > 1):
@@ -69,7 +69,7 @@ def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome 
     if not by_kind:
         return None
     kind = rng.choices(list(by_kind), [_ODDS[each] for each in by_kind])[0]
-    if kind is Tile:  # a loop with many ways to be split is changed more often than one with few
+    if kind is Tile:  # loops with more tilings are changed more often
         weights = [math.log(count_tilings(knobs[i])) for i in by_kind[kind]]  # type: ignore[arg-type]
         index = rng.choices(by_kind[kind], weights)[0]
     else:
@@ -85,19 +85,19 @@ def mutate(genome: Genome, knobs: Sequence[Knob], rng: random.Random) -> Genome 
 
 
 def distance(left: Genome, right: Genome) -> int:
-    """In how many decisions two schedules differ; more than there are where their sketches do."""
+    """Count the decisions in which two schedules differ; larger than any count where their sketches differ."""
     if left.sketch != right.sketch:
         return len(left.decisions) + len(right.decisions)
     return sum(mine != other for mine, other in zip(left.decisions, right.decisions, strict=True))
 
 
 def cross(left: Genome, right: Genome, rng: random.Random) -> Genome:
-    """Each decision from either of two schedules of the same sketch."""
+    """Take each decision from either of two schedules of the same sketch."""
     return Genome(left.sketch, tuple(rng.choice(pair) for pair in zip(left.decisions, right.decisions, strict=True)))
 
 
 def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
-    """For each knob, the schedules one step away along it: a prime factor moved, the next option, the next loop."""
+    """List per knob the schedules one step away: a prime factor moved, the next option, the next loop."""
     found = []
     for index, (knob, now) in enumerate(zip(knobs, genome.decisions, strict=True)):
         steps: Iterator[Decision]
@@ -114,7 +114,7 @@ def neighbours(genome: Genome, knobs: Sequence[Knob]) -> list[list[Genome]]:
 
 
 def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tuple[int, ...]]:
-    """Tilings that differ by a factor (a prime one, or any) moved from one loop to another."""
+    """Yield tilings with a factor (prime, or any) moved between loops."""
     for source, size in enumerate(now):
         factors = [f for f in _divisors(size) if f > 1] if every_divisor else _primes(size)
         for factor, goal in itertools.product(factors, range(len(now))):
@@ -127,7 +127,7 @@ def _moves(knob: Tile, now: tuple[int, ...], every_divisor: bool) -> Iterator[tu
 
 
 def fit(decision: Decision, knob: Knob) -> Decision:
-    """The decision for this knob that is most like one taken for another loop, number of options or block."""
+    """Fit a decision for another loop, number of options or block to this knob."""
     if isinstance(knob, ScheduleChoice):
         return min(decision, knob.options - 1) if isinstance(decision, int) and decision >= 0 else None
     if isinstance(knob, SchedulePlace):
@@ -147,12 +147,12 @@ def fit(decision: Decision, knob: Knob) -> Decision:
 
 
 def count_tilings(knob: Tile) -> int:
-    """In how many ways its loop can be split, whatever the limit of the innermost."""
+    """Count the tilings of a loop, ignoring the limit of the innermost."""
     return math.prod(math.comb(power + knob.parts - 1, knob.parts - 1) for power in _factorise(knob.extent).values())
 
 
 def count_decisions(knobs: Sequence[Knob]) -> int:
-    """At most how many schedules a sketch with these knobs has."""
+    """Bound the number of schedules of a sketch with these knobs."""
     counts = (
         count_tilings(k) if isinstance(k, Tile) else k.options if isinstance(k, ScheduleChoice) else _MOST_PLACES + 2
         for k in knobs
@@ -161,7 +161,7 @@ def count_decisions(knobs: Sequence[Knob]) -> int:
 
 
 def list_decisions(knobs: Sequence[Knob]) -> Iterator[tuple[Decision, ...]]:
-    """Every combination of decisions, always in the same order; some may lead to the same schedule, or to none."""
+    """Yield every combination of decisions in a stable order; some are duplicates or invalid."""
     options: list[list[Decision]] = []
     for knob in knobs:
         if isinstance(knob, Tile):

@@ -1,7 +1,6 @@
-"""The schedules of one workload as families and MetaSchedule's rules span them: drawn, brought about, read back.
+"""The schedules of one workload as families and MetaSchedule's rules define them: draw, apply, restore from a trace.
 
-Decisions go in and scheduled functions come out; which decisions are worth trying is the tuners' business. Evaluated
-schedules are remembered, which saves time and changes no answer.
+Tuners choose decisions; here they become scheduled functions. Evaluated schedules are cached.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice,
 from farm.search.tvm_env import ms
 from farm.search.workloads import Workload
 
-# What of a prediction a cost model sees: the whole, then these of its terms where a family has them.
+# Features of a prediction: its total, then these terms where a family has them.
 _TERMS = ("compute", "far", "pad", "balance", "steps")
 FEATURE_COUNT = 1 + len(_TERMS)
 NO_PREDICTION = (0.0,) * FEATURE_COUNT
-# Terms that add up, whose shares trials may correct, and those that are factors. Knobs that span a tile.
+# Additive terms, whose shares trials may correct, and factors. Knobs that span a tile.
 _ADDED, _FACTORS = ("compute", "transforms", "far", "pad"), ("balance", "steps")
 _TILE = ("vectors", "pixels", "rows")
-# A choice, and a share of the whole, in octaves of an option: what makes as much of a difference.
+# Scale of a choice and of a share relative to an octave of an option.
 _CHOICE, _SHARE = 1.5, 3.0
 
 
 class FamilySketch:
-    """One knob a decision, the index of its option."""
+    """A family's sketch: one knob per option list, decided by index."""
 
     def __init__(self, outlook: rule.Outlook) -> None:
-        """Of a function that a family reads."""
+        """`outlook` is a function as read by a family."""
         self._outlook = outlook
         self._names = list(outlook.options)
         self.knobs: tuple[Knob, ...] = tuple(ScheduleChoice(len(options)) for options in outlook.options.values())
 
     @functools.cached_property
     def ranked(self) -> list[tuple[Decision, ...]]:
-        """Decisions of all plans that make sense, the best predicted first."""
+        """Decisions of all valid plans, the best predicted first."""
         return [self._index(plan) for _, plan in self._plans]
 
     @functools.cached_property
@@ -64,14 +63,14 @@ class FamilySketch:
         return self._outlook.plans()
 
     def list_plans(self, most: int) -> Plans:
-        """The first of `ranked` as what trials correct."""
+        """Return the first `most` of `ranked` for the correction."""
         plans = self._plans[:most]
         columns = dict(self._list_facets(plans))
         log_s = np.log2([max(1e-12, prediction.seconds) for prediction, _ in plans])
         return Plans(self._outlook.family.name, tuple(columns), np.array(list(columns.values())).T, log_s)
 
     def _list_facets(self, plans: Sequence[tuple[Prediction, Plan]]) -> Iterator[tuple[str, Floats]]:
-        """By name what plans are made of: octaves of options, 1 for a choice that is taken, shares of terms."""
+        """Yield the named facets of plans: octaves of options, choices as 0 or 1, shares of terms."""
         for name, options in self._outlook.options.items():
             taken = np.array([plan[name] for _, plan in plans], float)
             if min(options) > 0:
@@ -89,9 +88,9 @@ class FamilySketch:
             yield f"cycles of {name}", np.log2([max(1e-3, p.terms.get(name, 1.0)) for p, _ in plans])
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
-        """Schedule the function; what is open is drawn. Returns the decisions taken.
+        """Schedule the function, drawing open decisions; return the decisions taken.
 
-        Raises ValueError for a plan that makes no sense, else what TVM raises.
+        Raises ValueError for an invalid plan, and TVM's errors.
         """
         if None in decisions:
             rng = random.Random(seed)
@@ -101,18 +100,18 @@ class FamilySketch:
             decisions = rng.choice(fitting)
         plan = self._plan(decisions)
         if self._outlook.predict(plan) is None:
-            raise ValueError(f"a plan that makes no sense: {dict(plan)}")
+            raise ValueError(f"invalid plan {dict(plan)}")
         self._outlook.apply(schedule, plan)
         return decisions
 
     def read(self, mark: tuple[str, Plan] | None) -> tuple[Decision, ...] | None:
-        """The decisions of a marked trace, each the option nearest to the one it names; None for other families'."""
+        """Read the decisions of a marked trace, each rounded to the nearest option; None for another family's."""
         if mark is None or mark[0] != self._outlook.family.name or set(mark[1]) != set(self._names):
             return None
         return self._index(mark[1])
 
     def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
-        """The prediction as features: logarithms to base 2."""
+        """Return the prediction as features in log2."""
         prediction = self._outlook.predict(self._plan(decisions))
         return NO_PREDICTION if prediction is None else _to_features(prediction)
 
@@ -140,18 +139,18 @@ def _to_features(prediction: Prediction) -> tuple[float, ...]:
     return tuple(math.log2(1.0 + max(0.0, value)) for value in values)
 
 
-# A family none of whose so many best plans TVM takes does not serve a function.
+# A family of whose best plans TVM refuses this many does not serve a function.
 _MOST_TRIED = 8
-# Evaluated schedules remembered per task: about 2 KB each.
+# Evaluated schedules cached per task: about 2 KB each.
 _REMEMBERED = 2048
-# So many of a function's plans are put in order by what trials say; on a processor most have fewer.
+# Plans that the correction orders; on CPUs most functions have fewer.
 _MOST_CORRECTED = 1024
 _SAMPLERS = ("SamplePerfectTile", "SampleCategorical", "SampleComputeLocation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """A schedule that TVM accepts: its decisions as TVM took them, the hash of its code, features per store."""
+    """A schedule that TVM accepts: its decisions as applied, the hash of its code, features per store."""
 
     genome: Genome
     hash: str
@@ -159,22 +158,22 @@ class Evaluated:
 
 
 class _Sketch(Protocol):
-    """One way to schedule a function: knobs, and what decisions on them lead to."""
+    """One way to schedule a function: knobs and their effect."""
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """What can be decided."""
+        """The decisions that can be made."""
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
-        """Schedule the function, drawing what is open; returns the decisions taken. Raises what TVM raises."""
+        """Schedule the function, drawing open decisions; return the decisions taken. Raises TVM's errors."""
 
     def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
-        """What is predicted, as features of `FEATURE_COUNT` numbers."""
+        """Return the prediction as `FEATURE_COUNT` features."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _StockSketch:
-    """The instructions that MetaSchedule's rules write down, `at` those of the decisions."""
+    """The instructions of MetaSchedule's rules; `at` are those of the decisions."""
 
     instructions: tuple[Any, ...]
     at: tuple[int, ...]
@@ -182,7 +181,7 @@ class _StockSketch:
     shape: str
 
     def apply(self, schedule: Any, decisions: tuple[Decision, ...], seed: int) -> tuple[Decision, ...]:
-        """Replay the instructions; TVM draws what is open, and puts right what does not go together."""
+        """Replay the instructions; TVM draws open decisions and repairs inconsistent ones."""
         taken = zip(self.at, decisions, strict=True)
         trace = Trace(
             list(self.instructions),
@@ -193,7 +192,7 @@ class _StockSketch:
         return tuple(_plain(schedule.trace.get_decision(instructions[at])) for at in self.at)
 
     def describe(self, decisions: tuple[Decision, ...]) -> tuple[float, ...]:
-        """Nothing is predicted of these."""
+        """Return no prediction."""
         return NO_PREDICTION
 
 
@@ -201,7 +200,7 @@ class ScheduleSpace:
     """All schedules of a workload for its target. Not thread-safe."""
 
     def __init__(self, workload: Workload, threads: int = 1) -> None:
-        """`threads` is the most that extracting features may use. Raises UsageError where TVM refuses the target."""
+        """`threads` limits the extraction of features. Raises UsageError where TVM refuses the target."""
         tvm_env.load()
 
         self._tvm, self._ms = tvm, ms
@@ -213,10 +212,10 @@ class ScheduleSpace:
             self._module, target=self._target, space_generator="post-order-apply", rand_state=1, num_threads=threads
         )
         family = self._find_family()
-        # In the order of the design spaces, which is the same for every random state.
+        # The order of the design spaces does not depend on the random state.
         stock = [_read_sketch(space.trace) for space in self._context.generate_design_space()]
         self._sketches: list[_Sketch] = [family, *stock] if family else list(stock)
-        # Where a family knows the function, MetaSchedule's own sketches only read what was measured before.
+        # With a family, MetaSchedule's sketches only restore earlier measurements.
         self.drawn = range(1 if family else len(stock))
         self._extractor = ms.feature_extractor.PerStoreFeature()
         self._memory: collections.OrderedDict[tuple[Genome, int], Evaluated | None] = collections.OrderedDict()
@@ -234,34 +233,34 @@ class ScheduleSpace:
 
     @functools.cached_property
     def ranked(self) -> list[Genome]:
-        """All schedules of which a prediction is had, the best first; none where no family knows the function."""
+        """All predicted schedules, the best first; none without a family."""
         first = self._sketches[0]
         return [Genome(0, decisions) for decisions in first.ranked] if isinstance(first, FamilySketch) else []
 
     @functools.cached_property
     def plans(self) -> Plans | None:
-        """The first of `ranked` as trials may correct them; None where nothing is predicted."""
+        """The first of `ranked` for the correction; None without a prediction."""
         first = self._sketches[0]
         return first.list_plans(_MOST_CORRECTED) if isinstance(first, FamilySketch) else None
 
     @functools.cached_property
     def rows(self) -> dict[Genome, int]:
-        """Which row of `plans` a schedule is."""
+        """Rows of `plans` by schedule."""
         return {genome: row for row, genome in enumerate(self.ranked[:_MOST_CORRECTED])}
 
     @property
     def knobs(self) -> list[tuple[Knob, ...]]:
-        """What can be decided, by sketch."""
+        """The knobs by sketch."""
         return [sketch.knobs for sketch in self._sketches]
 
     def undecided(self, sketch: int) -> Genome:
-        """Everything to be drawn by TVM."""
+        """Return a schedule of which TVM draws everything."""
         return Genome(sketch, (None,) * len(self._sketches[sketch].knobs))
 
     def evaluate(self, genomes: Sequence[tuple[Genome, int]]) -> list[Evaluated | None]:
-        """What each leads to, None where TVM refuses it. With each comes the seed for decisions that are open."""
+        """Evaluate schedules, each with a seed for open decisions; None where TVM refuses one."""
         fresh: dict[tuple[Genome, int], Any] = {}
-        # A seed matters only where something is left open.
+        # The seed matters only for open decisions.
         keys = [(genome, seed if None in genome.decisions else 0) for genome, seed in genomes]
         for key in keys:
             if key not in self._memory and key not in fresh:
@@ -288,12 +287,12 @@ class ScheduleSpace:
         return answers
 
     def describe(self, found: Evaluated) -> Candidate:
-        """The candidate to build and measure."""
+        """Make the candidate to build and measure."""
         schedule = self._recent.get(found.hash)
         if schedule is None:
             made = self._bring_about(found.genome, 0)
             if made is None:
-                raise InternalError(f"{self.workload.name}: a schedule that TVM took is refused when made again")
+                raise InternalError(f"{self.workload.name}: TVM refuses a schedule that it accepted before")
             schedule = made[0]
         arguments = self._ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
         item = self._ms.search_strategy.MeasureCandidate(schedule, arguments)
@@ -306,13 +305,13 @@ class ScheduleSpace:
         )
 
     def release(self) -> None:
-        """Let go of scheduled functions kept for `describe`; it makes them again where it has to."""
+        """Free the scheduled functions kept for `describe`, which can make them again."""
         self._recent.clear()
 
     def read(self, trace_json: str) -> Genome | None:
-        """The decisions of a recorded trace, fitted to this workload's sizes; None where no sketch is like it.
+        """Read the decisions of a recorded trace, fitted to this workload's sizes; None where no sketch matches.
 
-        It may come from this workload, from another shape of it, or from the same one for another target.
+        The trace may come from this workload, another shape of it, or another target.
         """
         try:
             [instructions, decisions], *_ = json.loads(trace_json)
@@ -330,14 +329,14 @@ class ScheduleSpace:
         return None
 
     def replay(self, trace_json: str) -> str:
-        """The scheduled function of a trace recorded for this very workload, in TVM's JSON. Raises InternalError.
+        """Return the scheduled function of a trace recorded for this workload, in TVM's JSON. Raises InternalError.
 
-        Without a trace, what the workload is compiled to without a record. Where that is a schedule of its family, it
-        is refused: a search measures that one first, so it is a candidate as it is.
+        An empty trace stands for the default schedule. Where that is a family's it is refused, since it is measured as
+        a candidate.
         """
         if not trace_json:
             if self.ranked:
-                raise InternalError("what it is compiled to without a record is among its candidates")
+                raise InternalError("the default schedule is among the candidates")
             if gpus.is_gpu(self.workload.target):
                 return str(self._tvm.ir.save_json(lowering.bind_rest(self._module, self._target)))
             return self.workload.module_json
@@ -345,14 +344,11 @@ class ScheduleSpace:
 
     @functools.cached_property
     def structure(self) -> str:
-        """Hash of the unscheduled function, whatever the target: equal functions take each other's schedules."""
+        """Hash of the unscheduled function without the target: equal functions share schedules."""
         return _hash(self._module)
 
     def _bring_about(self, genome: Genome, seed: int) -> tuple[Any, Genome] | None:
-        """The schedule with post-processors applied, as `traces.restore` makes it too, and the decisions taken.
-
-        None where TVM refuses.
-        """
+        """Return the post-processed schedule, as `traces.restore` makes it, and the decisions taken, or None."""
         made = self._make(self._sketches[genome.sketch], genome.decisions, seed)
         return None if made is None else (made[0], Genome(genome.sketch, made[1]))
 
@@ -363,7 +359,7 @@ class ScheduleSpace:
         try:
             taken = sketch.apply(schedule, decisions, seed)
             traces.finish(schedule, self._context)
-        except (RuntimeError, ValueError, TypeError):  # what TVM raises where decisions do not go together
+        except (RuntimeError, ValueError, TypeError):  # TVM refuses inconsistent decisions
             return None
         return schedule, taken
 
@@ -377,7 +373,7 @@ def _read_sketch(trace: Any) -> _StockSketch:
         instruction = instructions[index]
         name, decision = str(instruction.kind.name), _plain(kept.get_decision(instruction))
         if name not in _SAMPLERS:
-            raise InternalError(f"MetaSchedule decides by {name}, which this search does not know")
+            raise InternalError(f"this search does not support MetaSchedule's {name}")
         if isinstance(decision, tuple):
             extent = functools.reduce(lambda product, size: product * size, decision, 1)
             knobs.append(Tile(extent, len(decision), int(instruction.attrs[1])))

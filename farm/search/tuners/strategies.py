@@ -1,7 +1,6 @@
-"""Which candidates of a task are tried next: `random`, `ga`, `xgb`, and the phase that all but `grid` begin with.
+"""The tuners `random`, `ga`, `xgb`, `droplet` and `grid`, and the warm-up phase that all but `grid` share.
 
-Each tuner is a function of a task's history, the cost model and the count. Decisions of whole campaigns, such as which
-task is next, are not made here. `droplet` and `grid` have modules of their own.
+Each is a function of a task's history, the cost model and the count; the scheduler chooses among tasks.
 """
 
 from __future__ import annotations
@@ -18,42 +17,42 @@ from farm.search.tuners.decisions import Genome, count_decisions, cross, distanc
 from farm.search.tuners.history import TaskHistory
 from farm.search.tuners.schedule_space import Evaluated
 
-# One row of scores for each model of a committee.
+# One row of scores per model of a committee.
 Score = Callable[[Sequence[Features]], Floats]
 _Each = TypeVar("_Each")
 
-# Spaces up to this size are listed to the end once chance finds nothing new; evaluating a schedule takes 10-30 ms.
+# Spaces up to this size are enumerated once random draws find nothing new; evaluating a schedule takes 10-30 ms.
 SMALL_SPACE = 256
-# Draws without anything new before chance is given up.
+# Draws without a new schedule before giving up.
 _MOST_BARREN = 48
-# How many of the best measured and best predicted schedules have offspring.
+# The best measured and best predicted schedules that have offspring.
 _PARENTS, _PARENTS_EACH = 16, 4
 _CROSSED = 0.3
-# Of so many random schedules, the one with the longest vectors is tried while nothing is known; but for one in so many.
+# During warm-up: random schedules of which the one with the longest vectors is tried; one in so many is arbitrary.
 _DRAWN_EACH, _ANY_EVERY = 4, 4
-# How often chance chooses from the pool; how often then among those a decision away from the best; of how many others,
-# else, the one with the longest vectors. How many of the best by a model are looked through for one that differs from
-# those chosen already by more than so many decisions.
+# Probability of a random choice from the pool; then, of one a decision away from the best; otherwise, sample size for
+# the longest vectors. How many of a model's best are searched for one that differs from those chosen by more than
+# `_ALIKE` decisions.
 _AT_RANDOM, _NEAR, _SAMPLED, _LOOKED_AT, _ALIKE = 0.15, 0.5, 8, 64, 1
-# Where there is a prediction, so many times a batch of the next best by it are what a model chooses from.
+# With a prediction, the model chooses among this many times the batch size of its next best.
 _RANKED_AHEAD = 4
-# How many of the best by prediction are looked through for unlike ones while nothing is known.
+# Best predicted schedules that are searched for diverse ones during warm-up.
 _LOOKED_AT_FIRST = 48
-# Each so many candidates, one is of a sketch that was tried less often than `_SELDOM`, or is within `_AS_GOOD` of the
-# best: a model that knows one sketch alone cannot tell what the others are worth.
+# One candidate in so many is of a sketch tried less often than `_SELDOM`, or within `_AS_GOOD` of the best: a model
+# that knows one sketch cannot rank the others.
 _NEGLECTED_EVERY, _SELDOM, _AS_GOOD = 3, 12, 1.2
 
 
 def draw_new(history: TaskHistory, count: int) -> list[Evaluated]:
-    """Random schedules that are new. Fewer, or none, where the space is used up."""
+    """Return new random schedules; fewer where the space is exhausted."""
     return take_new(history, count, _draws(history))
 
 
 def draw_promising(history: TaskHistory, count: int, promising: Iterator[Genome] | None = None) -> list[Evaluated]:
-    """What is tried while little is known: the next of the `promising` ones, where they are given.
+    """Return candidates for the warm-up: the next `promising` ones, if given.
 
-    Else the best by prediction, half of them unlike each other. Where nothing is predicted, of several random schedules
-    each the one with the longest vectors: sketches take turns, and some are any schedule, for a model to learn from.
+    Else the best predicted ones, half of them diverse. Without a prediction, random schedules with long vectors,
+    sketches in turn, and some arbitrary ones for the model to learn from.
     """
     if promising is not None:
         return take_new(history, count, ((genome, 0) for genome in promising), patience=math.inf)
@@ -70,7 +69,7 @@ def draw_promising(history: TaskHistory, count: int, promising: Iterator[Genome]
 
 
 def _draw_predicted(history: TaskHistory, count: int) -> list[Evaluated]:
-    """The best by prediction that are new; every second one differs from all before it in more than one decision."""
+    """Return the best predicted new ones; every second differs from all before it in several decisions."""
     known, left = history.list_genomes(), history.space.ranked[:_LOOKED_AT_FIRST]
     order: list[Genome] = []
     for turn in range(len(left)):
@@ -88,12 +87,12 @@ def _draws(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
 
 
 def list_new(history: TaskHistory, count: int) -> list[Evaluated]:
-    """The first schedules of the space, in a fixed order, that are new."""
+    """Return the first new schedules of the space in a fixed order."""
     return take_new(history, count, list_space(history), patience=math.inf)
 
 
 def list_space(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
-    """All schedules, sketches in turns; the best predicted first where there is a prediction."""
+    """Yield all schedules: by prediction, else sketches in turn."""
     if history.space.ranked:
         return ((genome, 0) for genome in history.space.ranked)
     lists = [
@@ -104,19 +103,19 @@ def list_space(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
 
 
 def _in_turns(rows: Iterable[Iterable[_Each]]) -> Iterator[_Each]:
-    """One of each row, then the next one of each, until all are at their ends."""
+    """Yield the first of each row, then the second of each, and so on."""
     return (each for several in itertools.zip_longest(*rows) for each in several if each is not None)
 
 
 def space_size(history: TaskHistory) -> int:
-    """At most how many schedules there are."""
+    """Bound the number of schedules."""
     return len(history.space.ranked) or sum(count_decisions(history.space.knobs[each]) for each in history.space.drawn)
 
 
 def take_new(
     history: TaskHistory, count: int, source: Iterable[tuple[Genome, int]], patience: float = _MOST_BARREN
 ) -> list[Evaluated]:
-    """Up to `count` new ones from a row of schedules, given up after so many (`patience`) that are not."""
+    """Return up to `count` new schedules of a source; give up after `patience` known ones."""
     found: dict[str, Evaluated] = {}
     barren = 0
     remaining = iter(source)
@@ -131,14 +130,14 @@ def take_new(
 
 
 def evolve_measured(history: TaskHistory, count: int, population: int) -> list[Evaluated]:
-    """`ga`: offspring of the fastest measured schedules, by mutation and crossing; no model."""
+    """`ga`: mutate and cross the fastest measured schedules; uses no model."""
     parents = [result.genome for result in history.fastest(max(2, population // 4))]
     if len(parents) < 2:
         return draw_new(history, count)
     rng = history.chance("ga", history.step)
 
     def offspring() -> Iterator[tuple[Genome, int]]:
-        # A linear ranking: the fastest is about twice as likely as the middle one.
+        # Linear ranking: the fastest is about twice as likely as the median.
         weights = range(len(parents), 0, -1)
         for _ in range(64 * count):
             first, second = rng.choices(parents, weights, k=2)
@@ -164,14 +163,14 @@ def evolve_predicted(
     promising: Iterator[Genome] | None = None,
     taken: Collection[str] = (),
 ) -> list[Evaluated]:
-    """`xgb`: the best by the cost models of random schedules, neighbours of the best measured, and their offspring.
+    """`xgb`: the cost models' best of random schedules, neighbours of the best measured, and their offspring.
 
-    `hints` are schedules that did well elsewhere; they join the parents. The next of the `promising` ones, while there
-    are any, take the random ones' place. Hashes that are `taken` are in the batch already.
+    `hints` are good schedules of other tasks and join the parents. The next `promising` ones replace random ones.
+    Hashes in `taken` are already in the batch.
     """
     pool: dict[str, Evaluated] = {}
     scores: dict[str, Floats] = {}
-    if history.space.ranked:  # the best are near the top of the prediction already: no population has to find them
+    if history.space.ranked:  # the prediction already has the best near its top, so no generations are needed
         population, generations = _RANKED_AHEAD * count, 0
 
     def add(genomes: Iterable[tuple[Genome, int]]) -> None:
@@ -185,7 +184,7 @@ def evolve_predicted(
     add((genome, 0) for genome in [*measured, *hints])
     ahead = list(itertools.islice(promising or (), population // 2))
     add((genome, 0) for genome in ahead)
-    # A window that slides over one endless row of random schedules: most of it is remembered from the last time.
+    # A sliding window over one sequence of random schedules, most of which is cached.
     add(history.draw(index) for index in range(history.step, history.step + population // 2 - len(ahead)))
     for genome in measured[:2]:
         add((each, 0) for row in neighbours(genome, history.space.knobs[genome.sketch]) for each in row)
@@ -214,9 +213,9 @@ def _offspring(
 def _pick(
     history: TaskHistory, fresh: Sequence[Evaluated], scores: Mapping[str, Floats], count: int
 ) -> list[Evaluated]:
-    """The best by each model of the committee in turns, none a single decision from another in the same batch.
+    """Choose the best by each model in turns, with distances of several decisions within a batch.
 
-    Now and then it is the best of a sketch that was hardly tried, whatever the models think of it, or any schedule.
+    Now and then choose the best of a neglected sketch, or an arbitrary one.
     """
     rng = history.chance("pick", history.step)
     left = {each.hash: each for each in sorted(fresh, key=lambda each: each.hash)}
@@ -231,7 +230,7 @@ def _pick(
             near = [e for e in group if best and distance(e.genome, best[0].genome) == 1]
             if near and rng.random() < _NEAR:
                 found = rng.choice(near)
-            else:  # the models have no say: they may know the neighbourhood of the best alone
+            else:  # the models may know only the neighbourhood of the best
                 some = rng.sample(group, min(_SAMPLED, len(group)))
                 found = max(some, key=lambda each: measure_vectors(each.features))
         else:
@@ -245,7 +244,7 @@ def _pick(
 
 
 def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | None:
-    """The sketch that was tried least, among those that were tried seldom or are about as good as the best."""
+    """Return the least tried sketch among those seldom tried or nearly as good as the best."""
     best: dict[int, float] = {}
     for result in history.fastest(len(history.results)):
         best.setdefault(result.genome.sketch, result.latency_s or 0.0)
@@ -257,14 +256,14 @@ def _find_neglected(history: TaskHistory, tried: Mapping[int, int]) -> int | Non
     return min(alive, key=lambda each: tried.get(each, 0)) if alive else None
 
 
-# So many of the best are descended from, one after the other; each ends in a valley of its own.
+# The best schedules that `droplet` descends from, one after the other.
 _ORIGINS = 8
 
 
 def descend(history: TaskHistory, count: int, first: int) -> list[Evaluated]:
-    """New neighbours of the best measured schedule; of the next best where it has none left; in the end random ones.
+    """`droplet`: new neighbours of the best measured schedule, then of the next best, finally random ones.
 
-    Until `first` candidates are known they are promising ones, to have a place to begin.
+    The first `first` candidates are promising ones.
     """
     if history.step < first or not history.fastest(1):
         return draw_promising(history, count)
@@ -281,7 +280,7 @@ def _steps(history: TaskHistory) -> Iterator[tuple[Genome, int]]:
         if origin is None:
             return
         rows = neighbours(origin, history.space.knobs[origin.sketch])
-        # What was changed to get here is likely to lead further.
+        # The last change is likely to lead further.
         start = _changed(origin, before) if before is not None else 0
         for row in [*rows[start:], *rows[:start]]:
             yield from ((genome, 0) for genome in row)
@@ -294,12 +293,12 @@ def _changed(genome: Genome, before: Genome) -> int:
     return next((index for index, (now, then) in pairs if now != then), 0)
 
 
-# Listing means evaluating, at 10-30 ms each; beyond this a grid is no plan.
+# Enumerating evaluates each schedule, at 10-30 ms; a larger grid is not useful.
 LIMIT = 4096
 
 
 def check_size(history: TaskHistory) -> None:
-    """Raise UsageError where the space is too large to be listed."""
+    """Raise UsageError where the space is too large for `grid`."""
     size = space_size(history)
     if size > LIMIT:
         raise UsageError(
@@ -309,5 +308,5 @@ def check_size(history: TaskHistory) -> None:
 
 
 def list_next(history: TaskHistory, count: int) -> list[Evaluated]:
-    """The next schedules in order; none once all were proposed."""
+    """`grid`: the next schedules in order; empty when all were proposed."""
     return list_new(history, count)

@@ -1,7 +1,7 @@
-"""What trials of other tasks are worth to a task: judged before they are used, and again by the task's own results.
+"""Warm starts: use trials of other tasks where they predict well, and stop when the task's own results disagree.
 
-Other tasks are other shapes, operating points and board types. A cost model that was taught by them is tried on groups
-that it was not taught (Spearman's rank correlation); one that cannot rank those is left out, since it would mislead.
+Other tasks are other shapes, operating points and board types. A cost model trained on some of their groups must rank
+the held-out ones (Spearman's rank correlation); otherwise they are left out.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.workloads import Workload
 
-# Below this a ranking is hardly better than chance. With it, the best tenth by prediction holds about three times as
-# many of the truly best tenth as a random one does.
+# Below this a ranking is hardly better than chance. At it, the best tenth by prediction holds about three times as many
+# of the true best tenth as a random tenth.
 THRESHOLD = 0.35
-# So many foreign trials are looked at per task (each costs 10-30 ms once), and so many held-out groups tried.
+# Foreign trials used per task (10-30 ms each, once), and held-out groups.
 MOST_TRIALS = 256
 _FOLDS = 4
-# Smaller groups say nothing about a ranking.
+# Smaller groups cannot judge a ranking.
 _LEAST_JUDGED = 8
-# The best known schedules elsewhere that are proposed first, of the same function and of other shapes.
-# None of them is within so many decisions of a faster one of its source, which says the same.
+# Foreign schedules proposed first, of the same function and of other shapes; those within `_ALIKE` decisions of a
+# faster one are redundant.
 _FIRST_SAME, _FIRST_OTHER, _ALIKE = 8, 4, 2
-# From so many own results on, they judge the foreign ones; with as many again, those weigh half.
+# Own results that judge the foreign trials; the number of own results that halves their weight.
 _LEAST_OWN, _HALF_WEIGHT = 16, 24
 
 
@@ -50,10 +50,10 @@ class ForeignTrial:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """What came of foreign trials: how many teach the cost model, how many were left out, and why.
+    """The outcome of a warm start: how many foreign trials train the cost model, how many were left out, and why.
 
-    `rank_correlation` is Spearman's, of groups held out; None where too few were there to tell. So many (`first`) of
-    the best foreign schedules are proposed before anything else.
+    `rank_correlation` is Spearman's on held-out groups, None for too few trials. `first` is the number of foreign
+    schedules that are proposed first.
     """
 
     used: int
@@ -63,27 +63,27 @@ class WarmStart:
     reason: str
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Describe it in one line."""
         return f"the search begins with {self.used} trials of other tasks, {self.left_out} are left out: {self.reason}"
 
 
 class ForeignSpaces:
-    """Schedule spaces of other workloads, and the features of trials in them, for all tasks of a campaign."""
+    """Schedule spaces of other workloads and the features of trials in them, shared by a campaign's tasks."""
 
     def __init__(self, threads: int) -> None:
-        """`threads` is the most that extracting features may use."""
+        """`threads` limits the extraction of features."""
         self._threads = threads
         self._spaces: dict[str, ScheduleSpace] = {}
         self._features: dict[tuple[str, str], Features | None] = {}
 
     def open(self, workload: Workload) -> ScheduleSpace:
-        """The space of a workload; made once."""
+        """Return the space of a workload, made once."""
         if workload.hash not in self._spaces:
             self._spaces[workload.hash] = ScheduleSpace(workload, self._threads)
         return self._spaces[workload.hash]
 
     def extract(self, trials: Sequence[ForeignTrial]) -> list[Features | None]:
-        """Features of each trial with its board's traits; None where its trace fits no more."""
+        """Return the features of each trial with its board's traits; None where its trace no longer fits."""
         missing: dict[str, list[ForeignTrial]] = collections.defaultdict(list)
         for trial in trials:
             if (trial.workload.hash, trial.candidate) not in self._features:
@@ -107,12 +107,12 @@ class ForeignSpaces:
 
 
 class Foreign:
-    """The foreign trials that one task was given, and how far it believes them."""
+    """The foreign trials of one task and their credibility."""
 
     def __init__(
         self, history: TaskHistory, trials: Sequence[ForeignTrial], spaces: ForeignSpaces, loss: str, seed: int
     ) -> None:
-        """Look at the trials, judge them, and choose those schedules of theirs that are tried first."""
+        """Evaluate the trials, judge them, and choose the schedules to try first."""
         self._loss, self._seed = loss, seed
         self._history = history
         chosen = choose(trials, MOST_TRIALS)
@@ -139,11 +139,11 @@ class Foreign:
 
     @property
     def used(self) -> bool:
-        """Whether they teach the cost model at all."""
+        """Whether they train the cost model."""
         return self.report.used > 0
 
     def lessons(self) -> list[SampleGroup]:
-        """The foreign groups, weighed by what the task's own results say of them; none where they would mislead."""
+        """Return the foreign groups, weighted by how well they rank the task's results; none where they mislead."""
         if not self.used:
             return []
         own = len(self._history.results)
@@ -157,7 +157,7 @@ class Foreign:
         ]
 
     def list_corrections(self, board_type: str, mcpu: str | None) -> list[Lesson]:
-        """What the trials on the task's own core, which these two name, say of its predictions."""
+        """Return lessons on predictions from trials on the task's own core."""
         if self._corrections is not None:
             return self._corrections
         self._corrections = []
@@ -172,9 +172,9 @@ class Foreign:
         return self._corrections
 
     def judge_by_own(self) -> float | None:
-        """How well foreign trials alone rank the task's own results; None while those are few.
+        """Return the rank correlation of the foreign model with the task's results; None for too few.
 
-        Judged again each time that their number has doubled, by those that were there then.
+        Judged again whenever the number of results doubles.
         """
         count = _LEAST_OWN
         while 2 * count <= len(self._history.results):
@@ -193,13 +193,13 @@ class Foreign:
         looked_at = sum(len(group.features) for group in self._groups)
         rank_correlation = cross_validate(self._groups, self._loss, self._seed)
         if looked_at == 0:
-            used, reason = 0, "there are none whose schedules can be brought about again"
+            used, reason = 0, "none of their schedules can be restored"
         elif rank_correlation is None:
-            used, reason = 0, f"{looked_at} trials are too few to tell whether they would mislead"
+            used, reason = 0, f"{looked_at} trials are too few to judge"
         elif rank_correlation < THRESHOLD:
-            used, reason = 0, "taught by some of them, the cost model ranks the others hardly better than chance"
+            used, reason = 0, "a cost model trained on some of them ranks the others hardly better than chance"
         else:
-            used, reason = looked_at, "taught by some of them, the cost model ranks the others"
+            used, reason = looked_at, "a cost model trained on some of them ranks the others"
         if rank_correlation is not None:
             reason += f" (rank correlation {rank_correlation:.2f}, needed {THRESHOLD:g})"
         if self.first:
@@ -208,13 +208,13 @@ class Foreign:
 
 
 def choose(trials: Sequence[ForeignTrial], most: int) -> list[ForeignTrial]:
-    """At most so many, the same share of every task: its fastest, and others evenly spread over its latencies."""
+    """Choose up to `most` trials, equally from each task: its fastest, and others spread evenly over its latencies."""
     groups: dict[tuple[str, str, str], list[ForeignTrial]] = collections.defaultdict(list)
     for trial in trials:
         groups[trial.workload.hash, trial.board_type, trial.point].append(trial)
     chosen = []
     left = most
-    # The smallest first: what they leave of their share goes to the larger ones.
+    # The smallest first: larger ones get what they leave.
     ordered = sorted(groups.items(), key=lambda item: (len(item[1]), item[0]))
     for index, (_, several) in enumerate(ordered):
         share = min(len(several), left // (len(ordered) - index))
@@ -226,7 +226,7 @@ def choose(trials: Sequence[ForeignTrial], most: int) -> list[ForeignTrial]:
 
 
 def cross_validate(groups: Sequence[SampleGroup], loss: str, seed: int) -> float | None:
-    """Mean rank correlation on groups left out in turn, or on one half of a single group; None where all are small."""
+    """Return the mean rank correlation on held-out groups, or halves of a single one; None where all are small."""
     large = sorted((g for g in groups if len(g.features) >= _LEAST_JUDGED), key=lambda g: -len(g.features))
     if not large:
         return None
@@ -247,7 +247,7 @@ def cross_validate(groups: Sequence[SampleGroup], loss: str, seed: int) -> float
 def _choose_first(
     history: TaskHistory, groups: Mapping[tuple[str, str, str], Sequence[ForeignTrial]], spaces: ForeignSpaces
 ) -> list[Genome]:
-    """The best foreign schedules brought to this task: of the same function, then of the shapes nearest in size."""
+    """Return the best foreign schedules for this task: of the same function, then of the nearest shapes."""
     mine = history.space.workload.flop
     ranked = sorted(
         groups.values(),
@@ -262,7 +262,7 @@ def _choose_first(
     for several in ranked:
         equal = spaces.open(several[0].workload).structure == history.space.structure
         found.append((equal, _choose_unlike(history.space, several, _FIRST_SAME if equal else 1)))
-    # The best of each source, then the second best of each.
+    # The best of each source, then the second best of each, and so on.
     for place in range(_FIRST_SAME):
         for equal, genomes in found:
             if place < len(genomes):
@@ -271,7 +271,7 @@ def _choose_first(
 
 
 def _choose_unlike(space: ScheduleSpace, trials: Sequence[ForeignTrial], most: int) -> list[Genome]:
-    """The fastest schedules of one source, none like a faster one."""
+    """Return the fastest schedules of one source without similar ones."""
     chosen: list[Genome] = []
     for trial in sorted(trials, key=lambda trial: (trial.median_s, trial.candidate)):
         genome = space.read(trial.trace_json)
@@ -283,7 +283,7 @@ def _choose_unlike(space: ScheduleSpace, trials: Sequence[ForeignTrial], most: i
 
 
 def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
-    """Spearman's rank correlation; 0 where either side is all equal. Ties share their mean rank."""
+    """Return Spearman's rank correlation; 0 where a side is constant. Ties share their mean rank."""
     first, second = _ranks(np.asarray(left)), _ranks(np.asarray(right))
     if len(first) < 2 or first.std() == 0 or second.std() == 0:
         return 0.0
