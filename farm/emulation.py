@@ -1,6 +1,6 @@
-"""Whether virtual boards run their own aarch64 code in an emulator, and what that needs beside Python, built with zig.
+"""Decide whether virtual boards emulate their own aarch64 code, and build the emulator's native parts with zig.
 
-The emulator itself is `device_agent/emulated/`. It is in a process of its own: Unicorn is under the GPL, version 2.
+The emulator is `device_agent/emulated/`, in its own process, since Unicorn is under the GPL, version 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type, load_core_types
 
-# What records of simulated boards say of their code; `NATIVE` is in records of version 0.1 and 0.2 only.
+# How records of simulated boards name their code; only records of version 0.1 and 0.2 have `NATIVE`.
 NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
 _MODULES = ("unicorn", "capstone")
@@ -27,13 +27,14 @@ _WORLD_OPTIONS = [
 
 
 def runs_own_code(board_type: BoardType) -> bool:
-    """Return whether virtual boards of a type run the type's own code: where all their cores are described."""
+    """Say whether virtual boards of a type run the type's own code: all their cores must be described."""
     return find_core(board_type) is not None
 
 
 def find_core(board_type: BoardType) -> CoreType | None:
-    """The core whose code can be emulated and priced for a type: that of all its open clusters, where it and those of
-    the others are described.
+    """Return the core type that can be emulated for a board type: the one of all its open clusters, or None.
+
+    All clusters need described cores.
     """
     if board_type.target is None:
         return None
@@ -46,8 +47,9 @@ def find_core(board_type: BoardType) -> CoreType | None:
 
 
 def name_code(board_type: BoardType, mtriple: str) -> str:
-    """What code for such a triple is to virtual boards of a type: their own, emulated and priced by a model of their
-    core, or this machine's (`NATIVE`), whose cost was this machine's time; "" where the two are not told apart.
+    """Name how virtual boards of a type run code for a triple: `EMULATED`, `NATIVE`, or "" where both are the same.
+
+    Native code ran on this machine, and its cost was this machine's time.
     """
     if board_type.target is None or not mtriple:
         return ""
@@ -58,7 +60,7 @@ def name_code(board_type: BoardType, mtriple: str) -> str:
 
 
 def find_folder(home: Path) -> Path:
-    """Where the emulator's own parts are kept, named after what they are made of."""
+    """Return the folder of the emulator's parts, named by a hash of their sources."""
     digest = hashlib.sha256()
     for path in _list_sources():
         digest.update(path.name.encode() + path.read_bytes())
@@ -66,9 +68,9 @@ def find_folder(home: Path) -> Path:
 
 
 def prepare(loaded: settings.Settings) -> Path:
-    """Build the emulator's own parts unless they are there; return their folder.
+    """Build the missing parts of the emulator and return their folder.
 
-    Raises UnavailableError where the emulator is not installed or the home is no folder; what the linker raises.
+    Raises UnavailableError where the emulator is not installed or the folder cannot be made, and the linker's errors.
     """
     require_installed()
     loaded.share_linker_cache()
@@ -77,7 +79,7 @@ def prepare(loaded: settings.Settings) -> Path:
         folders.make_private(folder)
     except OSError as error:
         raise UnavailableError(
-            f"there is no room for the emulator's parts: {folder}: {error.strerror}",
+            f"cannot create the folder of the emulator's parts, {folder}: {error.strerror}",
             "Set FARM_HOME to a folder of yours.",
         ) from error
     sources = {path.name: path for path in _list_sources()}

@@ -1,7 +1,7 @@
-"""Link objects into shared libraries with the `ziglang` wheel, for the host and for boards alike.
+"""Link shared libraries with the `ziglang` wheel, for the host and for boards.
 
-Two ways: `link_candidate` calls the wheel's LLD alone, `link_artifact` its full C driver. No other linker is used, so
-that no system compiler is needed and every machine produces the same bytes.
+`link_candidate` calls the wheel's LLD, `link_artifact` its C driver. No system compiler is needed, and every machine
+produces the same bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ _NO_CHECKS = "-fno-sanitize=undefined"
 
 
 def link_candidate(output: Path, objects: list[Path]) -> None:
-    """Link a library that lives for one measurement inside a TVM runtime process.
+    """Link a library for one measurement inside a TVM runtime process.
 
-    LLD alone takes a quarter of the C driver's time (benchmarks/toolchain.py). What LLD leaves unresolved (memset,
-    expf) the dynamic loader finds in the libc and libm that the runtime process has loaded already, so no stub
-    libraries are needed.
+    LLD alone takes a quarter of the C driver's time (benchmarks/toolchain.py). The dynamic loader resolves the rest
+    (memset, expf) from the libc and libm of the runtime process.
     """
     _run(["ld.lld", "-shared", "-O0", "-o", str(output), *map(str, objects)], LINK_TIMEOUT_S)
 
 
 def link_artifact(output: str, objects: list[str], triple: str | None = None, options: list[str] | None = None) -> None:
-    """Link a library to ship: every needed library is named in it, for the glibc that `triple` states.
+    """Link a library to ship, with all its dependencies named, for the glibc of `triple`.
 
-    `triple` is Zig's form, such as `aarch64-linux-gnu.2.27`; None means this machine's own.
+    `triple` is Zig's form, such as `aarch64-linux-gnu.2.27`; None is this machine's.
     """
     command = ["cc", "-shared", _NO_CHECKS, "-o", str(output), *map(str, objects), *(options or []), "-lm"]
     if triple:
@@ -47,16 +46,15 @@ def link_artifact(output: str, objects: list[str], triple: str | None = None, op
 
 
 def link_program(output: Path, sources: list[Path], triple: str | None, options: list[str]) -> None:
-    """Compile and link a C program, for the glibc that `triple` states; None means this machine's own."""
+    """Compile and link a C program for the glibc of `triple`; None is this machine's."""
     command = ["cc", "-std=c11", "-O2", _NO_CHECKS, "-o", str(output), *map(str, sources), *options]
     _run([*command, "-target", triple] if triple else command, WARM_TIMEOUT_S)
 
 
 def link_cpp(output: Path, sources: Sequence[Path], triple: str | None, options: Sequence[str] = ()) -> None:
-    """Compile and link a C++ library that finds its C++ runtime, libstdc++, in the process that loads it.
+    """Compile and link a C++ library that uses the libstdc++ of the process that loads it.
 
-    Zig's own runtime, libc++, is kept out: exceptions could not pass from one to the other, and its first use takes a
-    minute of building.
+    Zig's own libc++ is excluded: exceptions cannot cross between the two, and its first use builds for a minute.
     """
     target = ["-target", triple] if triple else []
     with tempfile.TemporaryDirectory(prefix="farm-cpp-") as folder:
@@ -64,20 +62,9 @@ def link_cpp(output: Path, sources: Sequence[Path], triple: str | None, options:
         compile_one = ["c++", "-c", "-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", _NO_CHECKS]
         for source, item in zip(sources, objects, strict=True):
             _run([*compile_one, *options, str(source), "-o", str(item), *target], WARM_TIMEOUT_S)
+        libraries = ["-lm", "-ldl", "-lpthread"]
         _run(
-            [
-                "cc",
-                "-shared",
-                "-s",
-                _NO_CHECKS,
-                "-o",
-                str(output),
-                *map(str, objects),
-                "-lm",
-                "-ldl",
-                "-lpthread",
-                *target,
-            ],
+            ["cc", "-shared", "-s", _NO_CHECKS, "-o", str(output), *map(str, objects), *libraries, *target],
             WARM_TIMEOUT_S,
         )
 
@@ -101,7 +88,7 @@ def _run(arguments: list[str], timeout_s: float) -> None:
 
 @functools.cache
 def _zig() -> str:
-    """The wheel's binary itself: going through `python -m ziglang` would start an interpreter per link."""
+    """Return the wheel's binary; `python -m ziglang` would start an interpreter per link."""
     return str(Path(str(ziglang.__file__)).with_name("zig"))
 
 

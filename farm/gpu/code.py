@@ -1,6 +1,6 @@
-"""What becomes of the CUDA source that TVM writes: checked for the exact GPU, then PTX, or code for a processor.
+"""Turn TVM's CUDA source into PTX checked for the exact GPU, or into CPU code for virtual boards.
 
-Nothing here compiles a model; that takes TVM (`farm/search/build/lowering.py`).
+`farm/search/build/lowering.py` makes the source.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from farm.errors import CodeRefusedError, UsageError
 from farm.gpu import native, ptx
 from farm.inventory.board_types import BoardType
 
-# What the stand-in for the driver knows a library by; its size and itself follow, then so the source, by which the
-# board's model says how long it takes.
+# Marks a library for the virtual driver. Its size and content follow, then those of the source, from which the board
+# estimates the time.
 _MARK = b"FARMGPU1"
 _KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
 _SHARED = re.compile(r"__shared__\s+(alignas\(\d+\))")
 _DYNAMIC_SHARED = re.compile(r"extern\s+(alignas\(\d+\)\s+)?__shared__\s+([\w ]+?)\s+(\w+)\[\];")
-# Where threads of a block wait for each other.
+# Synchronisation among the threads of a block.
 _MEETING = re.compile(r"\b(__syncthreads|__syncwarp|__shfl\w*)\s*\(")
-# No GPU that is played here lets a block have more.
+# No virtual GPU allows a block more.
 _MOST_SHARED_BYTES = 96 << 10
-# Half precision would need a library of its own here.
+# Half precision needs a library that virtual GPUs lack.
 _HALF = re.compile(r"\bhalf[1-8]?\b")
 
 
 def compile_kernels(source: str, triple: str | None, usages: Sequence[ptx.Usage] = ()) -> bytes:
-    """What a virtual board's driver loads as a module, for the processor that zig calls `triple` (None: this one).
+    """Compile kernels to a module of a virtual board's driver, for the CPU that zig calls `triple` (None: this one).
 
-    `usages` are what its kernels take on the GPU. Raises PermanentError for source that cannot be compiled so.
+    `usages` are the kernels' resources on the GPU. Raises PermanentError for source that cannot be compiled.
     """
     if _HALF.search(source.partition('extern "C"')[2]):
-        raise CodeRefusedError("this model computes in half precision, which virtual GPUs do not do")
+        raise CodeRefusedError("this model uses half precision, which virtual GPUs do not support")
     facts = "".join(f"// farm: {u.kernel} registers={u.registers} shared_bytes={u.shared_bytes}\n" for u in usages)
-    # The plug-in refuses what looks like CUDA source.
-    told = (facts + source.partition('extern "C"')[2].replace("__global__", "__kernel__")).encode()
-    # C++ wants the alignment first, and a size.
+    # The plug-in refuses text that looks like CUDA source.
+    estimated = (facts + source.partition('extern "C"')[2].replace("__global__", "__kernel__")).encode()
+    # C++ requires the alignment first, and a size.
     source = _DYNAMIC_SHARED.sub(
         lambda found: f"alignas(16) __shared__ {found[2]} {found[3]}[{_MOST_SHARED_BYTES} / sizeof({found[2]})];",
         _SHARED.sub(r"\1 __shared__", source),
@@ -52,11 +52,13 @@ def compile_kernels(source: str, triple: str | None, usages: Sequence[ptx.Usage]
         options = ["-fno-strict-aliasing", "-w", "-I", str(native.find_virtual_gpu())]
         linker.link_cpp(output, [path], triple, options)
         library = output.read_bytes()
-    return b"".join([_MARK, struct.pack("<Q", len(library)), library, struct.pack("<Q", len(told)), told, b"\0"])
+    return b"".join(
+        [_MARK, struct.pack("<Q", len(library)), library, struct.pack("<Q", len(estimated)), estimated, b"\0"]
+    )
 
 
 def _write_entries(source: str) -> str:
-    """A function per kernel that takes what cuLaunchKernel is given."""
+    """Write a function per kernel with the arguments of cuLaunchKernel."""
     places = [(found.start(), found[1]) for found in _KERNEL.finditer(source)]
     entries: dict[str, bool] = {}
     for (start, name), (end, _) in zip(places, [*places[1:], (len(source), "")], strict=True):
@@ -74,7 +76,7 @@ def _write_entries(source: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class GpuPlan:
-    """The GPU that code is for: architecture such as sm_53, newest PTX of its driver, limits of a block."""
+    """The GPU to compile for: architecture such as sm_53, its driver's newest PTX version, limits of a block."""
 
     arch: str
     newest_ptx: str
@@ -84,23 +86,24 @@ class GpuPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Code as it travels, and what every kernel takes on the GPU."""
+    """Compiled code and the resources of its kernels."""
 
     code: bytes = dataclasses.field(repr=False)
     usages: tuple[ptx.Usage, ...]
 
 
-# Of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+# The limit of every GPU from Maxwell to Ampere (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability").
 THREADS_PER_BLOCK = 1024
 
 
 def plan_gpu(board_type: BoardType) -> GpuPlan:
-    """The GPU of a board type, for the oldest driver that its boards may have. Raises UsageError where it has none."""
+    """Return the GPU of a board type with the oldest driver of its boards. Raises UsageError where it has none."""
     gpu = board_type.gpu
     if gpu is None or not gpu.cuda or gpu.registers_per_block is None or gpu.shared_bytes_per_block is None:
         raise UsageError(
-            f"{board_type.name} has no GPU that code is made for",
-            "Leave --device out, or name a board type with a GPU: `farm board types` shows them.",
+            f"{board_type.name} has no GPU that the farm compiles for",
+            "Remove --device or name a board type with a GPU: see `farm board types`.",
         )
     newest = min(
         (ptx.find_newest(cuda) for cuda in gpu.cuda.values()), key=lambda each: tuple(map(int, each.split(".")))
@@ -110,9 +113,9 @@ def plan_gpu(board_type: BoardType) -> GpuPlan:
 
 
 def make_code(source: str, plan: GpuPlan, simulated: bool) -> Made:
-    """Compile and check CUDA source for a GPU; for simulated boards, checked alike, as code for this machine.
+    """Compile and check CUDA source for a GPU; simulated boards get code for this machine after the same check.
 
-    Raises PermanentError where a compiler refuses it or a kernel takes more than the GPU has.
+    Raises PermanentError where a compiler refuses it or a kernel exceeds the GPU's resources.
     """
     text = ptx.rewrite_version(ptx.compile_ptx(source, plan.arch), plan.newest_ptx)
     usages = tuple(ptx.check(text, plan.arch, plan.limits))

@@ -1,4 +1,4 @@
-"""What a board's agent needs for its GPU beside Python, built with zig: TVM's plug-in, and a virtual board's driver."""
+"""Build the native libraries of a board's GPU with zig: TVM's plug-in and a virtual board's CUDA driver."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def build_plugin(folder: Path, triple: str | None) -> Path:
 
 
 def build_driver(folder: Path, triple: str | None) -> Path:
-    """Build the stand-in for the CUDA driver that virtual boards have."""
+    """Build the substitute for the CUDA driver of virtual boards."""
     linker.link_cpp(folder / DRIVER, [find_virtual_gpu() / "driver.cc"], triple)
     return folder / DRIVER
 
 
 def read_files(triple: str | None, *, simulated: bool) -> dict[str, bytes]:
-    """By name, what travels with code for a GPU to a system that zig calls `triple`; for simulated boards their driver,
-    too. The first time for a system takes a minute; the linker's cache has it then.
+    """Return the files that accompany GPU code to a system that zig calls `triple`, with the driver if `simulated`.
+
+    The first build for a system takes a minute; then the linker's cache has it.
     """
     builds = (build_plugin, build_driver) if simulated else (build_plugin,)
     with tempfile.TemporaryDirectory(prefix="farm-gpu-") as folder:
@@ -42,17 +43,17 @@ def read_files(triple: str | None, *, simulated: bool) -> dict[str, bytes]:
 
 
 def list_tools() -> list[str]:
-    """What libraries are built with and against, with versions: others give other libraries."""
+    """List the tools that the libraries are built with, with versions that identify the result."""
     return [f"{name} {importlib.metadata.version(name)}" for name in _TOOLS]
 
 
 def find_folder(home: Path) -> Path:
-    """Where what virtual boards of this home need is kept, named after what it is made of."""
+    """Return the folder of this home's libraries, named by a hash of their sources and tools."""
     return home / "cache" / "gpu" / _digest()
 
 
 def prepare(home: Path) -> None:
-    """Build what virtual boards of this home need, unless it is there. Two processes may do so at once."""
+    """Build the missing libraries of this home. Safe in concurrent processes."""
     folder = find_folder(home)
     folders.make_private(folder)
     for name, build in ((PLUGIN, build_plugin), (DRIVER, build_driver)):
@@ -70,12 +71,12 @@ def _digest() -> str:
 
 
 def find_virtual_gpu() -> Path:
-    """The folder with what plays a GPU."""
+    """Return the folder of the virtual GPU's sources."""
     return _find_package("device_agent") / "virtual" / "gpu"
 
 
 def _find_package(name: str) -> Path:
-    """Where a package is installed, without importing it. Raises UnavailableError."""
+    """Return the folder of an installed package without importing it. Raises UnavailableError."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError(f"the package {name} is not installed")

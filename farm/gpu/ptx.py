@@ -1,6 +1,6 @@
-"""PTX made fit for a board: its header's version, and what `ptxas` says of registers and memory for the exact GPU.
+"""Adapt PTX to a board's driver and check its registers and memory with `ptxas` for the exact GPU.
 
-A kernel beyond a limit of the GPU is a fault of the candidate, found here, before it travels.
+A kernel beyond a limit of the GPU is the candidate's fault, found before it is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from device_agent.protocol import WARP
 from farm.errors import CodeRefusedError, DeadlineError, PermanentError, UnavailableError, UsageError
 
-# TVM's source includes two headers of libcu++, which take three times as long as the rest; this is all that it uses.
+# TVM's source includes two slow headers of libcu++; these stubs are all that it uses.
 _HEADERS = {
     "cuda/std/cstdint": """#pragma once
 namespace cuda { namespace std {
@@ -46,9 +46,9 @@ template <class T> struct is_floating_point { static constexpr bool value = !is_
 
 
 def compile_ptx(source: str, arch: str) -> str:
-    """The PTX of CUDA source for an architecture such as sm_53; its header says NVRTC's own version of PTX.
+    """Compile CUDA source to PTX for an architecture such as sm_53; the header names NVRTC's own PTX version.
 
-    Raises CodeRefusedError with the compiler's words, UnavailableError without the compiler.
+    Raises CodeRefusedError with the compiler's log, UnavailableError without the compiler.
     """
     library = _load()
     program = ctypes.c_void_p()
@@ -93,13 +93,13 @@ def _load() -> ctypes.CDLL:
 
 
 def find_file(package: str, name: str) -> Path:
-    """A file of one of NVIDIA's wheels. Raises UnavailableError saying what to install."""
+    """Find a file of NVIDIA's wheels. Raises UnavailableError that names what to install."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
         if (path := Path(place) / package / name).is_file():
             return path
     raise UnavailableError(
-        f"{Path(name).name} of NVIDIA's CUDA 12 is not installed, which makes code for GPUs",
+        f"{Path(name).name} of NVIDIA's CUDA 12, the compiler for GPUs, is not installed",
         "Install it (130 MB): pip install nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86",
     )
 
@@ -115,8 +115,8 @@ _COMPILED = re.compile(
 _THREADS = re.compile(r"\.entry\s+(\w+)\s*\(.*?\)\s*((?:\.(?:maxntid|minnctapersm|reqntid)\b[^{.]*)*)\{", re.DOTALL)
 
 
-# The newest PTX that the driver of a version of CUDA takes (PTX ISA, "Release History"). On a Jetson the driver is part
-# of L4T and no newer one can be had.
+# The newest PTX version for the driver of a CUDA version (PTX ISA, "Release History"). A Jetson's driver is fixed by
+# its L4T release.
 NEWEST = {
     "9.0": "6.0",
     "10.0": "6.3",
@@ -133,7 +133,7 @@ NEWEST = {
 
 @dataclasses.dataclass(frozen=True)
 class PtxLimits:
-    """What a GPU lets a block have: registers of 32 bits, bytes of shared memory, threads."""
+    """A GPU's limits of a block: 32-bit registers, bytes of shared memory, threads."""
 
     registers: int
     shared_bytes: int
@@ -142,7 +142,7 @@ class PtxLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What one kernel takes: registers and spilled bytes per thread, static shared bytes and threads per block."""
+    """One kernel's registers and spilled bytes per thread, and static shared bytes and threads per block."""
 
     kernel: str
     registers: int
@@ -152,15 +152,15 @@ class Usage:
 
 
 def find_newest(cuda: str) -> str:
-    """The newest PTX that the driver of this version of CUDA takes; of one between two that are known, the older's."""
+    """Return the newest PTX for the driver of a CUDA version; an unlisted version counts as the listed one before."""
     known = [version for version in NEWEST if _parse(version) <= _parse(cuda)]
     if not known:
-        raise UsageError(f"a driver of CUDA {cuda} is too old: {next(iter(NEWEST))} is the oldest that is served")
+        raise UsageError(f"a driver of CUDA {cuda} is too old: the oldest supported is {next(iter(NEWEST))}")
     return NEWEST[known[-1]]
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether a version such as 6.5 is newer than another."""
+    """Say whether a version such as 6.5 is newer than another."""
     return _parse(version) > _parse(than)
 
 
@@ -169,9 +169,9 @@ def _parse(version: str) -> tuple[int, ...]:
 
 
 def rewrite_version(text: str, newest: str) -> str:
-    """PTX whose header asks for the ISA `newest`, such as 6.5, where it asks for a newer one.
+    """Lower the ISA version in a PTX header to `newest`, such as 6.5.
 
-    Whether what it uses is in that ISA is for `check` to say. Raises PermanentError for what is no PTX.
+    `check` finds out whether the code fits that ISA. Raises PermanentError for text that is no PTX.
     """
     found = _VERSION.search(text)
     if found is None:
@@ -182,9 +182,9 @@ def rewrite_version(text: str, newest: str) -> str:
 
 
 def check(text: str, arch: str, limits: PtxLimits) -> list[Usage]:
-    """What every kernel of the PTX takes on an architecture such as sm_53.
+    """Return the resources of every kernel of the PTX on an architecture such as sm_53.
 
-    Raises CodeRefusedError with ptxas' words for PTX that it refuses, or naming the kernel and the limit it breaks.
+    Raises CodeRefusedError with the message of ptxas, or naming the kernel and the exceeded limit.
     """
     threads = {name: _count_threads(words) for name, words in _THREADS.findall(text)}
     with tempfile.TemporaryDirectory(prefix="farm-ptx-") as folder:
@@ -229,7 +229,7 @@ def _count_threads(words: str) -> int:
 
 
 def _require(usage: Usage, limits: PtxLimits) -> None:
-    """The driver hands out registers in units of 8 per thread and whole warps (CUDA's occupancy calculator)."""
+    """Refuse a kernel beyond the limits; registers come by 8 per thread and whole warps (CUDA's calculator)."""
     registers = -(-usage.registers // 8) * 8 * -(-usage.threads // WARP) * WARP
     for has, may, what in (
         (usage.threads, limits.threads, "threads"),
@@ -237,4 +237,4 @@ def _require(usage: Usage, limits: PtxLimits) -> None:
         (registers, limits.registers, "registers"),
     ):
         if has > may:
-            raise CodeRefusedError(f"the kernel {usage.kernel} takes {has} {what} per block; the GPU has {may}")
+            raise CodeRefusedError(f"the kernel {usage.kernel} needs {has} {what} per block; the GPU has {may}")

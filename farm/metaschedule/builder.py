@@ -1,6 +1,6 @@
-"""`FarmBuilder`: MetaSchedule's builder over compilers that stay warm and the farm's own linker.
+"""`FarmBuilder`: MetaSchedule's builder with warm compiler processes and the farm's linker.
 
-Stock starts a pool of processes for every batch, each of which imports for a minute; the farm's are started once.
+MetaSchedule starts a pool of processes per batch, each of which imports for a minute; the farm starts them once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import tvm.s_tir.meta_schedule as ms  # noqa: E402
 
 @as_tvm_object
 class FarmBuilder(ms.builder.PyBuilder):
-    """Builds candidates into linked libraries, in warm processes of its own; give it to `tune_*` as `builder=`.
+    """Builds candidates into linked libraries in warm processes; pass it to `tune_*` as `builder=`.
 
-    `max_workers` processes (one per core), `timeout_sec` per build (FARM_BUILD_TIMEOUT_S). Code is made for the target
-    that the script tunes for. The processes end with `close`, at the end of a `with` block, or with the script.
+    It runs `max_workers` processes (default: one per core) with `timeout_sec` per build (FARM_BUILD_TIMEOUT_S), for the
+    target of the script. The processes end with `close`, a `with` block, or the script.
     """
 
     def __init__(self, max_workers: int | None = None, timeout_sec: float | None = None) -> None:
@@ -58,7 +58,7 @@ class FarmBuilder(ms.builder.PyBuilder):
         atexit.register(self.close)
 
     def build(self, build_inputs: Sequence[Any]) -> list[Any]:
-        """What MetaSchedule calls: a `BuilderResult` for each `BuilderInput`, in order."""
+        """Build for MetaSchedule: return a `BuilderResult` per `BuilderInput`, in order."""
         jobs = [(str(tvm.ir.save_json(each.mod)), _to_config(each.target)) for each in build_inputs]
         results = []
         for built in self.compilers.build(jobs):
@@ -66,15 +66,15 @@ class FarmBuilder(ms.builder.PyBuilder):
                 ours = "not the candidate's fault: " if built.status is Status.FARM_ERROR and not built.died else ""
                 results.append(ms.builder.BuilderResult(None, f"FarmBuilder: {ours}{built.message}"))
                 continue
-            # A folder each: MetaSchedule removes the folder of what it has measured.
+            # A folder each, since MetaSchedule removes the folder of a measured candidate.
             path = Path(tempfile.mkdtemp(dir=self._folder)) / "candidate.so"
             path.write_bytes(built.library)
             results.append(ms.builder.BuilderResult(str(path), None))
         return results
 
     def close(self) -> None:
-        """End the compilers and remove what they made. Safe to call twice."""
-        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+        """End the compilers and remove their files. Safe to call twice."""
+        if os.getpid() != self._pid:  # a fork of the script ends: its parent still needs them
             return
         atexit.unregister(self.close)
         self.compilers.close()
@@ -83,7 +83,7 @@ class FarmBuilder(ms.builder.PyBuilder):
 
 
 def _to_config(target: Any) -> dict[str, Any]:
-    """A target in the dict form that the farm keeps. Raises UsageError for what its boards do not run."""
+    """Return a target in dict form. Raises UsageError for one that no board runs."""
     if str(target.kind.name) != "llvm":
         raise UsageError(
             f"the farm builds CPU code only, not for targets of kind {target.kind.name!r}",

@@ -1,4 +1,4 @@
-"""Warm compilers for one script, as its children, and what runs in each of them."""
+"""Warm compiler processes of one script, and their main function."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from farm.processes.worker_processes import Child, Parent
 from farm.search.build.build_pool import START_TIMEOUT_S, Builder, BuildPool, BuildResult, CompilerLostError
 from farm.settings import Settings
 
-# Where none works and starting one fails this often in a row, none will come up.
+# Failed starts in a row, without a working compiler, after which starting is given up.
 _MAX_FALSE_STARTS = 3
-# What was there when so many compilers died made them die; one alone may have been the kernel's pick, or an operator's.
+# Deaths after which the job is blamed; a single one may be the kernel's or an operator's choice.
 _MAX_DEATHS = 2
-# How often deadlines are looked at.
+# How often deadlines are checked.
 _LOOK_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Answer:
-    """What a child has still to say; answers come in the order in which it was asked."""
+    """A pending reply of a child; replies come in the order of requests."""
 
     child: Child
 
 
 class Compilers(BuildPool[int]):
-    """Not thread-safe. `close` ends them."""
+    """Compilers as child processes. Not thread-safe; call `close`."""
 
     def __init__(self, size: int, settings: Settings, start: Callable[[], Child]) -> None:
-        """`start` gives a child that runs this module."""
+        """`start` starts a child that runs this module."""
         self._start_child = start
         self._due: dict[Child, collections.deque[_Answer]] = {}
         self._asked = self._false_starts = 0
         super().__init__(size, settings)
 
     def build(self, jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[BuildResult]:
-        """Compile (module JSON, target) pairs, in their order. Raises UnavailableError where compilers do not start."""
-        # Counted on from batch to batch: what an interrupted one had begun may still end.
+        """Compile (module JSON, target) pairs in order. Raises UnavailableError where compilers do not start."""
+        # Numbers continue over batches, since jobs of an interrupted batch may still end.
         numbers = range(self._asked, self._asked + len(jobs))
         self._asked = numbers.stop
         waiting, deaths = collections.deque(numbers), collections.Counter[int]()
@@ -85,7 +85,7 @@ class Compilers(BuildPool[int]):
         return child, self._due[child][0]
 
     def _ask(self, compiler: Any, *order: Any) -> Any:
-        compiler.send(*order)  # where it is gone, the connection's end comes next
+        compiler.send(*order)  # if it has ended, the connection's end comes next
         self._due[compiler].append(_Answer(compiler))
         return self._due[compiler][-1]
 
@@ -116,8 +116,8 @@ def _unavailable(why: str) -> UnavailableError:
 
 
 def main(parent: Parent) -> None:
-    """Serve until the script is gone: each message is what `Builder.build` is asked, its answer goes back."""
-    # A compiler in the middle of its work hears no signal, and leaves nothing behind but memory.
+    """Serve `Builder.build` until the script ends."""
+    # A busy compiler handles no signal and leaves nothing but memory behind.
     parent.on_stop = functools.partial(os._exit, 1)
     builder = Builder()
     parent.send(builder.versions())

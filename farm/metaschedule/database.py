@@ -1,7 +1,7 @@
-"""`FarmDatabase`: MetaSchedule's database over the farm's store, so that what one script found serves the next.
+"""`FarmDatabase`: MetaSchedule's database on the farm's store, so that scripts share results.
 
-Queries are answered from memory by TVM's own database; the store is read when a workload is first met, and written as
-results come. The farm's verified records are another thing: see `farm record`.
+TVM's own in-memory database answers queries; the store is read when a workload is first seen and written on each
+result. Verified records are separate: see `farm record`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Trial
 
-# Workloads of scripts went through whatever the script did to its model.
+# The pipeline of scripts' workloads: what the script did to its model is unknown.
 SCRIPT_PIPELINE = "script"
-# Whoever asks wants the best few; replaying a trace takes some 10 ms.
+# Callers need the best few; replaying a trace takes some 10 ms.
 MAX_RECALLED = 128
-# What MetaSchedule commits for a candidate without a time is 1e10 s.
+# MetaSchedule commits 1e10 s for a candidate without a time.
 _NO_TIME_S = 1e9
 
-# What `relax.transform.AnnotateTIROpPattern` writes into a function.
+# The attribute that `relax.transform.AnnotateTIROpPattern` writes.
 _NOTE = "op_pattern"
 
 _log = logging.getLogger(__name__)
@@ -48,12 +48,11 @@ from tvm.s_tir.analysis import estimate_tir_flops  # noqa: E402
 
 @as_tvm_object
 class FarmDatabase(ms.database.PyDatabase):
-    """Tuning records of one board type at one operating point; give it to `tune_*` and `compile_*` as `database=`.
+    """Tuning records of one board type at one operating point; pass it to `tune_*` and `compile_*` as `database=`.
 
     `url` is a path, `sqlite:///…` or `postgresql://…` (default: the farm's store). `board_type` is by default that of
-    the script's `FarmRunner`. Only what a `FarmRunner` measured is written: of anything else nobody could say which
-    board it is from. `pipeline` says what was done to the model before: `graph/1` finds what `farm tune` measured,
-    where a script's modules are like its own.
+    the script's `FarmRunner`. Only results of a `FarmRunner` are written, since the board of others is unknown.
+    `pipeline` names what was done to the model: `graph/1` finds results of `farm tune` where modules are equal.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class FarmDatabase(ms.database.PyDatabase):
         point: str = DEFAULT_POINT,
         pipeline: str = SCRIPT_PIPELINE,
     ) -> None:
-        """Open the store. Raises UsageError for what is no store's URL or an unknown board type, UnavailableError."""
+        """Open the store. Raises UsageError for an invalid URL or board type, UnavailableError."""
         super().__init__()
         self._pid = os.getpid()
         self._location = find_store(url)
@@ -74,33 +73,33 @@ class FarmDatabase(ms.database.PyDatabase):
         self._store = Store(self._location)
         self._memory = ms.database.MemoryDatabase()
         self._met: set[str] = set()
-        # By target, as JSON: the campaign that holds what this script measures for it.
+        # Campaigns that hold this script's results, by target as JSON.
         self._campaigns: dict[str, int] = {}
         self._targets: list[dict[str, Any]] | None = None
-        self._strangers = 0
+        self._foreign = 0
         atexit.register(self.close)
 
     @property
     def target(self) -> Any:
-        """What code for the board type is compiled for, as `farm tune` does. Raises UsageError, UnavailableError.
+        """The target of the board type, as for `farm tune`: of several in the store, that of the boards present.
 
-        Of several that are in the store, that of the boards there are now.
+        Raises UsageError, UnavailableError.
         """
         if self._targets is None:
             self._targets = self._fetch_targets()
         if not self._targets:
-            raise UsageError(f"nothing was tuned for {self._require_type()} and none of its boards is known")
+            raise UsageError(f"nothing was tuned for {self._require_type()} and none of its boards is registered")
         return make_target(self._targets[-1])
 
     def has_workload(self, mod: Any) -> bool:
-        """Whether the store, or this script so far, has anything about a workload."""
+        """Say whether the store or this script has records of a workload."""
         bare = _without_notes(mod)
         if not self._memory.has_workload(bare) and self._find_known(mod):
             self.commit_workload(mod)
         return bool(self._memory.has_workload(bare))
 
     def commit_workload(self, mod: Any) -> Any:
-        """MetaSchedule's handle of a workload; brings in what is known of it. Raises UsageError, UnavailableError."""
+        """Return MetaSchedule's handle of a workload and load its records. Raises UsageError, UnavailableError."""
         entry = self._memory.commit_workload(_without_notes(mod))
         for key, config in self._plan_keys(mod):
             if key not in self._met:
@@ -109,22 +108,22 @@ class FarmDatabase(ms.database.PyDatabase):
         return entry
 
     def commit_tuning_record(self, record: Any) -> None:
-        """Keep a result; in the store as well where a `FarmRunner` measured it. A candidate without a time is not."""
+        """Keep a result, and store it where a `FarmRunner` measured it; failed candidates are not stored."""
         self._memory.commit_tuning_record(record)
         samples = [float(sample) for sample in record.run_secs or ()]
         if not samples or max(samples) >= _NO_TIME_S:
             return
         measured = recent.find(samples)
         if measured is None:
-            self._strangers += 1
-            if self._strangers == 1:
+            self._foreign += 1
+            if self._foreign == 1:
                 _log.warning(
-                    "results that no FarmRunner measured are kept for this script alone, not in %s", self._location
+                    "results that no FarmRunner measured are kept for this script only, not in %s", self._location
                 )
             return
         if measured.board_type != self._require_type():
             raise UsageError(
-                f"this database is for {self._require_type()}, but results come from a {measured.board_type}",
+                f"this database is for {self._require_type()}, but a {measured.board_type} measured the results",
                 "Make a FarmDatabase for each type.",
             )
         config = to_plain_target(record.target)
@@ -147,20 +146,20 @@ class FarmDatabase(ms.database.PyDatabase):
         )
 
     def get_top_k(self, workload: Any, top_k: int) -> list[Any]:
-        """The fastest records of a workload, the best first."""
+        """Return the fastest records of a workload, the best first."""
         return list(self._memory.get_top_k(workload, top_k))
 
     def get_all_tuning_records(self) -> list[Any]:
-        """The records of all workloads that this script has met."""
+        """Return the records of all workloads of this script."""
         return list(self._memory.get_all_tuning_records())
 
     def __len__(self) -> int:
-        """How many those are."""
+        """Return their number."""
         return len(self._memory)
 
     def close(self) -> None:
-        """Note how the script ended and let go of the store. Safe to call twice."""
-        if os.getpid() != self._pid:  # a forked copy of the script ends, not the script
+        """Record how the script ended and close the store. Safe to call twice."""
+        if os.getpid() != self._pid:  # a fork of the script ends, not the script
             return
         atexit.unregister(self.close)
         campaigns, self._campaigns = self._campaigns, {}
@@ -172,16 +171,16 @@ class FarmDatabase(ms.database.PyDatabase):
         found = self._board_type or recent.board_type
         if not found:
             raise UsageError(
-                "a FarmDatabase without a FarmRunner does not know whose records are meant",
-                "Say FarmDatabase(board_type=…).",
+                "a FarmDatabase without a FarmRunner needs a board type",
+                "Pass FarmDatabase(board_type=…).",
             )
         return found
 
     def _plan_keys(self, mod: Any) -> list[tuple[str, dict[str, Any]]]:
-        """The names under which the store may know a workload, with the target of each: MetaSchedule tells us none."""
+        """List the keys of a workload in the store with their targets, since MetaSchedule names no target."""
         if self._targets is None:
             self._targets = self._fetch_targets()
-        # With the fusion's notes too: `farm tune` keeps those of a pipeline that is done after the fusion.
+        # Also with the fusion's notes, which pipelines of `farm tune` that end after the fusion keep.
         forms = [mod, *([bare] if (bare := _without_notes(mod)) is not mod else [])]
         return [
             (workloads.workload_hash(form, config, self._pipeline), config)
@@ -196,7 +195,7 @@ class FarmDatabase(ms.database.PyDatabase):
         return self._store.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())
 
     def _fetch_targets(self) -> list[dict[str, Any]]:
-        """The board type's own target, and those that scripts have tuned for on it."""
+        """Return the board type's own target and those that scripts tuned for."""
         board_type = self._require_type()
         found = [
             dict(campaign["settings"]["target"])
@@ -212,7 +211,7 @@ class FarmDatabase(ms.database.PyDatabase):
         return list({json.dumps(config, sort_keys=True): config for config in found}.values())
 
     def _is_simulated(self) -> bool:
-        """Whether boards of the type are models: their records and those of real ones never mix."""
+        """Say whether boards of the type are simulated; their records never mix with real ones."""
         rows = self._store.fetch_boards()
         if not any(row["board_type"] == self._require_type() for row in rows):
             return False
@@ -220,13 +219,13 @@ class FarmDatabase(ms.database.PyDatabase):
         return bool(next(row["simulated"] for row in rows if row["name"] == first))
 
     def _recall(self, key: str, config: Mapping[str, Any], entry: Any) -> None:
-        """Bring the best that the store knows under a name into memory."""
+        """Load the best stored candidates of a key into memory."""
         good = [row for row in self._fetch_known(key) if row["median_s"] is not None]
         target = make_target(config)
         for row in sorted(good, key=lambda row: float(row["median_s"]))[:MAX_RECALLED]:
             try:
                 item = traces.restore(row["trace_json"], entry, target)
-            except InternalError as error:  # an old record that TVM takes no more must not stop a script
+            except InternalError as error:  # an old record that TVM refuses must not stop a script
                 _log.warning("candidate %s is left out: %s", row["candidate"], error)
                 continue
             self._memory.commit_tuning_record(traces.as_record(item, entry, target, float(row["median_s"])))
@@ -241,15 +240,15 @@ class FarmDatabase(ms.database.PyDatabase):
 
 
 def find_store(url: str | Path | None) -> farm_settings.StoreLocation:
-    """The store that a database URL or a path names. Raises UsageError."""
+    """Return the store of a database URL or path. Raises UsageError."""
     return farm_settings.load().store_location if url is None else farm_settings.parse_store(str(url))
 
 
 def _without_notes(mod: Any) -> Any:
-    """The workload without the fusion's note on what kind of operator it is, which says nothing about its code.
+    """Remove the fusion's note on the kind of operator, which does not affect code.
 
-    `compile_relax` fuses a module that was fused before tuning once more, and then finds none of its functions again
-    (seen in TVM 0.27): all of them have the note by then, and are other functions to TVM's own databases.
+    `compile_relax` fuses a tuned module again (seen in TVM 0.27). All functions then have the note, and TVM's own
+    databases no longer find them.
     """
     notes = [name for name, function in mod.functions_items() if _NOTE in (function.attrs or {})]
     if not notes:
@@ -260,7 +259,7 @@ def _without_notes(mod: Any) -> Any:
 
 
 def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
-    """A workload as the store keeps it."""
+    """Return a workload's row in the store."""
     arguments = workloads.list_arguments(mod)
     workload = workloads.Workload(
         hash=key,
@@ -276,12 +275,12 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> di
 
 
 def hash_candidate(module: Any) -> str:
-    """A candidate's name: 16 hexadecimal digits over its scheduled function, as the farm's own search makes it."""
+    """Return a candidate's name as in the farm's search: 16 hexadecimal digits over its scheduled function."""
     return f"{int(tvm_ffi.structural_hash(module)) & (2**64 - 1):016x}"
 
 
 def _name_function(mod: Any) -> str:
-    """What the function does, from the names of its blocks: a database is not told what a task is called."""
+    """Name a function by its blocks, since a database gets no task name."""
     schedule = tvm.s_tir.Schedule(mod)
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
@@ -292,7 +291,7 @@ def _name_function(mod: Any) -> str:
 
 
 def _how_we_end() -> str:
-    """The state of our campaigns when the script ends: Python keeps the error that it died of."""
+    """Return the state of our campaigns at the script's end; Python keeps the error that ended it."""
     error = getattr(sys, "last_type", None)
     if error is None:
         return "finished"

@@ -1,6 +1,6 @@
-"""A farm's records as files: MetaSchedule's own two, which any TVM script reads, and beside them what those leave out.
+"""Export and import of records as files: MetaSchedule's two, which any TVM script reads, and one with the rest.
 
-A folder holds records of one board type at one operating point: MetaSchedule's database is asked for a function alone.
+A folder holds records of one board type at one operating point, since MetaSchedule's database looks up functions only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farm.store import schema
 from farm.store.merging import RecordBundle
 from farm.values import Record, Trial
 
-# Clocks of two farms may differ by a time zone that was set wrong.
+# Clocks of two farms may differ by a wrong time zone.
 _CLOCK_SLACK_S = 86_400.0
 _MOST_TEXT, _MOST_TRACE = 1_000, 4 << 20
 _MOST_NESTED, _MOST_ITEMS = 8, 10_000
@@ -56,7 +56,7 @@ WORKLOAD_KINDS: dict[str, Any] = {
 
 
 def require_bundle(bundle: RecordBundle) -> None:
-    """Raise ValueError, TypeError, LookupError or ProtocolError for a value that no farm writes."""
+    """Raise ValueError, TypeError, LookupError or ProtocolError for values that no farm writes."""
     latest = time.time() + _CLOCK_SLACK_S
     known = set()
     for workload in bundle.workloads:
@@ -66,7 +66,7 @@ def require_bundle(bundle: RecordBundle) -> None:
         _require_record(record, latest)
     for trial, at in bundle.trials:
         require_trial(trial)
-        _require(0 <= at <= latest, "a trial's date cannot be")
+        _require(0 <= at <= latest, "a trial's date is invalid")
     measured: list[Record | Trial] = [*bundle.records, *(trial for trial, _ in bundle.trials)]
     for each in measured:
         _require(each.workload in known, f"the workload {each.workload} is missing")
@@ -75,41 +75,41 @@ def require_bundle(bundle: RecordBundle) -> None:
 
 
 def require_workload(value: Any) -> None:
-    """Raise ValueError where a workload's row has other keys or values that cannot be."""
+    """Raise ValueError for a workload's row with other keys or invalid values."""
     _require(isinstance(value, dict) and value.keys() == WORKLOAD_KINDS.keys(), "a workload has other keys")
     for key, kind in WORKLOAD_KINDS.items():
         _require(isinstance(value[key], kind), f"a workload's {key} is a {type(value[key]).__name__}")
-    _require(0 <= value["flop"] <= _MOST_FLOP, "a workload's FLOP cannot be")
+    _require(0 <= value["flop"] <= _MOST_FLOP, "a workload's FLOP are invalid")
     _require_plain({key: each for key, each in value.items() if key != "module_json"}, "a workload")
 
 
 def require_trial(value: Trial) -> None:
-    """Raise ValueError or ProtocolError where a trial's values cannot be."""
+    """Raise ValueError or ProtocolError for a trial with invalid values."""
     _require_fields(value)
-    _require(0 <= value.campaign < 2**53 and 0 <= value.attempt < 2**31, "a trial's number cannot be")
+    _require(0 <= value.campaign < 2**53 and 0 <= value.attempt < 2**31, "a trial's number is invalid")
     for seconds in (value.build_s, value.held_s):
-        _require(seconds is None or 0 <= seconds < schema.LONGEST_S, "a trial's time cannot be")
+        _require(seconds is None or 0 <= seconds < schema.LONGEST_S, "a trial's time is invalid")
     require_possible(value.outcome)
 
 
 def _require_record(value: Record, latest: float) -> None:
     _require_fields(value)
-    _require(schema.SHORTEST_S <= value.median_s <= schema.LONGEST_S, "a record's time cannot be")
-    _require(0 <= value.flop <= _MOST_FLOP, "a record's FLOP cannot be")
+    _require(schema.SHORTEST_S <= value.median_s <= schema.LONGEST_S, "a record's time is invalid")
+    _require(0 <= value.flop <= _MOST_FLOP, "a record's FLOP are invalid")
     for error in (value.max_abs_error, value.max_rel_error):
-        _require(0 <= error < math.inf, "a record's error cannot be")
-    _require(0 <= value.verified_at <= latest, "a record's date cannot be")
+        _require(0 <= error < math.inf, "a record's error is invalid")
+    _require(0 <= value.verified_at <= latest, "a record's date is invalid")
     if value.evidence is not None:
         _require_plain(value.evidence, "a record's evidence")
         _require_evidence(value.evidence)
     if value.origin is not None:
         _require_plain(value.origin, "a record's origin")
         _require(all(isinstance(value.origin.get(key), str) for key in ("store", "source", "by")), "a record's origin")
-        _require(0 <= value.origin.get("at", 0.0) <= latest, "a record's origin has a date that cannot be")
+        _require(0 <= value.origin.get("at", 0.0) <= latest, "a record's origin has an invalid date")
 
 
 def _require_evidence(evidence: Mapping[str, Any]) -> None:
-    """The parts that reports read (`farm.selection.decision`)."""
+    """Check the parts that reports read (`farm.selection.decision`)."""
     boards, rivals = evidence.get("boards", {}), evidence.get("rivals", [])
     fine = (
         isinstance(boards, dict)
@@ -120,7 +120,7 @@ def _require_evidence(evidence: Mapping[str, Any]) -> None:
         and all(isinstance(evidence.get(key, []), list) for key in ("settled", "contradictions", "failed"))
         and isinstance(evidence.get("decided", ""), str)
     )
-    _require(fine, "a record's evidence is of another form")
+    _require(fine, "a record's evidence is invalid")
 
 
 def _is_number(value: Any) -> bool:
@@ -139,7 +139,7 @@ def _require_fields(value: Record | Trial) -> None:
 
 
 def _require_plain(value: Any, what: str, depth: int = 0) -> None:
-    """Raise ValueError for JSON that is nested too deep or too large, or has a number that is not finite."""
+    """Raise ValueError for JSON that is nested too deep, too large, or has a number that is not finite."""
     _require(depth <= _MOST_NESTED, f"{what} is nested too deep")
     if isinstance(value, dict | list | tuple):
         _require(len(value) <= _MOST_ITEMS, f"{what} is too large")
@@ -160,28 +160,28 @@ def _require(fine: bool, problem: str) -> None:
 
 WORKLOADS, TUNING_RECORDS, OURS = "database_workload.json", "database_tuning_record.json", "farm_records.json"
 FORMAT = "tvm-farm records/1"
-# Files of other people: a hundred thousand records of the longest traces are less, and reading takes five times that.
+# A hundred thousand records with the longest traces are smaller; reading takes five times as much memory.
 _MOST_BYTES = 512 << 20
 _LIMITS = confined.ConfinedLimits(memory_bytes=6 << 30, timeout_s=900.0)
-# TVM writes this flag as a number, and reads another function then.
+# TVM writes this flag as a number, and then reads another function.
 _FLAG = re.compile(r'(\["Annotate",\["b\d+",)1(\],\["meta_schedule\.layout_rewrite_preproc"\])')
 
 
 def write_folder(bundle: RecordBundle, folder: Path) -> int:
-    """Write a bundle into a new folder, whole or not at all; returns how many records MetaSchedule's files have.
+    """Write a bundle into a new folder atomically; return the number of records in MetaSchedule's files.
 
-    Loads TVM's compiler. Raises UsageError where the folder is there already or cannot be, the records are of several
-    places, or a workload is not what its hash says; InternalError where a trace does not fit its workload.
+    Loads TVM's compiler. Raises UsageError where the folder exists or cannot be made, the records are of several board
+    types or points, or a workload does not match its hash; InternalError where a trace does not fit its workload.
     """
     places = sorted({(each.board_type, each.operating_point, each.simulated) for each in bundle.records})
     if len(places) > 1:
         named = "; ".join(f"{kind} at {point}{' (simulated)' if model else ''}" for kind, point, model in places)
         raise UsageError(
-            f"these records are of several places: {named}",
+            f"these records are of several board types or operating points: {named}",
             "MetaSchedule's files hold one: choose with --board-type, --operating-point and --simulated.",
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already", "Name a folder that does not.")
+        raise UsageError(f"{folder} exists already", "Name a new folder.")
     if not folder.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {folder.absolute().parent}")
     require_sound(bundle, "the store")
@@ -197,7 +197,7 @@ def write_folder(bundle: RecordBundle, folder: Path) -> int:
 
 
 def to_document(bundle: RecordBundle) -> dict[str, Any]:
-    """A bundle as JSON."""
+    """Return a bundle as a JSON document."""
     return {
         "format": FORMAT,
         "store": bundle.store,
@@ -213,7 +213,7 @@ def to_document(bundle: RecordBundle) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> RecordBundle | None:
-    """The bundle in a folder; None where only MetaSchedule's files are there. Raises UsageError."""
+    """Read the bundle in a folder; None where it has only MetaSchedule's files. Raises UsageError."""
     path = folder / OURS
     if not path.is_file():
         if not (folder / WORKLOADS).is_file() or not (folder / TUNING_RECORDS).is_file():
@@ -229,7 +229,7 @@ def read_folder(folder: Path) -> RecordBundle | None:
 
 
 def parse(document: Any) -> RecordBundle:
-    """The bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError where it is none."""
+    """Read the bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError for an invalid one."""
     if document["format"] != FORMAT:
         raise ValueError(f"its format is {document['format']!r}, and this version reads {FORMAT!r}")
     workloads = tuple(dict(each) for each in document["workloads"])
@@ -242,10 +242,9 @@ def parse(document: Any) -> RecordBundle:
 def read_database(
     folder: Path, board_type: str, point: str, *, simulated: bool, pipeline: str
 ) -> tuple[list[Mapping[str, Any]], list[Trial]]:
-    """The workloads and candidates of MetaSchedule's two files, as workloads and trials of no campaign yet.
+    """Read MetaSchedule's two files as workloads and trials without a campaign, in a confined process.
 
-    Nobody has verified them here: they are trials, which a search begins from, and no records. They are read in a
-    confined process. Raises UsageError.
+    This farm has not verified them, so they become trials that warm-start a search, not records. Raises UsageError.
     """
     given = {"pipeline": pipeline}
     for name, key in ((WORKLOADS, "workloads"), (TUNING_RECORDS, "tuning_records")):
@@ -270,10 +269,9 @@ def read_database(
 
 
 def require_sound(bundle: RecordBundle, source: str) -> None:
-    """Raise UsageError where a value of another farm's bundle cannot be, a workload is not what its hash says, or a
-    trace would crash its reader; `source` is where the bundle is from.
+    """Raise UsageError where a bundle has invalid values, workloads that do not match their hash, or harmful traces.
 
-    Records of such a workload would be measured, verified and kept as those of another.
+    Records of a mismatched workload would be kept as those of another. `source` names the bundle's origin.
     """
     with blamed(source):
         require_bundle(bundle)
@@ -290,8 +288,8 @@ def require_sound(bundle: RecordBundle, source: str) -> None:
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""
         raise UsageError(
-            f"{source}: the workload {first} ({names[first]}) is not what it says: {reason}{others}",
-            "Nothing was taken in. Whoever made it: `farm db check` says which rows are wrong.",
+            f"{source}: the workload {first} ({names[first]}) is invalid: {reason}{others}",
+            "Nothing was imported. At the source, `farm db check` names the wrong rows.",
         )
 
 
@@ -326,7 +324,7 @@ def _to_trial(value: dict[str, Any]) -> tuple[Trial, float]:
 
 @contextlib.contextmanager
 def blamed(source: Path | str) -> Iterator[None]:
-    """Raise UsageError where what another farm wrote cannot be read; `source` is where it is from."""
+    """Raise UsageError that names `source` where its data cannot be read."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ProtocolError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Run in a confined process: MetaSchedule's two files, which a stranger may have written, as workloads and trials."""
+"""The confined process of `exchange`: read MetaSchedule's two files, possibly malicious, as workloads and trials."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from farm.search import target as search_target
 from farm.search.tvm_env import ms
 
 _WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
-# Before the text of a module MetaSchedule writes its length, which its reader believes.
+# MetaSchedule writes a module's length before its text, and its reader trusts it.
 _LENGTH_BYTES = 8
 
 
 def read(payload: bytes) -> bytes:
-    """Workloads as rows of the store and trials of no campaign, as JSON; works in the current folder.
+    """Return workloads as rows and trials without a campaign, as JSON; works in the current folder.
 
-    Of traces the decisions are kept, as of the farm's own. Loads TVM's compiler. Raises UsageError.
+    Traces keep the decisions only, as the farm's own do. Loads TVM's compiler. Raises UsageError.
     """
     given = json.loads(payload)
     lines = given["workloads"].splitlines(), given["tuning_records"].splitlines()
@@ -48,7 +48,7 @@ def _require(path: Path, number: int, line: str, check: Callable[[Any], None]) -
 def _check_workload(entry: Any) -> None:
     data = base64.b64decode(entry[1], validate=True)
     if int.from_bytes(data[:_LENGTH_BYTES], "little") != len(data) - _LENGTH_BYTES:
-        raise ValueError("its module's length is not what it says")
+        raise ValueError("its module has another length than stated")
     proof.require_graph(data[_LENGTH_BYTES:].decode())
 
 
@@ -66,7 +66,7 @@ def _read(pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             found[key] = ours.describe(module, key, config, pipeline)
         target = search_target.make_target(config)
         text = traces.dump(record.as_measure_candidate(), record.workload, target)
-        # As the farm makes it from this text: what MetaSchedule's post-processors did is done again.
+        # Hash what the farm restores from this text, where post-processors run again.
         candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
         best = trials.get((key, candidate))
         if best is None or _median(samples) < _median(best["samples"]):

@@ -1,4 +1,4 @@
-"""A whole model in a script: brought to the form that the farm tunes, so that what `farm tune` found applies to it."""
+"""Whole models in scripts, brought to the form that `farm tune` tunes, so that its results apply."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import tvm.s_tir.meta_schedule as ms  # noqa: E402
 
 
 def import_model(model: str | Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Any:
-    """Import an ONNX file, or a model of the zoo by its name, as `farm tune` does.
+    """Import an ONNX file or a model of the zoo, as `farm tune` does.
 
-    `shapes` are needed where an input's are open (input name -> shape). Raises UsageError.
+    `shapes` (input name -> shape) are needed for inputs with open dimensions. Raises UsageError.
     """
     loaded = resolve_model(str(model)).load()
     settled = model_inputs.resolve_inputs(model_inputs.read_inputs(loaded), shapes or {}, loaded)
@@ -31,10 +31,10 @@ def import_model(model: str | Path, shapes: Mapping[str, tuple[int, ...]] | None
 
 
 def farm_pipeline(name: str) -> Any:
-    """The farm's graph pipeline as a pass of Relax, in place of `relax.get_pipeline("zero")`; run it `with target:`.
+    """Return the farm's graph pipeline as a Relax pass, instead of `relax.get_pipeline("zero")`; run it `with target:`.
 
-    Inside `with database:` it also applies what the database has and packs weights; a FarmDatabase then has to be told
-    the same `pipeline`. Raises UsageError for an unknown name; so does the pass, for a model that TVM cannot compile.
+    Inside `with database:` it also applies the database's schedules and packs weights; a FarmDatabase then needs the
+    same `pipeline`. Raises UsageError for an unknown name; so does the pass, for a model that TVM cannot compile.
     """
     wanted = pipeline.require_pipeline(name)
 
@@ -44,7 +44,7 @@ def farm_pipeline(name: str) -> Any:
             raise UsageError("the farm's pipeline needs a target", "Run it inside `with target:`.")
         prepared, used = pipeline.prepare(module, target, wanted)
         if used.name != wanted.name:
-            _log.warning("this model goes through %s; give FarmDatabase the same pipeline", used.name)
+            _log.warning("this model uses %s; give FarmDatabase the same pipeline", used.name)
         database = ms.Database.current()
         return prepared if database is None else pipeline.finish(prepared, target, database, used)
 

@@ -1,6 +1,6 @@
-"""`FarmRunner`: MetaSchedule's runner over leased boards of the farm, several at a time.
+"""`FarmRunner`: MetaSchedule's runner on leased boards of the farm, several at a time.
 
-A candidate's own fault is an error to MetaSchedule; a fault of a board, of the farm or of a sample is tried elsewhere.
+A candidate's own fault is an error to MetaSchedule; after a fault of a board or the farm it is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KEPT = 4096
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredLately:
-    """A good outcome, for how many seconds the board was busy with it, and the type of board that it is from."""
+    """A valid outcome, the seconds that it kept the board busy, and the board's type."""
 
     outcome: Outcome
     board_s: float
@@ -59,12 +59,12 @@ class MeasuredLately:
 
 
 class Recent:
-    """The last outcomes by their samples, which no two runs share to the last bit. Thread-safe."""
+    """The last outcomes by their samples, which are unique to a run. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_samples: OrderedDict[tuple[float, ...], MeasuredLately] = OrderedDict()
-        # The type of board that the newest runner measures on; "" while there is none.
+        # The board type of the newest runner; "" before there is one.
         self.board_type = ""
 
     def add(self, measured: MeasuredLately) -> None:
@@ -75,7 +75,7 @@ class Recent:
                 self._by_samples.popitem(last=False)
 
     def find(self, samples_s: Sequence[float]) -> MeasuredLately | None:
-        """The outcome with exactly these samples; None where no runner of ours made them."""
+        """Return the outcome with exactly these samples; None where no FarmRunner made them."""
         with self._lock:
             return self._by_samples.get(tuple(samples_s))
 
@@ -85,7 +85,7 @@ recent = Recent()
 
 @as_tvm_object
 class FarmFuture(ms.runner.PyRunnerFuture):
-    """One candidate's result, as MetaSchedule asks for it."""
+    """One candidate's result, as MetaSchedule's future."""
 
     def __init__(self, work: Future[Tried], board_type: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FarmFuture(ms.runner.PyRunnerFuture):
         return self._work.done()
 
     def result(self) -> Any:
-        """Wait for the result. Raises UnavailableError where there is no board to have one from."""
+        """Wait for the result. Raises UnavailableError where there is no board."""
         found = await_boards(self._work)
         outcome = found.outcome
         if outcome.status.fault_side is None:
@@ -105,9 +105,9 @@ class FarmFuture(ms.runner.PyRunnerFuture):
 
 
 def await_boards(future: Future[T]) -> T:
-    """What boards were asked for; every call of theirs has a deadline, and so has the wait for boards.
+    """Return a reply of boards; all their calls, and the wait for a board, have deadlines.
 
-    Raises UnavailableError where no board can be had, or where the runner was closed.
+    Raises UnavailableError where there is no board or the runner was closed.
     """
     try:
         return wait_for(future)
@@ -116,7 +116,7 @@ def await_boards(future: Future[T]) -> T:
 
 
 def explain(outcome: Outcome, tried: Sequence[str]) -> str:
-    """What MetaSchedule shows of a candidate without a time: whose fault it was, and what was seen."""
+    """Describe a candidate without a time for MetaSchedule: whose fault it was, and the message."""
     text = f"{outcome.status}: {outcome.message}" if outcome.message else str(outcome.status)
     if outcome.status.fault_side is FaultSide.CANDIDATE:
         return f"FarmRunner: {text}"
@@ -126,13 +126,13 @@ def explain(outcome: Outcome, tried: Sequence[str]) -> str:
 
 @as_tvm_object
 class FarmRunner(ms.runner.PyRunner):
-    """Measures candidates on boards of the farm; give it to `tune_*` as `runner=`.
+    """Measures candidates on boards of the farm; pass it to `tune_*` as `runner=`.
 
-    `board_type` says which boards, `board` names a single one, `boards` is how many at most (all of the type that are
-    free). `number`, `repeat`, `min_repeat_ms` and `timeout_sec` are per candidate, by default the farm's settings
-    (`FARM_MEASURE_…`). `wait` is how long there may be no board while there is work, in seconds or as `"10m"`.
+    `board_type` chooses the boards, `board` a single one, `boards` limits their number (default: all free ones of the
+    type). `number`, `repeat`, `min_repeat_ms` and `timeout_sec` are per candidate (default: `FARM_MEASURE_…`). `wait`
+    limits how long there may be work but no board, in seconds or as `"10m"`.
 
-    Boards are leased from now on and given back by `close`, at the end of a `with` block, or with the script.
+    Boards are leased until `close`, the end of a `with` block, or the end of the script.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class FarmRunner(ms.runner.PyRunner):
         wait: float | str = DEFAULT_WAIT_S,
         note: Callable[[str], None] | None = None,
     ) -> None:
-        """Start to take boards; starts the farm's services if none run. `note` is told what a person may want to know.
+        """Start leasing boards, and the farm's services if none run; `note` receives messages for people.
 
-        Raises UsageError for what cannot be, UnavailableError and DeadlineError where the services do not start.
+        Raises UsageError for invalid arguments, UnavailableError and DeadlineError where the services do not start.
         """
         super().__init__()
         self._pid = os.getpid()
@@ -185,16 +185,15 @@ class FarmRunner(ms.runner.PyRunner):
 
     @property
     def target(self) -> Any:
-        """The target of these boards' code, to be given to `tune_*`; waits for the first board.
+        """The target of these boards' code, for `tune_*`; waits for the first board. Raises UnavailableError.
 
-        Where a virtual board's core is not described, it is this machine's with the board's number of cores. Raises
-        UnavailableError.
+        For a virtual board without a described core it is this machine's with the board's number of cores.
         """
         plan = self._require_plan()
         return make_target(host_target(plan.cores) if plan.config is None else plan.config)
 
     def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
-        """What MetaSchedule calls: a future for each `RunnerInput`, in order. Raises UnavailableError."""
+        """Measure for MetaSchedule: return a future per `RunnerInput`, in order. Raises UnavailableError."""
         threads, description = self._require_plan().threads, self._description
         futures = []
         for each in runner_inputs:
@@ -213,7 +212,7 @@ class FarmRunner(ms.runner.PyRunner):
 
     def close(self) -> None:
         """Give the boards back. Safe to call twice."""
-        if os.getpid() != self._pid:  # a forked copy of the script ends: its parent still needs them
+        if os.getpid() != self._pid:  # a fork of the script ends: its parent still needs them
             return
         atexit.unregister(self.close)
         self._stack.close()
@@ -226,13 +225,13 @@ class FarmRunner(ms.runner.PyRunner):
 
 
 def _find_type(rows: Sequence[Mapping[str, Any]], board: str | None) -> str:
-    """The type of the board that was named. Raises UsageError."""
+    """Return the type of a named board. Raises UsageError."""
     if board is None:
-        raise UsageError("say which boards: FarmRunner(board_type=…) or FarmRunner(board=…)")
+        raise UsageError("no boards named: pass FarmRunner(board_type=…) or FarmRunner(board=…)")
     for row in rows:
         if row["name"] == board:
             return str(row["board_type"])
-    raise UsageError(f"there is no board {board!r}", "`farm board list` shows those that there are.")
+    raise UsageError(f"there is no board {board!r}", "See `farm board list`.")
 
 
 def _plan_spec(
@@ -242,7 +241,7 @@ def _plan_spec(
     min_repeat_ms: float | None,
     timeout_sec: float | None,
 ) -> MeasureSpec:
-    """How every candidate is measured, but for its arguments. Raises UsageError."""
+    """Return how candidates are measured, without their arguments. Raises UsageError."""
     for name, value in (("number", number), ("repeat", repeat), ("timeout_sec", timeout_sec)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be above 0, not {value}")
@@ -259,16 +258,16 @@ def _plan_spec(
 
 
 def _read_library(path: Path) -> bytes:
-    """What the builder made. Raises UsageError for a builder whose work the boards cannot load."""
+    """Read a built library. Raises UsageError for a builder whose output boards cannot load."""
     if path.suffix != ".so":
         raise UsageError(
-            f"a FarmRunner measures linked libraries, not {path.name}", "Give FarmBuilder() to `tune_*` as well."
+            f"a FarmRunner measures linked libraries, not {path.name}", "Pass FarmBuilder() to `tune_*` as well."
         )
     return path.read_bytes()
 
 
 def require_runnable(library: bytes, description: Mapping[str, Any]) -> None:
-    """Raise UsageError where code is not for the boards' architecture: every candidate would fail, and look bad."""
+    """Raise UsageError for code of another architecture, with which every candidate would fail."""
     architecture = _ARCHITECTURES.get(int.from_bytes(library[18:20], "little"))
     wanted = str(description["architecture"])
     if library[:4] == b"\x7fELF" and architecture is not None and architecture != wanted:
@@ -295,7 +294,7 @@ def _to_seconds(wait: float | str) -> float:
 
 
 def _once(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Say the same once, where several boards are waited for."""
+    """Drop repeated messages, as when several boards are awaited."""
     said = [""]
 
     def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""TVM's wrapper for objects that it calls back, made usable in a `with` block; targets as plain dicts."""
+"""TVM's wrapper for callback objects as a context manager, and targets as plain dicts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOGGERS = ("tvm.s_tir.meta_schedule", "tvm.s_tir.meta_schedule.tune_context")
 
 
 def load_for_script() -> None:
-    """TVM without its minute of imports, and MetaSchedule as talkative as the script had it: our own searches hush it.
+    """Load TVM quickly and keep the script's log level of MetaSchedule, which the farm's own searches lower.
 
-    To be called before TVM's tuning parts are imported; nothing is saved where the script has made a TuneContext.
+    Call it before importing TVM's tuning parts; it saves nothing once the script has made a TuneContext.
     """
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     tvm_env.load()
@@ -26,13 +26,13 @@ def load_for_script() -> None:
 
 
 def as_tvm_object(cls: type[T]) -> type[T]:
-    """TVM's `derived_object`, keeping name and docstring; a class with `close` also works as a context manager."""
+    """Apply TVM's `derived_object`, keeping name and docstring; a class with `close` becomes a context manager."""
     load_for_script()
 
     wrapped: Any = derived_object(cls)
     for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(wrapped, attribute, getattr(cls, attribute))
-    # TVM's own databases use `with` for something else: being the current one.
+    # TVM's databases use `with` to become the current one.
     if hasattr(cls, "close") and not hasattr(wrapped, "__enter__"):
         wrapped.__enter__ = lambda self: self
         wrapped.__exit__ = lambda self, *_: self.close()
@@ -40,7 +40,7 @@ def as_tvm_object(cls: type[T]) -> type[T]:
 
 
 def to_plain_target(target: Any) -> dict[str, Any]:
-    """A target in TVM's dict form, as plain JSON values, without what TVM derives from the rest."""
+    """Return a target in TVM's dict form as plain JSON values, without derived ones."""
     return {
         str(key): _plain(value)
         for key, value in dict(target.export()).items()

@@ -1,7 +1,7 @@
-"""Programs of torch.export (`.pt2`) as ONNX, converted once and kept by their content.
+"""Convert programs of torch.export (`.pt2`) to ONNX once, cached by content.
 
 PyTorch is no dependency of the farm. It runs in a child process with limits of memory and time, since it and TVM each
-bring an LLVM and threads. Reading such a program can run code that is in it, so the user must trust it first.
+bring an LLVM and threads. Reading such a program can run code in it, so the user must trust it first.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from farm.processes import confined
 
 _log = logging.getLogger(__name__)
 
-# Counts how conversions are done: another number makes new ones of files that were converted before.
+# Version of the conversion; raise it to convert files again.
 _VERSION = 1
-# Large transformers take a minute or two, and several copies of their weights.
+# Large transformers take a minute or two and several copies of their weights.
 _TIMEOUT_S = 900.0
 _MEMORY_BYTES, _COPIES = 6 << 30, 8
-_HINT = "`torch.onnx.export(program, dynamo=True).save(FILE)` makes ONNX of it where PyTorch is."
-# What tells such an archive from others; the second is an older form.
+_HINT = "Where PyTorch is installed, `torch.onnx.export(program, dynamo=True).save(FILE)` converts it to ONNX."
+# Members that identify such an archive; the second is an older form.
 _PROGRAMS = frozenset({"archive_format", "serialized_exported_program.json"})
-# Members of an archive that PyTorch unpickles or loads as machine code, whoever trusts the rest: compiled programs and
-# objects of classes of their own (torch/export/pt2_archive/constants.py of PyTorch 2.8 and later).
+# Members that PyTorch unpickles or loads as machine code, even with `--trust-model`: compiled programs and objects of
+# custom classes (torch/export/pt2_archive/constants.py of PyTorch 2.8 and later).
 _FOLDERS = frozenset({"aotinductor"})
 _FILES = ("custom_obj", "opaque_obj")
 
 
 def is_exported(path: pathlib.Path) -> bool:
-    """Whether a file is an archive that torch.export.save wrote, of any of its versions."""
+    """Say whether a file is an archive of any version of torch.export.save."""
     return bool({each.name for each in _list_members(path) or ()} & _PROGRAMS)
 
 
 def explain_archive(path: pathlib.Path) -> str:
-    """What a zip archive is that is no program of torch.export, and what to do about it."""
+    """Describe a zip archive that is no torch.export program, and what to do about it."""
     members = _list_members(path)
     if members is None:
-        return "it is a zip archive that breaks off or was changed; copy or save it again"
+        return "it is a truncated or damaged zip archive; copy or save it again"
     names = {each.name for each in members}
     if "data.pkl" not in names:
-        return "it is a zip archive of something else"
-    what = "a TorchScript program" if "constants.pkl" in names else "a PyTorch checkpoint, which holds no steps"
+        return "it is a zip archive of another kind"
+    what = "a TorchScript program" if "constants.pkl" in names else "a PyTorch checkpoint without a program"
     return f"it is {what}; save the model with torch.export.save or torch.onnx.export"
 
 
 def _list_members(path: pathlib.Path) -> list[pathlib.PurePosixPath] | None:
-    """The members' names; None for what is no whole archive."""
+    """List the members' names; None for a damaged archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             return [pathlib.PurePosixPath(name) for name in archive.namelist()]
@@ -60,10 +60,10 @@ def _list_members(path: pathlib.Path) -> list[pathlib.PurePosixPath] | None:
 
 
 def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
-    """The program as ONNX, from the cache where the same content was converted before.
+    """Return the program as ONNX, cached by content.
 
-    `trusted` says that somebody vouches for the file, without which a new one is not read. Raises UsageError where it
-    is not, or PyTorch is not installed, or cannot read or convert the file.
+    An uncached file is read only if the user `trusted` it. Raises UsageError where it is not trusted, or PyTorch is
+    missing or cannot read or convert the file.
     """
     program = path.read_bytes()
     folder = farm_settings.load().home_path / "cache" / "exported"
@@ -73,8 +73,8 @@ def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
     _refuse_code(path)
     if not trusted:
         raise UsageError(
-            f"{path} is a program of torch.export, and reading one can run code that somebody put into it",
-            f"If you trust who made it: `farm model show {path} --trust-model` converts it, once. Or: {_HINT}",
+            f"{path} is a program of torch.export, and reading one can run code hidden in it",
+            f"If you trust its author, `farm model show {path} --trust-model` converts it once. {_HINT}",
         )
     folders.make_private(folder)
     _log.info("converting %s with PyTorch", path)
@@ -87,13 +87,13 @@ def convert(path: pathlib.Path, trusted: bool = False) -> bytes:
 
 
 def _refuse_code(path: pathlib.Path) -> None:
-    """Raise UsageError naming what of the archive is no program but code, or an object that brings its own."""
+    """Raise UsageError that names a member with code or a pickled object."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             parts = pathlib.PurePosixPath(name).parts
             if _FOLDERS.intersection(parts) or (parts and parts[-1].startswith(_FILES)):
                 raise UsageError(
-                    f"{path} is refused: its member {name!r} is machine code or a pickled object, and may do anything",
+                    f"{path} is refused: its member {name!r} is machine code or a pickled object",
                     f"Save the program without it. {_HINT}",
                 )
 
@@ -106,8 +106,8 @@ def _convert(path: pathlib.Path, program: bytes) -> bytes:
         )
     except UnavailableError as error:
         raise UsageError(
-            f"{path} is a program of torch.export, and it cannot be converted here ({error.message})",
-            f"PyTorch converts it: `pip install torch onnxscript` beside the farm. Or: {_HINT}",
+            f"{path} is a program of torch.export, which cannot be converted here ({error.message})",
+            f"`pip install torch onnxscript` beside the farm. {_HINT}",
         ) from error
     except UsageError as error:
         raise UsageError(f"PyTorch cannot convert {path}: {error.message}", _HINT) from error

@@ -1,4 +1,4 @@
-"""Run by `exported` in a process of its own: reads a program with PyTorch and gives it as ONNX."""
+"""The child process of `exported`: read a program with PyTorch and return it as ONNX."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PROGRAM, _MADE = "program.pt2", "model.onnx"
 
 
 def convert(program: bytes) -> bytes:
-    """A program as ONNX with its weights inside; works in the current folder.
+    """Return a program as ONNX with its weights inside; works in the current folder.
 
-    Raises UnavailableError where PyTorch, or what it exports with, is not installed, and UsageError where it cannot
-    read or convert the program.
+    Raises UnavailableError where PyTorch or its exporter is missing, UsageError where it cannot read or convert the
+    program.
     """
     try:
         torch = importlib.import_module("torch")
@@ -36,14 +36,15 @@ def convert(program: bytes) -> bytes:
         found = re.search(r"Unsupported \w+|GLOBAL [\w.]+|class [\w.]+", said)
         what = f" ({found.group()})" if found else ""
         raise UsageError(f"a pickle in it makes more than tensors{what}, and could run any code") from error
-    except Exception as error:  # PyTorch raises whatever it stumbles over
+    except Exception as error:  # PyTorch raises errors of any type
         raise UsageError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
     return Path(_MADE).read_bytes()
 
 
 def _unpickle_tensors_only(torch: Any) -> None:
-    """Have `torch.load` refuse whatever but tensors a pickle would make, also where PyTorch asks it for more: reading a
-    program, it unpickles example inputs and weights once more without that limit where the first try fails.
+    """Make `torch.load` refuse everything but tensors.
+
+    On reading a program, PyTorch retries a failed load of example inputs and weights without that limit.
     """
     load = torch.load
 

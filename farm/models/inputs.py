@@ -1,4 +1,4 @@
-"""A model's inputs: which there are, which dimensions are open, what `--shape` settles, and seeded values for them."""
+"""A model's inputs: names, open dimensions, the shapes of `--shape`, and seeded values for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import onnx
 from farm.errors import UsageError
 from farm.models import shape_hints
 
-# Operators that look values up: the place of the data and that of the indices among their inputs.
+# Operators that look values up, with the positions of data and indices among their inputs.
 _LOOKUPS = {
     "Gather": (0, 1),
     "GatherElements": (0, 1),
@@ -24,16 +24,16 @@ _LOOKUPS = {
     "ScatterND": (0, 1),
 }
 _BY_TUPLES = ("GatherND", "ScatterND")
-# Operators that pass on their first input's values.
+# Operators that keep their first input's values.
 _PASSING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 
 
 def find_rows(model: onnx.ModelProto) -> dict[str, int]:
-    """The rows of the smallest table that each input indexes, by the input's name; only inputs that are indices.
+    """Return the rows of the smallest table that each index input addresses, by the input's name.
 
-    An index is valid from 0 to rows - 1. Tables whose shape is unknown count for nothing.
+    An index is valid from 0 to rows - 1. Tables of unknown shape are ignored.
     """
     nodes = list(_list_nodes(model.graph))
     if not any(node.op_type in _LOOKUPS for node in nodes):
@@ -64,7 +64,7 @@ def _list_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _follow(name: str, sources: Mapping[str, str]) -> str:
-    # A damaged graph may go in circles.
+    # A damaged graph may be cyclic.
     for _ in range(len(sources)):
         if name not in sources:
             break
@@ -73,7 +73,7 @@ def _follow(name: str, sources: Mapping[str, str]) -> str:
 
 
 def _read_shapes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> dict[str, tuple[int, ...]]:
-    """Known shapes by name; an open dimension is 0."""
+    """Return the known shapes by name; an open dimension is 0."""
     shapes = {
         value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         for value in (*graph.value_info, *graph.input)
@@ -83,7 +83,7 @@ def _read_shapes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> dict[st
         held = next((each.t for each in node.attribute if each.name == "value"), None)
         if node.op_type == "Constant" and held is not None:
             shapes[node.output[0]] = tuple(held.dims)
-        # A table that is stored in 8 or 16 bits has as many rows.
+        # A table stored in 8 or 16 bits has as many rows.
         elif node.op_type in ("Cast", "DequantizeLinear", "Identity") and node.input and node.input[0] in shapes:
             shapes.setdefault(node.output[0], shapes[node.input[0]])
     return shapes
@@ -105,10 +105,9 @@ _EDGES = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, -6.0)
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One input. `shape` has an int per known dimension and the model's name for it ("?" if it has none) per open one.
+    """One input. `shape` has a number per known dimension and the model's name ("?" for none) per open one.
 
-    `dtype` is NumPy's name of the element type. `rows` is the size of the smallest table that the input indexes; None
-    for an input that is no index.
+    `dtype` is NumPy's. `rows` is the size of the smallest table that the input indexes; None for other inputs.
     """
 
     name: str
@@ -123,7 +122,7 @@ class InputSpec:
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape as numbers. Raises UsageError while a dimension is open."""
+        """The shape as numbers. Raises UsageError for an open dimension."""
         if self.is_dynamic:
             raise UsageError(f"input {self} has open dimensions", shape_hints.describe([self], None))
         return tuple(int(d) for d in self.shape)
@@ -133,10 +132,10 @@ class InputSpec:
 
 
 def read_inputs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
-    """The inputs that a caller must feed, in order.
+    """Return the inputs that a caller must feed, in order.
 
-    ONNX files of IR version 3 list their weights among the inputs; those have values and are left out.
-    Raises UsageError for an input that is not a tensor, or whose rank the model does not say.
+    Weights, which ONNX files of IR version 3 list among the inputs, are left out. Raises UsageError for an input that
+    is no tensor or has no rank.
     """
     weights = {i.name for i in model.graph.initializer} | {i.values.name for i in model.graph.sparse_initializer}
     rows = find_rows(model)
@@ -165,7 +164,7 @@ def _read_input(value: onnx.ValueInfoProto, rows: int | None) -> InputSpec:
 
 
 def _read_dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str:
-    # Zero and -1 are how some exporters write "open".
+    # Some exporters write 0 or -1 for an open dimension.
     return dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or "?"
 
 
@@ -200,11 +199,10 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 def resolve_inputs(
     inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], model: onnx.ModelProto | None = None
 ) -> tuple[InputSpec, ...]:
-    """The inputs with every dimension a number: the model's own, and `shapes` for the open ones.
+    """Return the inputs with all dimensions known: the model's own, and `shapes` for the open ones.
 
-    `model` is asked which sizes it can compute with, for the hint where some are left open.
-    Equal names for open dimensions must get equal numbers. Raises UsageError naming the inputs left open, an unknown
-    name, a wrong rank, or a dimension that the model fixes otherwise.
+    Equal names of open dimensions get equal numbers. `model` serves the hint about sizes. Raises UsageError that names
+    open inputs, an unknown name, a wrong rank, or a dimension that the model fixes.
     """
     known = {spec.name: spec for spec in inputs}
     for name in shapes:
@@ -214,7 +212,7 @@ def resolve_inputs(
             )
     settled: dict[str, int] = {}
     resolved = [_apply(spec, shapes[spec.name], settled) if spec.name in shapes else spec for spec in inputs]
-    # One `--shape` settles a named dimension for the inputs that share it.
+    # A `--shape` fixes a named dimension for all inputs that share it.
     resolved = [
         dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
         for spec in resolved
@@ -243,15 +241,15 @@ def _apply(spec: InputSpec, shape: tuple[int, ...], settled: dict[str, int]) -> 
 
 
 def make_inputs(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, Array]:
-    """Seeded values for resolved inputs: floats standard normal, integers uniform over `find_range`.
+    """Return seeded values for resolved inputs: standard normal floats, integers uniform over `find_range`.
 
-    An input's values depend on its name and the seed, not on the other inputs.
+    They depend only on the input's name and the seed.
     """
     return {spec.name: _fill(spec, seed) for spec in inputs}
 
 
 def make_edges(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, Array]:
-    """Values at the edges: signed zeros, halves that rounding takes either way, ends of the ranges of integers."""
+    """Return edge values: signed zeros, halves that round either way, ends of integer ranges."""
     edges = {}
     for spec in inputs:
         kind = np.dtype(spec.dtype).kind
@@ -261,18 +259,18 @@ def make_edges(inputs: Sequence[InputSpec], seed: int = 0) -> dict[str, Array]:
 
 
 def is_float(spec: InputSpec) -> bool:
-    """Whether an input's values are real numbers."""
+    """Say whether an input's values are real numbers."""
     return np.dtype(spec.dtype).kind not in "biu"
 
 
 def find_range(spec: InputSpec) -> tuple[int, int]:
-    """The least and the largest integer to feed: rows of the table indexed, all of 8 bits, else 0 to 9."""
+    """Return the range of integers to feed: the rows of the indexed table, all of 8 bits, else 0 to 9."""
     dtype = np.dtype(spec.dtype)
     if spec.rows is not None:
         return 0, min(spec.rows - 1, int(np.iinfo(dtype).max))
     if dtype.itemsize == 1:
         return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    # Small enough for most lookup tables whose size the model does not say.
+    # Small enough for most lookup tables of unknown size.
     return 0, 9
 
 
@@ -295,7 +293,7 @@ def _listed(shape: tuple[int, ...]) -> str:
     return ",".join(map(str, shape))
 
 
-# Inputs of operators that are settings or statistics and no trained weights, by operator; all but the first, or some.
+# Inputs that are settings or statistics rather than trained weights, by operator.
 _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),
@@ -307,16 +305,16 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 )
-# Tensors of more elements have no say in what shapes others have.
+# Larger tensors do not determine shapes.
 _MOST_SHAPE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSummary:
-    """`outputs` as inputs are described, with "?" for what the model does not say; `operators` counts nodes by type.
+    """`outputs` have "?" for unknown dimensions; `operators` counts nodes by type.
 
-    `parameters` counts trained weights: tensors of floats, or of integers that are scaled to such, without running
-    statistics. `weight_bytes` is what all tensors held in the model take.
+    `parameters` counts trained weights, floats or integers scaled to floats, without running statistics.
+    `weight_bytes` is the size of all tensors in the model.
     """
 
     opset: int
@@ -327,7 +325,7 @@ class ModelSummary:
 
 
 def summarise(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> ModelSummary:
-    """Describe a model whose inputs have these shapes. The model is not changed."""
+    """Describe a model with these input shapes, without changing it."""
     graph = model.graph
     return ModelSummary(
         opset=next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1),
@@ -360,13 +358,13 @@ def _count_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _find_outputs(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
-    """By ONNX's own inference where that gets so far, else as the model declares them."""
+    """Return the outputs by ONNX's inference, else as declared."""
     bare = onnx.ModelProto(ir_version=max(model.ir_version, 4), functions=model.functions)
     bare.opset_import.extend(model.opset_import)
     graph, shapes = bare.graph, {spec.name: spec.static_shape for spec in inputs}
     graph.name = model.graph.name
     graph.node.extend(model.graph.node)
-    # Weights that are inputs need no data, of which there may be gigabytes.
+    # Weights as inputs need no data, possibly gigabytes.
     large = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) > _MOST_SHAPE]
     graph.initializer.extend(t for t in model.graph.initializer if math.prod(t.dims) <= _MOST_SHAPE)
     graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large)

@@ -1,7 +1,7 @@
-"""The zoo's networks, layer by layer as published. Weights come from `onnx_builder.py`, names from `zoo.py`.
+"""The zoo's networks as published; `onnx_builder.py` draws the weights and `zoo.py` names the models.
 
-Each function builds on (1, 3, H, W) or (1, features) and returns the tensor that holds the scores, before any softmax:
-a softmax would hide small errors and saturate on large ones. Inception, YOLO and transformers have their own modules.
+Each function builds on (1, 3, H, W) or (1, features) and returns the scores before any softmax, which would hide small
+errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def yolox_s(g: GraphBuilder, x: str) -> tuple[str, ...]:
 
 def _backbone(g: GraphBuilder, x: str) -> tuple[str, str, str]:
     """CSPDarknet: the features at strides 8, 16 and 32."""
-    # The four pixels of each 2x2 square side by side as channels.
+    # The four pixels of each 2x2 square become channels.
     corners = [g.every_second(x, row, column) for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
     x = _silu_conv(g, g.concat(*corners), _YOLOX_WIDTH)
     x = _cross_stage(g, _silu_conv(g, x, 2 * _YOLOX_WIDTH, stride=2), 2 * _YOLOX_WIDTH, 1, shortcut=True)
@@ -32,7 +32,7 @@ def _backbone(g: GraphBuilder, x: str) -> tuple[str, str, str]:
 
 
 def _pyramid(g: GraphBuilder, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
-    """Up from the coarse features to the fine ones, and down again."""
+    """Go up from the coarse features to the fine ones and down again."""
     top = _silu_conv(g, coarse, 8 * _YOLOX_WIDTH, kernel=1)
     joined = _cross_stage(g, g.concat(g.upsample(top, 2), middle), 8 * _YOLOX_WIDTH, 1)
     narrow = _silu_conv(g, joined, 4 * _YOLOX_WIDTH, kernel=1)
@@ -43,7 +43,7 @@ def _pyramid(g: GraphBuilder, fine: str, middle: str, coarse: str) -> tuple[str,
 
 
 def _decoupled_head(g: GraphBuilder, x: str) -> str:
-    """Classes on one side, box and score on the other."""
+    """Compute classes in one branch, box and score in the other."""
     x = _silu_conv(g, x, _HIDDEN, kernel=1)
     classes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
     boxes = _silu_conv(g, _silu_conv(g, x, _HIDDEN), _HIDDEN)
@@ -52,7 +52,7 @@ def _decoupled_head(g: GraphBuilder, x: str) -> str:
 
 
 def _cross_stage(g: GraphBuilder, x: str, channels: int, blocks: int, *, shortcut: bool = False) -> str:
-    """Half of the channels through a number of bottlenecks, half past them."""
+    """Send half of the channels through bottlenecks and half past them."""
     inside, beside = (_silu_conv(g, x, channels // 2, kernel=1) for _ in range(2))
     for _ in range(blocks):
         y = _silu_conv(g, _silu_conv(g, inside, channels // 2, kernel=1), channels // 2)
@@ -87,7 +87,7 @@ def yolov4_tiny(g: GraphBuilder, x: str) -> tuple[str, str]:
 
 
 def _stage(g: GraphBuilder, x: str, channels: int) -> tuple[str, str]:
-    """Half of the channels go through two convolutions, all are joined and pooled. The second is the last 1x1's."""
+    """Send half of the channels through two convolutions, join and pool; also return the last 1x1 convolution."""
     x = _leaky_conv(g, x, channels)
     half = g.take_channels(x, channels // 2, channels)
     first = _leaky_conv(g, half, channels // 2)
@@ -107,7 +107,7 @@ def _head(g: GraphBuilder, x: str) -> str:
 
 _EMBEDDING, _HEADS, _LAYERS, _INNER = 768, 12, 12, 3072
 _VOCABULARY, _POSITIONS, _TOKENS = 30_522, 512, 128
-# Of what is added to a sum at every layer: kept small, or the sum grows with depth.
+# Scale of each residual, so that their sum does not grow with depth.
 _ADDED = 0.25
 
 
@@ -126,10 +126,10 @@ def vit_b16(g: GraphBuilder, x: str) -> str:
 
 
 def bert_base(g: GraphBuilder, x: str) -> tuple[str, str]:
-    """BERT base, uncased, on (1, 128) numbers of words, one text without padding: all hidden states, and one pooled."""
+    """BERT base, uncased, on (1, 128) token ids, one text without padding: all hidden states, and the pooled one."""
     words = g.rows(g.weight((_VOCABULARY, _EMBEDDING), 1.0), x, _EMBEDDING)
     positions = g.rows(g.weight((_POSITIONS, _EMBEDDING), 0.5), range(_TOKENS), _EMBEDDING)
-    # All words are of the first text; the second one's row is there as in the published table.
+    # All tokens are of the first text; the second row is there as in the published table.
     texts = g.rows(g.weight((2, _EMBEDDING), 0.5), [0] * _TOKENS, _EMBEDDING)
     x = g.layer_norm(g.add(g.add(words, texts), positions), epsilon=1e-12)
     for _ in range(_LAYERS):
@@ -140,7 +140,7 @@ def bert_base(g: GraphBuilder, x: str) -> tuple[str, str]:
 
 
 def _attend(g: GraphBuilder, x: str) -> str:
-    """Self-attention of several heads, each with its share of the features."""
+    """Multi-head self-attention."""
     each = _EMBEDDING // _HEADS
     query, key, value = (g.reshape(g.linear(x, _EMBEDDING), (0, 0, _HEADS, each), each) for _ in range(3))
     # Scaled before the product, which has more elements.
@@ -265,7 +265,7 @@ def squeezenet(g: GraphBuilder, x: str) -> str:
 
 
 def resnet18(g: GraphBuilder, x: str) -> str:
-    """ResNet-18 (arXiv 1512.03385), 1000 classes; batch norm is left as nodes of its own."""
+    """ResNet-18 (arXiv 1512.03385), 1000 classes, with batch normalisation as nodes."""
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
     for stage, channels in enumerate((64, 128, 256, 512)):
@@ -283,12 +283,12 @@ def _basic_block(g: GraphBuilder, x: str, channels: int, stride: int) -> str:
 
 
 def resnet50(g: GraphBuilder, x: str) -> str:
-    """ResNet-50, 1000 classes; as torchvision's, whose stages shrink in their 3x3 and not in their first 1x1."""
+    """ResNet-50, 1000 classes, as in torchvision: stages shrink in their 3x3 convolution."""
     return _bottlenecks(g, x, (3, 4, 6, 3))
 
 
 def resnet50_original(g: GraphBuilder, x: str) -> str:
-    """ResNet-50 as its authors have it: stages shrink in their first 1x1, so that every 3x3 has a stride of 1."""
+    """ResNet-50 as published: stages shrink in their first 1x1, so that every 3x3 has stride 1."""
     return _bottlenecks(g, x, (3, 4, 6, 3), shrinks_first=True)
 
 
@@ -300,7 +300,7 @@ def resnet152(g: GraphBuilder, x: str) -> str:
 def _bottlenecks(
     g: GraphBuilder, x: str, stages: tuple[int, ...], added: float = 0.5, *, shrinks_first: bool = False
 ) -> str:
-    """`added` scales what a block adds to the sum, which grows with depth."""
+    """`added` scales each residual, whose sum grows with depth."""
     x = g.relu(g.batch_norm(g.conv(x, 64, 7, stride=2, pad=3, bias=False)))
     x = g.max_pool(x, 3, stride=2, pad=1)
     for stage, (channels, blocks) in enumerate(zip((64, 128, 256, 512), stages, strict=True)):

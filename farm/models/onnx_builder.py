@@ -1,4 +1,4 @@
-"""Write ONNX graphs layer by layer, with seeded random weights. Which layers make which network is in `networks.py`."""
+"""Write ONNX graphs layer by layer with seeded random weights; `networks.py` composes the layers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import InternalError
 
 OPSET = 17
-# The IR version that belongs to opset 17; onnx would write its newest, which older ONNX Runtimes refuse.
+# The IR version of opset 17; onnx would write its newest, which older ONNX Runtimes refuse.
 IR_VERSION = 8
-# Weights that are drawn at once.
+# Weights drawn at a time.
 _PIECE = 2**20
 
 
@@ -29,8 +29,7 @@ class GraphBuilder:
     """
 
     def __init__(self, seed: int | None) -> None:
-        # RandomState and not Generator: only its stream is promised to stay the same in every NumPy, and the bytes
-        # of a zoo model are its identity.
+        # RandomState, since NumPy guarantees only its stream, and the bytes of a zoo model are its identity.
         self._random = None if seed is None else np.random.RandomState(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
@@ -80,10 +79,7 @@ class GraphBuilder:
         )
 
     def batch_norm(self, x: str, *, scale: float = 1.0, epsilon: float = 1e-5) -> str:
-        """Batch normalisation with statistics as training might leave them: per channel, none of them 0 or 1.
-
-        `scale` is the mean of gamma; below 1 it keeps the sum of a residual block from growing with depth.
-        """
+        """Batch normalisation with plausible statistics per channel, none of them 0 or 1."""
         n = self.channels(x)
         inputs = [x, self._uniform((n,), scale, 0.8, 1.2), self.weight((n,), 0.1)]
         inputs += [self.weight((n,), 0.1, trained=False), self._uniform((n,), 1.0, 0.5, 1.5, trained=False)]
@@ -209,7 +205,7 @@ class GraphBuilder:
     def finish(self, name: str, outputs: Mapping[str, tuple[str, Sequence[int] | None]]) -> bytes:
         """The model, the same bytes for the same calls and seed. `outputs` maps a name to a tensor and its shape.
 
-        A shape may be None: whoever reads the model infers it.
+        A shape may be None, to be inferred by the reader.
         Raises InternalError for a tensor that other nodes read: it could not be renamed.
         """
         names = {tensor: output for output, (tensor, _) in outputs.items()}
@@ -226,7 +222,7 @@ class GraphBuilder:
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             producer_name="tvm-farm",
-            # Not the farm's version: a release must not change what a zoo model is.
+            # Not the farm's version: a release must not change a zoo model.
             producer_version="zoo/1",
         )
         data: bytes = model.SerializeToString(deterministic=True)
@@ -249,14 +245,14 @@ class GraphBuilder:
         self.parameters += size if trained else 0
         if self._random is None:
             name = f"w{len(self._weights)}"
-            # Said to lie elsewhere, which nobody looks up: a tensor with a shape and no data is no ONNX.
+            # Marked as external, though never loaded: ONNX forbids a tensor with a shape and no data.
             self._weights.append(
                 TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
             )
             self._channels[name] = shape[-1]
             return name
         values = np.empty(size, np.float32)
-        # Piece by piece: a large layer in float64, twice, would take more memory than the model.
+        # In pieces: a large layer twice in float64 would take more memory than the model.
         for begin in range(0, size, _PIECE):
             end = min(size, begin + _PIECE)
             values[begin:end] = draw(self._random, end - begin)

@@ -1,4 +1,4 @@
-"""Models in 8 bits: ONNX Runtime's static quantisation, and what it costs in accuracy. Running them is others' work."""
+"""Quantise models to 8 bits with ONNX Runtime's static quantisation, and measure the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farm.search.graph import bindings
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-# Before that opset QuantizeLinear knows no scale per channel.
+# Older opsets have no per-channel scale in QuantizeLinear.
 _LEAST_OPSET = 13
 
 
@@ -84,7 +84,7 @@ def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
                 weight_type=quantization.QuantType.QInt8,
             )
             data = onnx.load(path).SerializeToString(deterministic=True)
-        except Exception as error:  # whatever ONNX Runtime and its tools raise
+        except Exception as error:  # ONNX Runtime and its tools raise errors of any type
             raise PermanentError(f"ONNX Runtime cannot quantise {source.name}: {error}") from error
     if not any(node.op_type == "QuantizeLinear" for node in onnx.load_model_from_string(data).graph.node):
         raise UsageError(f"{source.name} has no operator that can be quantised")
@@ -92,7 +92,7 @@ def quantise(source: ModelSource, examples: Sequence[Arrays]) -> Quantised:
 
 
 def measure_loss(before: bytes, after: bytes, examples: Sequence[Arrays]) -> tuple[Loss, ...]:
-    """How far the outputs of one model are from another's on the same inputs, both run by ONNX Runtime."""
+    """Compare the outputs of two models on the same inputs with ONNX Runtime."""
     names, wanted = _run(before, examples)
     _, found = _run(after, examples)
     return tuple(
@@ -124,7 +124,7 @@ def _compare(name: str, wanted: npt.NDArray[Any], found: npt.NDArray[Any]) -> Lo
 
 
 class _Reader:
-    """Examples one by one, as ONNX Runtime asks for them."""
+    """Examples one by one, in ONNX Runtime's interface."""
 
     def __init__(self, examples: Sequence[Arrays]) -> None:
         self._left: Iterator[Arrays] = iter(examples)
@@ -134,12 +134,12 @@ class _Reader:
         return None if example is None else dict(example)
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """ONNX Runtime looks for it and never calls it with the MinMax method."""
+        """Required by ONNX Runtime, but never called with the MinMax method."""
 
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """ONNX Runtime's tools log advice for their own users to the root logger."""
+    """Silence ONNX Runtime's tools, which log advice to the root logger."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

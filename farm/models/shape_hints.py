@@ -1,6 +1,6 @@
 """Shapes to offer for a model that leaves dimensions open: usual ones, the first with which its graph can compute.
 
-Nothing here is decided for anybody: they are examples in a hint.
+They are examples in a hint only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from farm.models.source import ModelSource
 
 
 def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[onnx.ModelProto, tuple[InputSpec, ...]]:
-    """The model with inputs whose first dimension is `batch`. Raises UsageError where it fixes another one.
+    """Return the model with first dimension `batch` in its inputs. Raises UsageError where it fixes another one.
 
-    A first dimension that the model leaves open is the batch; one of 1 is taken for it where more is asked for.
+    An open first dimension is the batch; one of 1 is taken for it.
     """
     model = source.load()
     given = parse_shapes(shapes)
@@ -43,14 +43,14 @@ def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[o
             )
     inputs = resolve_inputs(opened, given, model)
     if batch > 1 and (wrong := [spec for spec in inputs if spec.static_shape[:1] != (batch,)]):
-        raise UsageError(f"--batch {batch} and --shape disagree about the input {wrong[0]}", "Leave one of both out.")
+        raise UsageError(f"--batch {batch} and --shape disagree about the input {wrong[0]}", "Remove one of them.")
     if any(spec.shape != was.shape for spec, was in zip(inputs, read_inputs(model), strict=True)):
         _forget_shapes(model, inputs)
     return model, inputs
 
 
 def _forget_shapes(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> None:
-    """Write the inputs' shapes into the model, and drop what it says of shapes that follow from them."""
+    """Write the inputs' shapes into the model and drop the shapes derived from them."""
     shapes = {spec.name: spec.static_shape for spec in inputs}
     for value in model.graph.input:
         for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
@@ -60,20 +60,20 @@ def _forget_shapes(model: onnx.ModelProto, inputs: Sequence[InputSpec]) -> None:
         value.type.tensor_type.ClearField("shape")
 
 
-# What networks for images are mostly trained with; then what some graphs demand: every 32nd, every 8th, any small one.
+# Common image sizes of training; then what some graphs require: multiples of 32, of 8, any small size.
 _USUAL = (224, 320, 640, 256, 384, 416, 512, 192, 160, 128, 112, 96, 64, 48, 32, 299, 28)
 _SIZES = tuple(dict.fromkeys([*_USUAL, *range(32, 1025, 32), *range(8, 257, 8), *range(2, 65), 1]))
-# Words, samples of sound, frames: by what the input looks like.
+# Words, audio samples, frames, by the look of the input.
 _WORDS = tuple(dict.fromkeys([128, 64, 32, 16, 256, 512, 384, 77, *range(2, 65), 1]))
 _SAMPLES = tuple(dict.fromkeys([16_000, 512, 1024, 2048, 4096, 8000, 32_000, 48_000, *range(256, 4097, 256)]))
 _FRAMES = tuple(dict.fromkeys([128, 100, 64, 32, 96, 16, 76, *range(2, 65), 1]))
 _MOST_CHANNELS = 4
-# A first dimension that is so called is no batch.
+# Names of a first dimension that is no batch.
 _LENGTHS = ("seq", "len", "time", "frame", "sample")
 
 
 def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> str:
-    """The hint for those of the inputs that have open dimensions: options to give, and that a batch of 1 is assumed."""
+    """Return the hint for inputs with open dimensions: example options, and that a batch of 1 is assumed."""
     shapes = suggest(inputs, model)
     still_open = [spec for spec in inputs if spec.is_dynamic]
     options = " ".join(f"--shape {spec.name}={','.join(map(str, shapes[spec.name]))}" for spec in still_open)
@@ -82,19 +82,19 @@ def describe(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> str:
 
 
 def suggest(inputs: Sequence[InputSpec], model: onnx.ModelProto | None) -> dict[str, tuple[int, ...]]:
-    """A shape for each input: of the usual ones the first with which `model` can compute, as far as ONNX can tell."""
+    """Return a shape for each input: the first usual ones with which `model` can compute, as far as ONNX can tell."""
     choices = [dict(each) for each in dict.fromkeys(tuple(each.items()) for each in _list_candidates(inputs))]
     if model is None or len(choices) == 1:
         return choices[0]
     try:
         number = folding.find_fitting(model, choices)
-    except FarmError:  # a hint is no place for another error
+    except FarmError:  # a hint must not raise another error
         number = None
     return choices[number or 0]
 
 
 def _list_candidates(specs: Sequence[InputSpec]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Choices for all inputs together; a name stands for one number in all of them."""
+    """Yield choices for all inputs together; equal names get equal numbers."""
     series = {
         (spec.name, at): (*_sizes_beside(spec, at, specs), *_sizes_of(spec, at))
         for spec in specs
@@ -117,7 +117,7 @@ def _list_candidates(specs: Sequence[InputSpec]) -> Iterator[dict[str, tuple[int
 
 
 def _sizes_of(spec: InputSpec, at: int) -> tuple[int, ...]:
-    """What to try for one open dimension, the most usual first."""
+    """Return the sizes to try for one open dimension, the most usual first."""
     name, rank = str(spec.shape[at]).lower(), len(spec.shape)
     if "batch" in name or (at == 0 and not any(word in name for word in _LENGTHS)):
         return (1,)
@@ -131,13 +131,13 @@ def _sizes_of(spec: InputSpec, at: int) -> tuple[int, ...]:
 
 
 def _sizes_beside(spec: InputSpec, at: int, specs: Sequence[InputSpec]) -> tuple[int, ...]:
-    """The sizes that other inputs of as many dimensions have in this one's place."""
+    """Return the sizes of the same dimension in other inputs of equal rank."""
     beside = (each.shape[at] for each in specs if each is not spec and len(each.shape) == len(spec.shape))
     return tuple(size for size in beside if isinstance(size, int))
 
 
 def _find_channels(spec: InputSpec) -> int:
-    """Where an image's channels stand: second, unless only the last dimension is as small as channels are."""
+    """Return the channel dimension of an image: second, unless only the last one is small."""
     last, second = spec.shape[-1], spec.shape[1]
     is_last = isinstance(last, int) and last <= _MOST_CHANNELS and not (isinstance(second, int) and second <= last)
     return len(spec.shape) - 1 if is_last else 1

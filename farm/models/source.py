@@ -1,6 +1,6 @@
-"""Turn what the user typed into a checked ONNX model: a file, a program of torch.export, or a name from the zoo.
+"""Turn the user's argument into a checked ONNX model: a file, a torch.export program, or a zoo name.
 
-Whether TVM can import the model is not known here; see `farm.search.graph.importer`.
+`farm.search.graph.importer` finds out whether TVM can import it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farm.models import exported, zoo
 _MAX_BYTES = 2**31 - 1
 _ZIP = b"PK\x03\x04"
 _EXPORTED = ".pt2"
-# How files begin that people mistake for models, and what to say about them.
+# First bytes of files that are mistaken for models, and what to say about them.
 _LOOKALIKES = (
     (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` to get the model"),
     (b"\x80", "it is a pickle; export the model with torch.onnx.export first"),
@@ -37,7 +37,7 @@ _LOOKALIKES = (
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """A model as ONNX bytes with all weights inside, whatever it was given as.
+    """A model as self-contained ONNX bytes, from any kind of source.
 
     `origin` is the file's absolute path, or `zoo:<name>`. `sha256` is of `onnx_bytes`.
     """
@@ -48,25 +48,25 @@ class ModelSource:
     origin: str
 
     def load(self) -> onnx.ModelProto:
-        """A fresh copy of the parsed model; the caller may change it."""
+        """Return a fresh copy of the parsed model."""
         return onnx.load_model_from_string(self.onnx_bytes)
 
     @property
     def is_quantised(self) -> bool:
-        """Whether operators of the model are in 8 bits."""
+        """Whether the model has 8-bit operators."""
         kinds = ("QuantizeLinear", "QLinearConv", "DequantizeLinear")
         return any(node.op_type in kinds for node in self.load().graph.node)
 
     def changed(self, model: onnx.ModelProto) -> ModelSource:
-        """What the model was made into, under the same name and origin."""
+        """Return a changed model under the same name and origin."""
         data = model.SerializeToString(deterministic=True)
         return dataclasses.replace(self, onnx_bytes=data, sha256=hashlib.sha256(data).hexdigest())
 
 
 def resolve_model(text: str, trusted: bool = False) -> ModelSource:
-    """Find the model that `text` names: a zoo name, else a file; `trusted` is for those whose reading can run code.
+    """Find the model that `text` names: a zoo name, else a file. `trusted` allows reading files that can run code.
 
-    Raises UsageError saying what is wrong with it and what to do.
+    Raises UsageError that says what is wrong and what to do.
     """
     if text in zoo.ZOO:
         return _source(text, zoo.ZOO[text].build(), f"zoo:{text}")
@@ -80,7 +80,7 @@ def _source(name: str, data: bytes, origin: str) -> ModelSource:
 
 
 def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
-    """The file's bytes; what cannot be read or cannot be a model is refused before it fills the memory."""
+    """Read the file; refuse before reading what cannot be a model."""
     try:
         if not path.exists():
             raise _not_found(path, typed)
@@ -110,7 +110,7 @@ def _read(path: pathlib.Path, typed: str, trusted: bool) -> bytes:
 
 
 def _require_model(path: pathlib.Path, data: bytes) -> bytes:
-    """Parse and check; weights kept in other files are taken in. Returns the self-contained bytes."""
+    """Parse and check the model and load its external weights; return self-contained bytes."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -135,7 +135,7 @@ def _require_model(path: pathlib.Path, data: bytes) -> bytes:
 
 
 def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
-    """Load weights that lie in other files. Returns whether there were any."""
+    """Load weights from other files; say whether there were any."""
     external = [t for t in _tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "?")
@@ -152,7 +152,7 @@ def _take_in_external_data(path: pathlib.Path, model: onnx.ModelProto) -> bool:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors that hold values, those of subgraphs and of the model's functions too."""
+    """Yield all tensors with values, including those of subgraphs and the model's functions."""
     yield from _tensors_of_graph(model.graph)
     for function in model.functions:
         yield from _tensors_of_nodes(function.node)
@@ -200,9 +200,9 @@ def _refuse_lookalikes(path: pathlib.Path, start: bytes) -> None:
 
 
 def _unreadable(path: pathlib.Path, data: bytes) -> UsageError:
-    # Field 1 of the model, its IR version, is what exporters write first: such a file began as a model.
+    # Exporters write field 1, the IR version, first: such a file began as a model.
     if data[:1] == b"\x08":
-        return UsageError(f"{path} is a damaged ONNX file: it breaks off or was changed", "Copy or export it again.")
+        return UsageError(f"{path} is a truncated or damaged ONNX file", "Copy or export it again.")
     return UsageError(f"{path} is not an ONNX file", "Give a file written by an ONNX exporter, or a zoo name.")
 
 
@@ -212,10 +212,7 @@ def _first_line(error: Exception) -> str:
 
 
 def keep_model(folder: Path | None, source: ModelSource) -> None:
-    """Write a model, whole or not at all, unless it is there; without a folder nothing is kept.
-
-    Raises UnavailableError where the folder takes none.
-    """
+    """Write a model atomically unless it is there; without a folder do nothing. Raises UnavailableError."""
     if folder is None or source.origin.startswith("zoo:") or (path := _locate(folder, source.sha256)).is_file():
         return
     part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -231,7 +228,7 @@ def keep_model(folder: Path | None, source: ModelSource) -> None:
 
 
 def find_model(folder: Path, sha256: str) -> Path | None:
-    """The file of a model with this content; None where there is none, or it holds something else."""
+    """Return the file of a model with this content; None where it is missing or different."""
     path = _locate(folder, sha256)
     try:
         return path if hashlib.sha256(path.read_bytes()).hexdigest() == sha256 else None

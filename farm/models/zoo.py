@@ -15,7 +15,7 @@ DEFAULT = "squeezenet1.1"
 class ZooModel:
     """One entry. `parameters` counts trained weights as the literature does: running statistics left out.
 
-    `flop` is that of convolutions and matrix products, a multiply-add counted as two. `published` says what others
+    `flop` is that of convolutions and matrix products, an FMA counting as two. `published` says what others
     count and where. Inputs are of `input_dtype`, outputs float32. Outputs are scores before softmax, by name.
     """
 
@@ -61,7 +61,7 @@ ZOO: Mapping[str, ZooModel] = {
             1_235_496,
             698_303_872,
             networks.squeezenet,
-            "torchvision, SqueezeNet1_1_Weights: 1,235,496 parameters, 0.35 G multiply-adds",
+            "torchvision, SqueezeNet1_1_Weights: 1,235,496 parameters, 0.35 G FMAs",
         ),
         ZooModel(
             "resnet18",
@@ -71,7 +71,7 @@ ZOO: Mapping[str, ZooModel] = {
             11_689_512,
             3_628_146_688,
             networks.resnet18,
-            "torchvision, ResNet18_Weights: 11,689,512 parameters, 1.81 G multiply-adds",
+            "torchvision, ResNet18_Weights: 11,689,512 parameters, 1.81 G FMAs",
         ),
         ZooModel(
             "resnet50",
@@ -81,7 +81,7 @@ ZOO: Mapping[str, ZooModel] = {
             25_557_032,
             8_178_368_512,
             networks.resnet50,
-            "torchvision, ResNet50_Weights: 25,557,032 parameters, 4.09 G multiply-adds",
+            "torchvision, ResNet50_Weights: 25,557,032 parameters, 4.09 G FMAs",
         ),
         ZooModel(
             "resnet152",
@@ -91,7 +91,7 @@ ZOO: Mapping[str, ZooModel] = {
             60_192_808,
             23_027_253_248,
             networks.resnet152,
-            "torchvision, ResNet152_Weights: 60,192,808 parameters, 11.51 G multiply-adds",
+            "torchvision, ResNet152_Weights: 60,192,808 parameters, 11.51 G FMAs",
         ),
         ZooModel(
             "vgg11",
@@ -101,7 +101,7 @@ ZOO: Mapping[str, ZooModel] = {
             132_863_336,
             15_218_180_096,
             networks.vgg11,
-            "torchvision, VGG11_Weights: 132,863,336 parameters, 7.61 G multiply-adds",
+            "torchvision, VGG11_Weights: 132,863,336 parameters, 7.61 G FMAs",
         ),
         ZooModel(
             "mobilenet_v2",
@@ -111,7 +111,7 @@ ZOO: Mapping[str, ZooModel] = {
             3_504_872,
             601_548_544,
             networks.mobilenet_v2,
-            "torchvision, MobileNet_V2_Weights: 3,504,872 parameters, 0.30 G multiply-adds",
+            "torchvision, MobileNet_V2_Weights: 3,504,872 parameters, 0.30 G FMAs",
         ),
         ZooModel(
             "inception_v3",
@@ -122,7 +122,7 @@ ZOO: Mapping[str, ZooModel] = {
             11_426_432_192,
             networks.inception_v3,
             "torchvision, Inception_V3_Weights: 27,161,264 parameters, 3,326,696 of them in the auxiliary classifier; "
-            "5.71 G multiply-adds",
+            "5.71 G FMAs",
         ),
         ZooModel(
             "yolov4-tiny",
@@ -153,7 +153,7 @@ ZOO: Mapping[str, ZooModel] = {
             86_567_656,
             35_127_656_448,
             networks.vit_b16,
-            "torchvision, ViT_B_16_Weights: 86,567,656 parameters, 17.56 G multiply-adds",
+            "torchvision, ViT_B_16_Weights: 86,567,656 parameters, 17.56 G FMAs",
         ),
         ZooModel(
             "bert_base",
@@ -175,7 +175,7 @@ ZOO: Mapping[str, ZooModel] = {
             272_474,
             81_626_368,
             networks.cifar_resnet20,
-            "chenyaofo/pytorch-cifar-models, README: 0.27 M parameters, 40.81 M multiply-adds",
+            "chenyaofo/pytorch-cifar-models, README: 0.27 M parameters, 40.81 M FMAs",
         ),
         ZooModel(
             "mnist_cnn",

@@ -124,7 +124,7 @@ def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], se
 def test_a_home_that_is_a_file_is_refused(tmp_path: pathlib.Path) -> None:
     """Its parts have no place there, which is said with what to do."""
     (home := tmp_path / "home").write_text("")
-    with pytest.raises(UnavailableError, match=r"no room for the emulator's parts.*Not a directory"):
+    with pytest.raises(UnavailableError, match=r"cannot create the folder of the emulator's parts.*Not a directory"):
         emulation.prepare(dataclasses.replace(settings.load(), home=str(home)))
 
 

@@ -340,7 +340,7 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_strangers_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
+def test_foreign_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
     """A result that no FarmRunner measured is kept for the script alone: nobody could say which board it is from."""
     from farm.search import FarmDatabase
 
@@ -371,7 +371,7 @@ def test_impossible_orders_are_refused(tmp_path: pathlib.Path, monkeypatch: pyte
         FarmBuilder(max_workers=0)
     with pytest.raises(UsageError, match="not a duration"):
         FarmRunner(TYPE, wait="soon")
-    with pytest.raises(UsageError, match="say which boards"):
+    with pytest.raises(UsageError, match="no boards named"):
         FarmRunner()
     with pytest.raises(UsageError, match="no board of type"):
         FarmRunner(TYPE)

@@ -197,7 +197,7 @@ def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: 
     [own] = bundle.workloads
     swapped = {**own, "module_json": other.module_json}
     for found in (swapped, {**own, "arguments": [[[1], "float32"]]}, {**own, "target": {"kind": "llvm"}}):
-        with pytest.raises(UsageError, match=f"workload {own['hash']} .*is not what it says"):
+        with pytest.raises(UsageError, match=f"workload {own['hash']} .*is invalid"):
             exchange.require_sound(dataclasses.replace(bundle, workloads=(found,)), "theirs")
     (tmp_path / exchange.OURS).write_text(
         json.dumps(exchange.to_document(dataclasses.replace(bundle, workloads=(swapped,))))
@@ -280,7 +280,7 @@ def test_what_the_farm_made_of_a_model_takes_the_place_of_another_function(
 
 @pytest.mark.parametrize(
     ("damage", "problem"),
-    [("length", "length is not what it says"), ("circle", "does not come before it"), ("nested", "line 1")],
+    [("length", "another length than stated"), ("circle", "does not come before it"), ("nested", "line 1")],
 )
 def test_hostile_files_of_metaschedules_are_refused(
     store: Store, tmp_path: pathlib.Path, damage: str, problem: str

@@ -81,9 +81,9 @@ def test_what_a_driver_does_not_know_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "what"),
     [
-        ({"threads": 64}, "takes 128 threads per block; the GPU has 64"),
-        ({"shared_bytes": 1000}, "takes 1024 bytes of shared memory per block; the GPU has 1000"),
-        ({"registers": 1000}, r"takes \d+ registers per block; the GPU has 1000"),
+        ({"threads": 64}, "needs 128 threads per block; the GPU has 64"),
+        ({"shared_bytes": 1000}, "needs 1024 bytes of shared memory per block; the GPU has 1000"),
+        ({"registers": 1000}, r"needs \d+ registers per block; the GPU has 1000"),
     ],
 )
 def test_a_kernel_beyond_a_limit_is_named(text: str, limits: dict[str, int], what: str) -> None:

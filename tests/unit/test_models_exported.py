@@ -105,7 +105,7 @@ def test_without_pytorch_it_is_asked_for(
     """The message says what the file is, what is missing, and the way without; nothing is kept."""
     install(tmp_path / "site", monkeypatch, "raise ImportError('no torch here')")
     path = write_program(tmp_path / "net.pt2", b"anything")
-    with pytest.raises(UsageError, match=r"net\.pt2 is a program of torch\.export, and it cannot be") as raised:
+    with pytest.raises(UsageError, match=r"net\.pt2 is a program of torch\.export, which cannot be") as raised:
         source.resolve_model(str(path), trusted=True)
     assert "no torch here" in raised.value.message
     assert "pip install torch onnxscript" in raised.value.hint

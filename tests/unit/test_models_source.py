@@ -57,7 +57,10 @@ def test_files_of_the_onnx_package(path: pathlib.Path) -> None:
         (b"just some text\n" * 20, "is not an ONNX file"),
         (bytes(range(240, 256)).replace(b"\x08", b"\x09").join([b"\xff", b"\xff"]), "is not an ONNX file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
-        (b"PK\x03\x04rest", "neither a program of torch.export nor an ONNX file: it is a zip archive that breaks off"),
+        (
+            b"PK\x03\x04rest",
+            "neither a program of torch.export nor an ONNX file: it is a truncated or damaged zip archive",
+        ),
         (b"\x80\x02}q\x00.", "pickle"),
         (b"<!DOCTYPE html><html></html>", "web page"),
         (b"\x1f\x8b\x08\x00", "compressed"),
@@ -76,9 +79,9 @@ def test_not_a_model(tmp_path: pathlib.Path, content: bytes, message: str) -> No
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        (["x/data.pkl", "x/version"], "a PyTorch checkpoint, which holds no steps; save the model with torch.export"),
+        (["x/data.pkl", "x/version"], "a PyTorch checkpoint without a program; save the model with torch.export"),
         (["x/data.pkl", "x/constants.pkl", "x/code/a.py"], "a TorchScript program; save the model with torch.export"),
-        (["notes.txt"], "a zip archive of something else"),
+        (["notes.txt"], "a zip archive of another kind"),
         (None, "such a program is a zip archive"),
     ],
 )

@@ -82,7 +82,7 @@ def test_every_type_with_sensors_says_how_often_they_have_a_value() -> None:
     [
         (OK, 1.0, None, ""),
         (OK, 1.01, Kind.PROBE_FAILED, "wrong"),
-        (OK, float("nan"), Kind.PROBE_FAILED, "no numbers"),
+        (OK, float("nan"), Kind.PROBE_FAILED, "not finite"),
         (Outcome(Status.CRASHED, "killed by SIGILL"), 1.0, Kind.PROBE_FAILED, "crashed: killed by SIGILL"),
         (Outcome(Status.FARM_ERROR, "no space left"), 1.0, Kind.PROBE_FAILED, "no space left"),
         (Outcome(Status.THROTTLED, "too hot"), 1.0, Kind.THROTTLED, "too hot"),
