@@ -1,4 +1,4 @@
-"""What timing models side by side is written as: the document and a chart for each model."""
+"""Reports of one board: its certificate, and `model bench` with a chart for each model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried
 
 
 def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
-    """Write both files into `folder`, which is made if need be; return their paths. Raises OSError."""
+    """Write both files into `folder`, made if need be; return their paths. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {PAGE: write_page(document), JSON: json.dumps(document, indent=2, allow_nan=False) + "\n"}
     for name, text in texts.items():
@@ -30,7 +30,7 @@ def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict
 
 
 def write_page(document: Mapping[str, Any]) -> str:
-    """The page's text."""
+    """Return the certificate's text."""
     values = {"board": "", "levels": _LEVELS} | foreign.escaped(dict(document))
     rails = _list_rails(values["facts"].get("power") or {})
     return pages.render_markdown(
@@ -39,7 +39,7 @@ def write_page(document: Mapping[str, Any]) -> str:
 
 
 def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What each rail drew, and all of them: idle, where that is known, and busy."""
+    """Return each rail's power and their sum: idle, where known, and busy."""
     windows = {
         name: {rail["rail"]: rail for rail in window["rails"]} | ({"total": window["total"]} if window["total"] else {})
         for name, window in power.items()
@@ -52,7 +52,7 @@ _ROLES = {OURS: canvas.OURS, RULE: canvas.OURS, ONNXRUNTIME: canvas.RIVAL, UNTUN
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
-    """One chart of latencies for each model, and the document; returns the files."""
+    """Write a chart of latencies for each model, and the document; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     board, paths = document["board"], [str(folder / "bench.json")]
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""What the store knows of a campaign, as one plain document: what `show --json` prints, and what its report is made of.
+"""A campaign from the store, as the document that `show --json` prints and that its report is made of.
 
 `summarise` and `shorten` are quick; `make_document` reads all of the campaign's trials.
 """
@@ -13,15 +13,15 @@ from farm.search import gpus
 from farm.store import Store
 from farm.values import DEFAULT_POINT, FleetCampaign, Record
 
-# Board type, operating point, workload; and after how many counted trials it took how long (s).
+# Board type, operating point, workload; counted trials so far and latency (s).
 TaskId = tuple[str, str, str]
 Gain = tuple[int, TaskId, float]
-# Points of a model's curve: as many as a picture can show.
+# The most points of a model's curve that a chart shows.
 _MOST_STEPS = 400
 
 
 def summarise(campaign: FleetCampaign) -> dict[str, Any]:
-    """A campaign as the store has it, without what only its engine needs."""
+    """Return a campaign as the store has it, without fields that only its engine needs."""
     order = campaign.order
     return {
         "campaign": campaign.id,
@@ -55,7 +55,7 @@ def summarise(campaign: FleetCampaign) -> dict[str, Any]:
 
 
 def shorten(campaign: FleetCampaign) -> dict[str, Any]:
-    """A campaign in a list: without its tasks."""
+    """Return a campaign for a list: without its tasks."""
     document = summarise(campaign)
     progress = document.pop("progress") or {}
     short = {key: progress.get(key) for key in ("phase", "counted", "board_s", "wall_clock_s", "eta_s", "faults")}
@@ -63,7 +63,7 @@ def shorten(campaign: FleetCampaign) -> dict[str, Any]:
 
 
 def make_document(store: Store, name: str) -> dict[str, Any]:
-    """A campaign with what came of it: `trials`, `boards`, `winners`, `curves`, `events`.
+    """Return a campaign with its `trials`, `boards`, `winners`, `curves` and `events`.
 
     Raises UsageError where there is none of this name.
     """
@@ -120,7 +120,7 @@ def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dic
 
 @dataclasses.dataclass
 class _Curve:
-    """The latency of one model on one type at one point, as its workloads' best get better (s)."""
+    """The latency of one model on one type at one point over trials, as its workloads' best improve (s)."""
 
     model: str
     board_type: str
@@ -130,7 +130,7 @@ class _Curve:
     steps: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     def note(self, counted: int, workload: str, latency_s: float) -> None:
-        """A better candidate of a workload after so many trials of the campaign."""
+        """Take in a better candidate of a workload after so many trials of the campaign."""
         self.best_s[workload] = latency_s
         if len(self.best_s) == len(self.calls):
             self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
@@ -146,7 +146,7 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
 
 
 def list_gains(course: Iterable[Mapping[str, Any]]) -> Iterator[Gain]:
-    """The trials of a course that were better than all before them."""
+    """Return the trials of a series that were better than all before them."""
     best: dict[TaskId, float] = {}
     for counted, row in enumerate(course, 1):
         key, median_s = (row["board_type"], row["operating_point"], row["workload"]), row["median_s"]
@@ -156,7 +156,7 @@ def list_gains(course: Iterable[Mapping[str, Any]]) -> Iterator[Gain]:
 
 
 def draw_curves(order: Mapping[str, Any], gains: Iterable[Gain]) -> list[dict[str, Any]]:
-    """As `make_curves`, from the gains alone."""
+    """Do as `make_curves`, from the gains alone."""
     curves = [
         _Curve(model["name"], kind["board_type"], point, calls)
         for kind in order["types"]
@@ -179,9 +179,9 @@ def draw_curves(order: Mapping[str, Any], gains: Iterable[Gain]) -> list[dict[st
 
 
 def find_calls(workloads: Iterable[Mapping[str, Any]], model: str) -> dict[str, float]:
-    """How often one inference of a model calls each of its workloads, by hash.
+    """Return how often one inference of a model calls each workload, by hash.
 
-    An order that does not say shares a workload's weight out evenly among its models.
+    An order of version 0.2.0 does not say: a workload's weight is then split evenly among its models.
     """
     found = {}
     for each in workloads:
@@ -192,7 +192,7 @@ def find_calls(workloads: Iterable[Mapping[str, Any]], model: str) -> dict[str, 
 
 
 def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
-    """At most about `_MOST_STEPS` of the steps, the first and the last among them."""
+    """Return at most about `_MOST_STEPS` of the steps, the first and the last among them."""
     apart = max(1, len(steps) // _MOST_STEPS)
     kept = steps[::apart]
     if steps and kept[-1] != steps[-1]:
@@ -201,7 +201,7 @@ def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
 
 
 def _count_statuses(totals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Trials by purpose, by fault side and by status."""
+    """Count trials by purpose, by fault side and by status."""
     sides: dict[str, int] = {}
     statuses: dict[str, int] = {}
     purposes: dict[str, int] = {}
@@ -213,7 +213,7 @@ def _count_statuses(totals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _list_boards(totals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By board: its trials, how many of them were good, and the hours that it was held."""
+    """Return by board its trials, the good ones among them, and the hours for which it was held."""
     boards: dict[str, dict[str, Any]] = {}
     for row in totals:
         if not row["board"]:

@@ -1,7 +1,4 @@
-"""The report of a campaign: the same page as HTML and as Markdown, its pictures, and all of it as JSON.
-
-What the page says is in `campaign_words.py`.
-"""
+"""The report of a campaign: HTML, Markdown, its charts, and all of it as JSON. `campaign_words.py` has the texts."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from farm.report.canvas import Picture
 
 Rows = Sequence[Mapping[str, Any]]
 
-# What one picture can hold: boards, the busiest first, and tasks, those first whose rivals came nearest.
+# The most that one chart shows: boards, the busiest first, and tasks, those with the nearest rivals first.
 _MOST_BOARDS = 30
 _MOST_TASKS = 24
-# Whose fault, and how it is drawn; good ones first.
+# Fault sides and their colours; good trials first.
 SIDES = {
     "ok": ("good", "#0072b2"),
     "candidate": ("the candidate's fault", "#56b4e9"),
@@ -33,15 +30,12 @@ SIDES = {
     "board": ("the board's fault", "#d55e00"),
     "farm": ("the farm's fault", "#222222"),
 }
-# Ratios beyond this are not worth an axis: such a rival is far behind.
+# Ratios beyond this are cut: such a rival is far behind.
 _FAR = 1.5
 
 
 def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bool) -> Picture:
-    """Draw for each board its trials, by whose fault they ended, and the time for which they held it.
-
-    `boards` must not be empty.
-    """
+    """Draw for each board its trials by fault side, and the time for which they held it. `boards` must not be empty."""
     shown = sorted(boards, key=lambda each: -each["board_hours"])[:_MOST_BOARDS]
     shown = sorted(shown, key=lambda each: (each["board_type"], each["board"]))
     left_out = f"; the {len(shown)} busiest of {len(boards)}" if len(shown) < len(boards) else ""
@@ -74,11 +68,11 @@ def plot_boards(folder: pathlib.Path, boards: Rows, title: str, *, simulated: bo
 
 
 def _choose_span(hours: float) -> tuple[float, str]:
-    """The factor from hours, and the unit, in which a span has a digit before the point."""
+    """Return the factor from hours, and the unit, in which a span has a digit before the point."""
     return (1.0, "h") if hours >= 1 else (60.0, "min") if hours >= 1 / 60 else (3600.0, "s")
 
 
-# By what a record's evidence says of a rival: its colour, and what that means.
+# A rival's colour and meaning, by what the record's evidence says of it.
 VERDICTS = {
     "slower": ("#0072b2", "slower than the winner"),
     "tied": ("#e69f00", "a tie: not distinguishable from it"),
@@ -87,13 +81,13 @@ VERDICTS = {
 
 
 def list_contests(winners: Rows) -> list[Mapping[str, Any]]:
-    """The winners that were measured beside rivals, those first whose nearest rival came closest."""
+    """Return the winners that were measured beside rivals, the closest contests first."""
     contests = [each for each in winners if (each["evidence"] or {}).get("rivals")]
     return sorted(contests, key=lambda each: min(rival["ratio"] for rival in each["evidence"]["rivals"]))
 
 
 def plot_winners(folder: pathlib.Path, winners: Rows, title: str, *, simulated: bool) -> Picture:
-    """Draw for each task its winner's rivals: how many times as long they take, with the interval of that.
+    """Draw for each task the latencies of its winner's rivals relative to the winner, with intervals.
 
     At least one of the winners must have rivals (`list_contests`).
     """
@@ -139,7 +133,7 @@ def _draw_rivals(axes: Axes, place: float, rivals: Rows, far: float) -> None:
 
 
 def _reach(rival: Mapping[str, Any]) -> float:
-    """The upper end of a rival's interval; where it has none, the ratio itself."""
+    """Return the upper end of a rival's interval; the ratio itself where it has none."""
     return float(rival["ratio"] if rival["high"] is None else rival["high"])
 
 
@@ -162,9 +156,9 @@ Curves = Sequence[Mapping[str, Any]]
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#222222", "#9a9a9a")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 _PANEL_INCHES = 2.9
-# Bars that one picture can hold; of more the ones that gained most in time are shown.
+# The most bars in one chart; of more, those with the largest gain in time are shown.
 _MOST_BARS = 24
-# Where all workloads of a model have records, and where the best measured has to do.
+# Marks of models whose workloads all have records, and of models with measured latencies only.
 _OURS = {
     True: (canvas.BLUE, "winners, measured again and checked"),
     False: ("#56b4e9", "best measured, not all of it checked"),
@@ -208,9 +202,9 @@ def plot_course(folder: pathlib.Path, curves: Curves, counted: int, title: str, 
 
 
 def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]], last: int) -> canvas.Labels:
-    """One panel; returns what is to be said of each line's end."""
+    """Draw one panel; return the label of each line's end."""
     levels = [latency_s for each in curves for _, latency_s in each["steps"]]
-    # Beside a model that takes a hundred times as long, no gain of a short one can be seen.
+    # Beside a model that takes a hundred times as long, the gain of a short one is invisible.
     relative = max(levels) > canvas.LOG_RATIO * min(levels)
     scale = units.seconds_scale(levels)
     top = 0.0
@@ -235,7 +229,7 @@ def _draw_course(axes: Axes, curves: Curves, looks: Mapping[str, tuple[str, Any]
 
 
 def plot_gains(folder: pathlib.Path, gains: Sequence[Gain], title: str, *, simulated: bool) -> Picture:
-    """Draw two bars or dots for each model on each type at each point: without a trial, and as it is compiled.
+    """Draw two bars or dots for each model on each type at each point: untuned prediction and tuned.
 
     Gains that lack a figure are left out; at least one must be whole.
     """
@@ -279,8 +273,7 @@ PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
 
 
 def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
-    """Write the report into `folder`, which is made if need be; return the paths of `page`, `markdown`, `json` and
-    pictures.
+    """Write the report into `folder`, made if need be; return the paths of `page`, `markdown`, `json` and charts.
 
     `document` is what `farm campaign show NAME --json` prints. Raises OSError where the folder cannot be written.
     """
@@ -300,7 +293,7 @@ def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> 
 
 
 def _draw(document: Mapping[str, Any], gains: list[Gain], folder: pathlib.Path) -> Iterator[Picture]:
-    """The pictures that there is something for."""
+    """Draw the charts that the document has data for."""
     simulated = any(each["simulated"] for each in document["types"])
     name = document["name"]
     if any(each.predicted_s for each in gains):

@@ -1,6 +1,6 @@
-"""A campaign's progress read for people: groups of tasks, sums, how far it is, latencies as words. Pure.
+"""A campaign's progress as rows: groups of tasks, sums, progress, latencies as words. Pure.
 
-The live table and the report are drawn from it.
+The live table and the report use them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from farm.units import format_latency
 from farm.values import DEFAULT_POINT
 
 Document = Mapping[str, Any]
-# Names of convolutions that a pool or another convolution was joined to (`farm.search.graph.strip_fusion`).
+# Names of convolutions fused with a pool or another convolution (`farm.search.graph.strip_fusion`).
 _JOINED = re.compile(r"conv2d\w*_(max_pool2d|conv2d)")
 
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """The tasks of one board type at one operating point, those first that a model's time goes into.
+    """The tasks of one board type at one operating point, the most expensive first.
 
     `latency_s` is the weighted sum of the best, `predicted` of them by prediction where no trial was good; None while
     one has neither.
@@ -53,7 +53,7 @@ class RowGroup:
 
 
 def list_groups(progress: Document) -> list[RowGroup]:
-    """The tasks by type and point, in the order of the document."""
+    """Return the tasks by type and point, in the order of the document."""
     found: dict[tuple[str, str], list[Document]] = {}
     for task in progress.get("tasks", ()):
         found.setdefault((task["board_type"], task["point"]), []).append(task)
@@ -66,18 +66,18 @@ def _find_share(task: Document) -> tuple[float, float]:
 
 
 def sum_weighted(tasks: Sequence[Document]) -> float | None:
-    """Weighted best latencies of the tasks that have one, added up; None where none has."""
+    """Add up the weighted best latencies of the tasks that have one; None where none has."""
     known = [task["weight"] * task["best_s"] for task in tasks if task["best_s"]]
     return sum(known) if known else None
 
 
 def find_gflops(task: Document) -> float | None:
-    """Billions of operations per second of the best candidate; None where that, or the count, is not known."""
+    """Return billions of operations per second of the best candidate; None where it or the count is not known."""
     return task["flop"] / task["best_s"] / 1e9 if task["best_s"] and task["flop"] else None
 
 
 def note_flop(names: Iterable[str]) -> str:
-    """What FLOP count, where functions of these names compute another number of them; empty where none does."""
+    """Explain the FLOP of functions whose code computes another number; empty where none does."""
     if not any("winograd" in name or _JOINED.search(name) for name in names):
         return ""
     return (
@@ -87,12 +87,12 @@ def note_flop(names: Iterable[str]) -> str:
 
 
 def list_faults(progress: Document) -> dict[str, int]:
-    """Trials that failed, by the side that was to blame; sides without any are left out."""
+    """Count failed trials by fault side; sides without any are left out."""
     return {side.removesuffix("_faults"): count for side, count in progress.get("faults", {}).items() if count}
 
 
 def list_limits(progress: Document, budget: Document) -> list[str]:
-    """How much of each limit of the budget is used, as in `trials 812/4,000`."""
+    """Say how much of each limit of the budget is used, as in `trials 812/4,000`."""
     parts = [_of("trials", "{:,.0f}".format, progress.get("counted", 0), budget.get("trials"))]
     if budget.get("wall_clock_s") is not None:
         used_s, limit_s = progress.get("wall_clock_s", 0.0), budget["wall_clock_s"]
@@ -113,19 +113,19 @@ def _of(word: str, form: Callable[[float], str], used: float, limit: float | Non
 
 
 def format_clock(seconds: float) -> str:
-    """A span as h:mm:ss or m:ss."""
+    """Format a span as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def list_finals(progress: Document | None) -> list[Document]:
-    """What came of each model when it was timed itself, at the campaign's end; none before."""
+    """Return each model's end-to-end result at the campaign's end; none before."""
     return list(((progress or {}).get("verdict") or {}).get("finals", ()))
 
 
 def describe_final(final: Mapping[str, Any]) -> str:
-    """What came of a model when it was timed itself, in a line."""
+    """Describe a model's end-to-end result in a line."""
     if not final.get("taken"):
         return f"{final['model']}: {final['said']}"
     conditions = format_conditions(final["threads"], final["clocks"], final["point"])
@@ -159,7 +159,7 @@ class Gain:
 
     @property
     def verified(self) -> bool:
-        """Whether `last_s` is made from nothing but what was measured again."""
+        """Return whether `last_s` is made only of candidates that were measured again."""
         return self.timed or self.recorded == self.workloads
 
 
@@ -174,7 +174,7 @@ def list_gains(document: Mapping[str, Any]) -> list[Gain]:
         counts = [0, 0, 0]
         for workload, calls in curve["calls"].items():
             winner = winners.get((curve["board_type"], curve["point"], workload), {})
-            # The most trusted first.
+            # The most reliable first.
             times = (winner.get("median_s"), curve["best_s"].get(workload), winner.get("predicted_s"))
             source = next((at for at, time_s in enumerate(times) if time_s is not None), None)
             if source is None:

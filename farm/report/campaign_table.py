@@ -17,7 +17,7 @@ from farm.report.campaign_rows import RowGroup
 
 _NAME, _STATE = "Workload", "State"
 _TEXTS = (_NAME, _STATE)
-# Column titles, and whether a narrow terminal gets them too.
+# Column titles, and whether a narrow terminal has them.
 _TITLES = (
     (_NAME, True),
     ("FLOP", False),
@@ -63,7 +63,7 @@ def draw(
     shown = [(wide or always) and (title != _STATE or has_states) for title, always in _TITLES]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for title, _ in itertools.compress(_TITLES, shown):
-        # Only the name may shrink.
+        # Only the name shrinks.
         table.add_column(title, justify="left" if title in _TEXTS else "right", no_wrap=title != _NAME)
     for cells, style in rows:
         first, *rest = itertools.compress(cells, shown)
@@ -78,14 +78,16 @@ def draw(
 
 
 def summary_line(name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
-    """One line: how far, what went wrong, how long still."""
+    """Return one line: progress, faults, time left."""
     return " | ".join([_head(name, state, reason), *campaign_rows.list_limits(progress, budget), *_tail(progress)])
 
 
 def summary(
     progress: Mapping[str, Any], budget: Mapping[str, Any], width: int | None = None, most: int | None = None
 ) -> list[str]:
-    """How much of the budget is used, faults and times; models; boards. These two are cut to `most` characters."""
+    """Return how much of the budget is used, faults and times; models; boards. The last two are cut to `most`
+    characters.
+    """
     lines = list(_fold([*campaign_rows.list_limits(progress, budget), *_tail(progress)], width))
     if models := ", ".join(_list_models(progress)):
         lines.append(_cut(f"models: {models}", most))
@@ -95,7 +97,7 @@ def summary(
 
 
 def _fold(parts: Sequence[str], width: int | None) -> Iterator[str]:
-    """Parts joined to lines, broken between parts alone."""
+    """Join parts to lines, broken between parts only."""
     line = parts[0]
     for part in parts[1:]:
         longer = f"{line} | {part}"
@@ -120,7 +122,7 @@ def _tail(progress: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rows(group: RowGroup, room: int | None) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The cells of a group and their style; at most `room` of its tasks."""
+    """Return the cells of a group and their style; at most `room` of its tasks."""
     done = sum(bool(task["ended"]) for task in group.tasks)
     state = f"{done}/{len(group.tasks)} ended" if done else ""
     if group.predicted and group.latency_s:
@@ -178,7 +180,7 @@ def _cut(line: str, width: int | None) -> str:
 
 
 def _sum(group: RowGroup) -> str:
-    """The sum over a group's workloads, measured one by one; `~` where some of them are estimates."""
+    """Return the sum over a group's workloads, measured one by one; `~` where some of them are estimates."""
     if group.latency_s is None:
         return _us(None)
     return f"sum {'~' if group.predicted else ''}{_us(group.latency_s)}"
@@ -189,7 +191,7 @@ def _us(seconds: float | None) -> str:
 
 
 def _state(task: Mapping[str, Any]) -> str:
-    """Where the task stands; of one that this campaign has not tried, whose time is a record's, that it is."""
+    """Return a task's state; for a task without own trials, that its latency is a record's."""
     if task.get("from") == "record" and not task["counted"]:
         return "recorded before"
     return str(task["ended"] or "")

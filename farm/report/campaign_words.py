@@ -1,7 +1,4 @@
-"""What a campaign's report says: what came out first, then what it rests on, then what was ordered. Plain text.
-
-How it looks, as HTML and as Markdown, is decided in `pages.py`.
-"""
+"""The texts of a campaign report: results first, then their basis, then the order. `pages.py` renders them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTab
 from farm.report.record_document import DECIDED
 from farm.units import format_bytes, format_latency, format_minute
 
-# By the kind of an event; what follows it, where there is anything, is the event's own message.
+# By the kind of an event; the event's own message follows.
 _SAID = {
     "campaign_submitted": "submitted",
     "campaign_running": "measuring",
@@ -33,12 +30,12 @@ _SAID = {
     "search_failed": "a search failed",
     "search_remark": "",
 }
-# What each task's search says as it begins: dozens of lines that matter together.
+# Each task's search says this at its start: dozens of lines that are summed up.
 _SUMMED = "warm_start"
 
 
 def tell(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """When, in seconds since the epoch, and what; the oldest first."""
+    """Return time (s since the epoch) and text of each event; the oldest first."""
     return list(_tell(events))
 
 
@@ -61,7 +58,7 @@ _SIDES = {
     "farm": "farm: measured again, no board blamed",
     "sample": "sample: too noisy or at wrong clocks, measured again",
 }
-# The events worth reading are the last ones; all of them are in the JSON.
+# The report has the last events; the JSON has all.
 _MOST_EVENTS = 40
 # Models named at the top; all are in the table below.
 _MOST_ANSWERS = 3
@@ -69,7 +66,7 @@ Document = Mapping[str, Any]
 
 
 def write_page(document: Document, gains: Sequence[Gain]) -> ReportPage:
-    """What the report says."""
+    """Return the report's page."""
     sections = {
         "Models": _models(document, gains),
         "To the boards": _commands(document),
@@ -109,7 +106,7 @@ def _simulated(document: Document) -> str:
 
 
 def _doubts(document: Document) -> Iterator[PageAnswer]:
-    """The models whose latency should not be believed."""
+    """Return the models whose latency is doubtful."""
     for final in campaign_rows.list_finals(document["progress"]):
         if final.get("doubt"):
             where = f"{final['board_type']} @ {final['point']}"
@@ -117,7 +114,7 @@ def _doubts(document: Document) -> Iterator[PageAnswer]:
 
 
 def _answers(gains: Sequence[Gain]) -> list[PageAnswer]:
-    """The models that gained most."""
+    """Return the models that gained most."""
     known = [each for each in gains if each.factor is not None]
     return [
         PageAnswer(
@@ -199,7 +196,7 @@ def _models(document: Document, gains: Sequence[Gain]) -> Iterator[PageTable | L
 
 
 def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
-    """What each model that was timed itself takes: time of one inference, the first one too, memory, and bytes."""
+    """Return the cost of each model that was timed: one inference, the first one, memory and bytes."""
     for final in campaign_rows.list_finals(document["progress"]):
         if not final["taken"]:
             continue
@@ -214,7 +211,7 @@ def _list_costs(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def _list_in_place(document: Document) -> Iterator[tuple[str, ...]]:
-    """What records are worth within their models, where that was seen, and which are left out."""
+    """Return what records are worth within their models, where that was measured, and which are left out."""
     for final in campaign_rows.list_finals(document["progress"]):
         for each in final.get("in_place", ()):  # campaigns of version 0.2.0 have none
             yield (
@@ -225,7 +222,7 @@ def _list_in_place(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def _describe_sources(gain: Gain) -> str:
-    """What of a sum was not measured again, in words: `4 of 12 from one trial, 3 predicted`."""
+    """Describe which part of a sum was not measured again: `4 of 12 from one trial, 3 predicted`."""
     parts = [(gain.tried, "from one trial"), (gain.guessed, "predicted")]
     words = [f"{count} {what}" for count, what in parts if count]
     return f"{gain.workloads} workloads: " + ", ".join(words)
@@ -261,7 +258,7 @@ def _winners(document: Document) -> Iterator[PageTable | Listing]:
 
 
 def _nearest(evidence: Mapping[str, Any]) -> tuple[str, str]:
-    """How many times as long the nearest rival takes, and the interval of that."""
+    """Return the ratio of the nearest rival's latency, with its interval."""
     rivals = evidence.get("rivals") or ()
     if not rivals:
         return "–", ""
@@ -271,7 +268,7 @@ def _nearest(evidence: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _list_undecided(document: Document) -> list[str]:
-    """The tasks that have no record, and those that got no new one, with the reasons that are known."""
+    """Return the tasks without a record and those without a new one, with the known reasons."""
     verdict = (document["progress"] or {}).get("verdict") or {}
     reasons = {
         (each["board_type"], each["workload"], each["point"]): each["reason"] for each in verdict.get("undecided", ())
@@ -312,7 +309,7 @@ def _trials(document: Document) -> Iterator[PageTable | str]:
 
 
 def _warm_start(document: Document) -> Iterator[Listing]:
-    """What was said of each task, equal words once."""
+    """Return what the search said of each task, equal words once."""
     names = {each["workload"]: each["name"] for each in document["winners"]}
     said: dict[str, list[str]] = {}
     for task, text in ((document["progress"] or {}).get("warm_start") or {}).items():

@@ -1,6 +1,5 @@
-"""What all pictures have in common: the frame with headline, legend and simulated mark, axes, and how they are written.
-
-What they show is in `plots.py`, `campaign_plots.py`, `campaign_evidence.py` and `sweep_plots.py`.
+"""The common parts of all charts: frame with headline, legend and simulated mark, axes, files. Also charts of
+latencies.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from farm.units import Scale
 
 WIDTH_INCHES = 8.4
 DPI = 200
-# Room in inches for headline and subtitle, for a line of legend, and for the note below.
+# Inches for headline and subtitle, for a line of legend, and for the note below.
 _HEAD, _LEGEND, _FOOT = 0.68, 0.24, 0.3
 # Above this ratio the short bars of a linear axis look alike.
 LOG_RATIO = 8.0
@@ -42,7 +41,7 @@ _STYLE: Any = {
     "xtick.color": INK,
     "ytick.color": INK,
     "savefig.facecolor": "white",
-    # A font that is outlined in the SVG needs none on the reader's machine.
+    # Outlined text in the SVG needs no font on the reader's machine.
     "svg.fonttype": "path",
     "svg.hashsalt": "tvm-farm",
 }
@@ -52,7 +51,7 @@ Labels = Sequence[tuple[float, str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure: its name as a file's stem, what it shows, and its SVG text."""
+    """A chart: its name as a file's stem, its description, and its SVG text."""
 
     name: str
     caption: str
@@ -60,7 +59,7 @@ class Picture:
 
     @property
     def file(self) -> str:
-        """The PNG's name."""
+        """Return the PNG's name."""
         return f"{self.name}.png"
 
 
@@ -75,13 +74,14 @@ def framed(
     simulated: bool,
     columns: int = 4,
 ) -> Iterator[Figure]:
-    """A figure with headline, subtitle, legend and the simulated mark at the top, a note at the foot, and `room_inches`
-    of height between, where the block draws. Axes find their place as it is written, with all that stands beside them.
+    """Make a figure with headline, subtitle, legend and the simulated mark at the top, and a note at the foot.
+
+    The block draws into `room_inches` of height. Axes are placed when the figure is written.
     """
     top = _HEAD + _LEGEND * -(-len(handles) // columns)
     height = top + room_inches + (_FOOT if note else 0.08)
     with matplotlib.rc_context(_STYLE):
-        # One of its own canvas: pyplot would keep it in a global and pick a display.
+        # With a canvas of its own: pyplot would keep it in a global and pick a display.
         figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
         FigureCanvasAgg(figure)
         left = 0.1 / WIDTH_INCHES
@@ -115,7 +115,7 @@ def framed(
 
 
 def strip(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
-    """A grid, and no frame on the far sides."""
+    """Add a grid, and remove the frame on the far sides."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(axis=grid, color="#e2e2e2", linewidth=0.8, zorder=0)
@@ -123,7 +123,7 @@ def strip(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
 
 
 def name_rows(axes: Axes, labels: Sequence[str], **style: Any) -> list[float]:
-    """Axes for one row below the other, the first on top; returns where they are."""
+    """Make axes for rows, the first on top; return their positions."""
     places = [float(row) for row in reversed(range(len(labels)))]
     strip(axes, "x")
     axes.set_yticks(places, labels, **style)
@@ -133,7 +133,7 @@ def name_rows(axes: Axes, labels: Sequence[str], **style: Any) -> list[float]:
 
 
 def write_beside(axes: Axes, value: float, place: float, text: str, **style: Any) -> Text:
-    """A text right of a value."""
+    """Write a text right of a value."""
     look: Any = {"va": "center", "fontsize": 8.5, "color": FAINT, "annotation_clip": False} | style
     return axes.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", **look)
 
@@ -150,7 +150,7 @@ def draw_levels(
 
 
 def scale(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> bool:
-    """Make an axis logarithmic where the longest would dwarf the shortest; whether it is.
+    """Make an axis logarithmic where the longest value would dwarf the shortest; return whether it is.
 
     Its numbers are plain: at 1, 2 and 5, or at the decades alone where these would crowd.
     """
@@ -178,12 +178,12 @@ def label_right(axes: Axes, labels: Labels, **style: Any) -> None:
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Write the PNG. Dates are left out: equal documents give equal files."""
+    """Write the PNG without dates: equal documents give equal files."""
     figure.savefig(path, dpi=DPI, metadata={"Software": "tvm-farm"})
 
 
 def finish(figure: Figure, folder: pathlib.Path, name: str, caption: str) -> Picture:
-    """Write the PNG, return the picture with its SVG."""
+    """Write the PNG; return the picture with its SVG."""
     save(figure, folder / f"{name}.png")
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "tvm-farm"})
@@ -191,7 +191,7 @@ def finish(figure: Figure, folder: pathlib.Path, name: str, caption: str) -> Pic
 
 
 def _shorten(text: Text, room: float) -> None:
-    """Cut what would run out of the picture, with `room` in pixels."""
+    """Cut a text that is wider than `room` pixels."""
     whole = text.get_text()
     if text.get_window_extent().width <= room:
         return
@@ -203,7 +203,7 @@ def _shorten(text: Text, room: float) -> None:
     text.set_text(whole[: max(bisect.bisect_left(range(len(whole)), True, key=is_too_long) - 1, 1)] + "…")
 
 
-# What a figure is to the reader; decides its colour everywhere.
+# The role of a figure; decides its colour everywhere.
 OURS, RIVAL, BASELINE = BLUE, ORANGE, GREY
 # As text on white.
 _INKS = {RIVAL: "#a06e00", BASELINE: FAINT}
@@ -211,7 +211,7 @@ _INKS = {RIVAL: "#a06e00", BASELINE: FAINT}
 
 @dataclasses.dataclass(frozen=True)
 class LatencyRow:
-    """One bar: the median in seconds, its confidence interval where there is one, and a word beside it."""
+    """One bar: the median in seconds, its confidence interval where there is one, and a label."""
 
     label: str
     median_s: float
@@ -223,7 +223,7 @@ class LatencyRow:
 
 @dataclasses.dataclass(frozen=True)
 class ProgressPoint:
-    """After `trials` trials the best workloads found add up to `latency_s`."""
+    """After `trials` trials the sum of the workloads' best latencies is `latency_s`."""
 
     trials: int
     latency_s: float
@@ -303,7 +303,6 @@ def plot_progress(
 
 
 def _draw_row(axes: Axes, place: float, row: LatencyRow, unit: Scale) -> None:
-    """Draw whiskers and texts."""
     median = end = row.median_s * unit.factor
     if row.low_s is not None and row.high_s is not None:
         low, high = row.low_s * unit.factor, row.high_s * unit.factor
@@ -318,5 +317,5 @@ def _draw_row(axes: Axes, place: float, row: LatencyRow, unit: Scale) -> None:
 
 
 def _text(seconds: float, unit: Scale) -> str:
-    """Three significant digits in `unit`, or in the unit that fits where that would take five digits or more."""
+    """Format three significant digits in `unit`, or in the fitting unit where that would take five digits or more."""
     return units.format_latency(seconds) if seconds * unit.factor >= 1e4 else unit.text(seconds)

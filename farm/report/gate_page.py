@@ -1,4 +1,4 @@
-"""What a gate decided, for CI systems and people: JUnit's XML and a page in Markdown, from the gate's document."""
+"""The result of a gate, for CI systems and people: JUnit XML and a page in Markdown, from the gate's document."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _MARKS = {"pass": "passed", "fail": "**FAILED**", "undecided": "*undecided*"}
 
 
 def write_junit(document: Mapping[str, Any]) -> str:
-    """One suite for each board, one case for its outputs and for each condition; undecided ones are failures where the
-    gate takes them for such, else skipped.
+    """Return one suite for each board, with a case for its outputs and for each condition.
+
+    Undecided cases are failures where the gate fails on them, else skipped.
     """
     root = ElementTree.Element("testsuites", name="farm gate")
     for part in document["boards"]:
@@ -43,7 +44,7 @@ def write_junit(document: Mapping[str, Any]) -> str:
 
 
 def write_summary(document: Mapping[str, Any]) -> str:
-    """A page that a CI system shows beside the run."""
+    """Return the page that a CI system shows beside the run."""
     boards = [
         part
         | {
@@ -84,7 +85,7 @@ def explain(document: Mapping[str, Any]) -> str:
 
 
 def describe(condition: Mapping[str, Any]) -> str:
-    """What was found of a condition, in a few words."""
+    """Describe the finding of a condition in a few words."""
     if condition["value"] is None:
         return "the board has no sensor for it"
     value, low, high = (condition[key] for key in ("value", "low", "high"))
@@ -115,5 +116,5 @@ def _escape(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """XML 1.0 has no control characters at all."""
+    """Remove control characters, which XML 1.0 does not allow."""
     return foreign.show_controls(text)

@@ -1,6 +1,6 @@
-"""Pages from templates (`templates/`), as HTML that needs nothing but itself and as Markdown; all texts are escaped.
+"""Render pages from templates (`templates/`) as self-contained HTML and as Markdown; all texts are escaped.
 
-What a page says is gathered by modules such as `campaign_words.py` and `sweep_page.py` as plain texts and `Table`s.
+Modules such as `campaign_words.py` and `sweep_page.py` supply plain texts and tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farm import foreign, units
 if TYPE_CHECKING:  # loads Matplotlib
     from farm.report.canvas import Picture
 
-# Kinds of cells: numbers go right, names of code look like it.
+# Kinds of cells: numbers are right-aligned, names of code have its font.
 NUMBER, CODE = "number", "code"
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 
@@ -41,7 +41,7 @@ Content: TypeAlias = str | tuple[str, str] | Cell
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A table's row; `kind` decides how it looks."""
+    """A table's row; `kind` decides its style."""
 
     cells: Sequence[Cell]
     kind: str = ""
@@ -49,7 +49,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class PageTable:
-    """A table with its headings; a heading stands as its column's cells do."""
+    """A table with its headings; a heading is aligned as its column's cells."""
 
     head: Sequence[str]
     lines: Sequence[Line]
@@ -63,7 +63,9 @@ def make_table(
     caption: str = "",
     kinds: Sequence[str] = (),
 ) -> PageTable:
-    """A table of texts, and of texts with notes; columns hold numbers, except those in `left`. `kinds`: its lines'."""
+    """Return a table of texts, and of texts with notes; columns hold numbers, except those in `left`. `kinds`: its
+    lines'.
+    """
     lines = [
         [
             cell if isinstance(cell, Cell) else Cell(*_pair(cell), kind="" if column in left else NUMBER)
@@ -80,7 +82,7 @@ def _pair(cell: str | tuple[str, str]) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Texts one below the other; `lead` says what they are."""
+    """Texts one below the other; `lead` introduces them."""
 
     entries: Sequence[str]
     lead: str = ""
@@ -88,14 +90,14 @@ class Listing:
 
 @dataclasses.dataclass(frozen=True)
 class Commands:
-    """What is typed, a line each."""
+    """Commands to type, a line each."""
 
     commands: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it: paragraphs, tables, lists, commands."""
+    """A heading with paragraphs, tables, lists and commands."""
 
     title: str
     blocks: Sequence[str | PageTable | Listing | Commands]
@@ -103,7 +105,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class PageAnswer:
-    """What came out, in a line, and what there is to say of it; of which series of several."""
+    """A result in a line, with details; of which series of several."""
 
     lead: str
     text: str = ""
@@ -112,7 +114,7 @@ class PageAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class ReportPage:
-    """What a report says, as plain text; `simulated` says of what figures it is all made, "" where boards are real."""
+    """A report as plain text; `simulated` says which figures are simulated, "" where boards are real."""
 
     title: str
     subtitle: str
@@ -126,18 +128,18 @@ class ReportPage:
 def write_html(
     page: ReportPage, pictures: Sequence[Picture], files: Sequence[str], template: str = "page.html", **more: object
 ) -> str:
-    """The page as HTML which needs nothing but itself; `files` lie beside it, `more` is what its template wants."""
+    """Return the page as self-contained HTML; `files` lie beside it, `more` is for its template."""
     shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
     values = {"page": page, "pictures": shown, "files": files, "several": False} | more
     return _environment().get_template(template).render(values)
 
 
 def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
-    """The page as Markdown, with the pictures' files beside it."""
+    """Return the page as Markdown, with the charts' files beside it."""
     sections = [
         Section(
             foreign.escape_markdown(each.title),
-            # In a block of code nothing is markup; nothing ends the block but a line of its own.
+            # A block of code has no markup and ends with a line of its own.
             [
                 Commands([line.replace("\n", " ") for line in block.commands])
                 if isinstance(block, Commands)
@@ -154,7 +156,7 @@ def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
 def render_markdown(
     template: str, values: Mapping[str, object], filters: Mapping[str, Callable[[Any], str]] | None = None
 ) -> str:
-    """A page in Markdown from a template, whose texts are escaped already; between paragraphs stands one empty line."""
+    """Render a template as Markdown; its texts are escaped already. One empty line separates paragraphs."""
     environment = _environment().overlay(finalize=None)
     environment.filters = environment.filters | dict(filters or {})
     text = re.sub(r"[ \t]+$", "", environment.get_template(template).render(values), flags=re.MULTILINE)
@@ -162,7 +164,7 @@ def render_markdown(
 
 
 def embed(svg: str) -> str:
-    """A picture as an image's source: as an image its names cannot clash with another picture's."""
+    """Return a chart as an image's source: as an image its names cannot clash with another chart's."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
@@ -185,13 +187,13 @@ def _environment() -> jinja2.Environment:
 
 
 def format_flop(flop: float) -> str:
-    """Three significant digits with the prefix that fits: `21.0 M`."""
+    """Format three significant digits with the fitting prefix: `21.0 M`."""
     size, unit = next(((size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if flop >= size), (1, ""))
     return f"{units.format_number(flop / size) if unit else round(flop)}{unit}"
 
 
 def _write_table(table: PageTable) -> str:
-    """A table in Markdown, whose texts are escaped already."""
+    """Return a table in Markdown, whose texts are escaped already."""
     rows = [[_write_cell(cell) for cell in line.cells] for line in table.lines]
     left = [at for at, cell in enumerate(table.lines[0].cells) if cell.kind != NUMBER] if table.lines else ()
     return foreign.table(table.head, rows, left=left)
@@ -203,5 +205,5 @@ def _write_cell(cell: Cell) -> str:
 
 
 def _keep_together(value: object) -> object:
-    """A clock stays on one line with its unit."""
+    """Keep a clock and its unit on one line."""
     return value.replace(" MHz", "\N{NO-BREAK SPACE}MHz") if type(value) is str else value

@@ -1,7 +1,4 @@
-"""What quickstart's report says, from the document that `farm quickstart --json` prints. Plain text.
-
-How it looks, as HTML and as Markdown, is decided in `pages.py`.
-"""
+"""The texts of quickstart's report, from the document that `farm quickstart --json` prints. `pages.py` renders them."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def write_report(document: Document, pictures: Sequence[Picture], folder: pathli
 
 
 def write_page(document: Document) -> ReportPage:
-    """What the report says: doubts first, then the result, then what it rests on."""
+    """Return the report's page: doubts first, then the result, then its basis."""
     board = document["board"]
     sections = {
         "Latency": _latency(document),

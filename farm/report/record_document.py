@@ -1,4 +1,6 @@
-"""Records as plain documents: what `farm record list` and `show` print with `--json`, and what the API gives."""
+"""Records as documents: what `farm record list` and `show` print with `--json`, and what the API serves; and their
+filters.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """What was asked for; empty texts ask for nothing."""
+    """The filters of records; empty texts select all."""
 
     workload: str = ""
     operator: str = ""
@@ -38,15 +40,15 @@ class Filters:
 
     @property
     def chooses(self) -> bool:
-        """Whether anything but real or simulated was asked for."""
+        """Return whether a filter other than `simulated` is set."""
         return dataclasses.replace(self, simulated=False) != Filters()
 
     def fetch(self, store: Store, *, simulated: bool | None = None) -> list[Record]:
-        """The records that are meant. Raises UsageError for a board type, campaign or time that cannot be."""
+        """Return the selected records. Raises UsageError for an invalid board type, campaign or time."""
         return store.fetch_records(**self._choose(store, simulated))
 
     def fetch_page(self, store: Store, limit: int, offset: int) -> tuple[list[Record], int]:
-        """Some of them, and how many there are."""
+        """Return some of them, and their number."""
         return store.fetch_record_page(limit, offset, **self._choose(store))
 
     def _choose(self, store: Store, simulated: bool | None = None) -> RecordCriteria:
@@ -73,24 +75,24 @@ class Filters:
         ]
 
     def explain_none(self, store: Store) -> str:
-        """What to do where none are meant but would be of virtual boards in place of real ones, or the reverse."""
+        """Explain an empty selection where the other setting of `simulated` finds records."""
         others = store.count_records(**self._choose(store, not self.simulated))
         return point_to_others(f"{others} records", self.simulated) if others else ""
 
 
 def point_to_others(found: str, simulated: bool) -> str:
-    """A hint at what the other setting of --simulated finds."""
+    """Return a hint at what the other setting of --simulated finds."""
     which = "real boards: leave out --simulated" if simulated else "virtual boards: add --simulated"
     return f"there are {found} of {which}"
 
 
 def is_meant(key: str, name: str, text: str) -> bool:
-    """Whether a workload's hash begins with a text, or its name has it."""
+    """Return whether a workload's hash begins with a text, or its name contains it."""
     return key.startswith(text) or text in name
 
 
 def require_workload(store: Store, text: str) -> tuple[str, str]:
-    """Hash and name of the one workload that a text means. Raises UsageError where it is none, or several."""
+    """Return hash and name of the one workload that a text names. Raises UsageError for none or several."""
     known = store.fetch_workload_names()
     found = [each for each in known if text in each] or [each for each in known if is_meant(*each, text)]
     if not found:
@@ -103,7 +105,7 @@ def require_workload(store: Store, text: str) -> tuple[str, str]:
 
 
 def find_campaign(store: Store, text: str) -> int:
-    """The number of a campaign. Raises UsageError where there is none."""
+    """Return the number of a campaign. Raises UsageError where there is none."""
     if not text.isdecimal():
         return store.fetch_fleet_campaign(text).id
     if not any(row["id"] == int(text) for row in store.fetch_campaigns()):
@@ -112,7 +114,7 @@ def find_campaign(store: Store, text: str) -> int:
 
 
 def to_time(option: str, text: str) -> float:
-    """A date, or how long ago, in seconds since the epoch. Raises UsageError that names the option."""
+    """Return a date, or a time ago, in seconds since the epoch. Raises UsageError that names the option."""
     for form in _DATES:
         try:
             return datetime.datetime.strptime(text, form).astimezone().timestamp()
@@ -124,13 +126,13 @@ def to_time(option: str, text: str) -> float:
         raise UsageError(f"{option} {text!r} is neither a date nor a duration", "Examples: 2026-11-22, 7d.") from None
 
 
-# What a record's evidence says of its decision, in words.
+# The decision in a record's evidence, in words.
 DECIDED = {"parted": "clear", "tie": "tie", "alone": "no rival", "kept": "first tried"}
 _OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 
 
 def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
-    """By workload of simulated records, whose code it is: `emulation.name_code`. Not of GPUs', which have one model."""
+    """Return by workload of simulated CPU records whose code it is: see `emulation.name_code`."""
     simulated = [each for each in records if each.simulated and each.device != "gpu"]
     rows = store.fetch_workload_rows([each.workload for each in simulated])
     known = load_board_types()
@@ -143,7 +145,7 @@ def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
 
 
 def describe_evidence(evidence: Mapping[str, Any] | None) -> str:
-    """How often, where and against whom a record was measured again."""
+    """Say how often, where and against which rivals a record was measured again."""
     if not evidence:
         return "its output was checked; its time is a single trial's"
     boards = (f"{name} {format_latency(about['median_s'])}" for name, about in evidence.get("boards", {}).items())

@@ -1,6 +1,6 @@
-"""A sweep's result in words: what to set, what it costs against the fastest point, how sure that is.
+"""A sweep's result in words: the clocks to set, their cost against the fastest point, the confidence.
 
-Which point is picked was decided by the sweep; here it is only told. Texts are plain; the page marks them up.
+The sweep chose the point. Texts are plain; the page marks them up.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Pair:
 
     @property
     def key(self) -> str:
-        """The operating point."""
+        """Return the operating point."""
         return str(self.tuned["key"])
 
     def ratio(self, quantity: str) -> VariantRatio | None:
-        """The farm's code over untuned; None where either has no figure."""
+        """Return the farm's code over untuned; None where either has no figure."""
         over, under = self.tuned[quantity], self.untuned[quantity]
         return sweep_rows.divide(over, under) if over and under else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Variants:
-    """The pairs of one batch size, slow clocks as in the other tables. `name` is what the sweep calls our code."""
+    """The pairs of one batch size, slow clocks as in the other tables. `name` is the sweep's name of our code."""
 
     name: str
     batch: int
@@ -46,7 +46,7 @@ class Variants:
 
 
 def pair_variants(document: Document) -> list[Variants]:
-    """By batch size; none where only one variant was swept, or no point was measured with both."""
+    """Pair variants by batch size; none where only one variant was swept, or no point was measured with both."""
     found = []
     for batch in sweep_rows.list_batches(document):
         by_name = {series["variant"]: series for series in document["series"] if series["batch"] == batch}
@@ -72,7 +72,7 @@ class VariantComparison:
 
 
 def tabulate(variants: Variants) -> VariantComparison:
-    """Latency, power and energy of both beside each other, and their ratio."""
+    """Return latency, power and energy of both variants side by side, and their ratio."""
     rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
     time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
     joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
@@ -102,7 +102,7 @@ def tabulate(variants: Variants) -> VariantComparison:
 
 
 def list_variants(document: Document) -> list[PageTable]:
-    """The tables for the page, one per batch size."""
+    """Return the tables for the page, one per batch size."""
     tables = []
     for variants in pair_variants(document):
         table = tabulate(variants)
@@ -131,12 +131,12 @@ _OBJECTIVES = {
 
 
 def write_answers(document: Document) -> list[PageAnswer]:
-    """One answer per series, tuned ones first."""
+    """Return one answer per series, tuned ones first."""
     return [_answer(document, series) for series in sweep_rows.order_series(document)]
 
 
 def describe_goal(goal: Mapping[str, Any]) -> str:
-    """What was asked for: `the least energy per inference, with a latency of at most 33 ms`."""
+    """Describe the goal: `the least energy per inference, with a latency of at most 33 ms`."""
     limits = []
     if goal["deadline_s"]:
         what = "95th percentile of the latency" if goal.get("deadline_on_p95") else "latency"
@@ -149,7 +149,7 @@ def describe_goal(goal: Mapping[str, Any]) -> str:
 
 
 def compare_variants(document: Document) -> list[str]:
-    """The farm's code against untuned at the operating points where both were measured, per batch size."""
+    """Compare the farm's code with untuned at the operating points where both were measured, per batch size."""
     sentences = []
     for variants in pair_variants(document):
         pairs, batch = variants.pairs, variants.batch

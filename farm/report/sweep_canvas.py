@@ -1,6 +1,5 @@
-"""What the pictures of a sweep have in common: legend, markers and their intervals.
-
-Which points a picture shows is decided in `sweep_plots.py`.
+"""The common parts of a sweep's charts: legend, markers and their intervals, labels. `sweep_plots.py` chooses the
+points.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Row, Series
 from farm.units import Scale
 
-# Where a name may stand: direction from its point, and how it is aligned there. The first that is free is taken.
+# Positions of a name: direction from its point, and its alignment. The first free one is taken.
 _PLACES = (
     (1, 1, "left", "bottom"),
     (1, -1, "left", "top"),
@@ -90,7 +89,7 @@ def _write(
     distances = _DISTANCES_POINTS if label.rank == 1 else _DISTANCES_POINTS[:2]
     least: tuple[float, _Spot] | None = None
     found: _Spot | None = None
-    # One that is moved: to make it takes many times as long as to measure it.
+    # Reuse one text and move it: making one takes many times as long as measuring it.
     text = axes.annotate(label.text, label.place, xytext=(0, 0), textcoords="offset points", **style)
     for distance, (dx, dy, ha, va) in itertools.product(distances, _PLACES):
         reach = distance + (5 if label.rank == 1 else 0)
@@ -130,7 +129,7 @@ def _annotate(axes: Axes, label: Label, spot: _Spot, style: Any) -> Bbox:
 
 
 def _is_nearest(axes: Axes, label: Label, box: Bbox, spots: Sequence[tuple[float, float]]) -> bool:
-    """Whether a reader would take the name for its own point's: no other is nearer to it."""
+    """Return whether a reader takes the name for its own point's: no other is nearer to it."""
     x, y = axes.transData.transform(label.place)
     own = _distance(box, (x, y))
     return all(_distance(box, spot) > 1.2 * own for spot in spots if max(abs(spot[0] - x), abs(spot[1] - y)) > 0.5)
@@ -156,7 +155,7 @@ DOMINATED = "#b4b4b4"
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """How a series is drawn."""
+    """The style of a series."""
 
     series: Series
     label: str
@@ -166,7 +165,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class PlottedPoint:
-    """A point: where, how far its intervals reach below and above it, and how it is drawn."""
+    """A point: position, lengths of its intervals below and above, and style."""
 
     place: tuple[float, float]
     x_errors: tuple[float, float] | None
@@ -177,7 +176,7 @@ class PlottedPoint:
 
 
 def draw_points(axes: Axes, marks: Iterable[PlottedPoint], look: Look) -> None:
-    """Markers, hollow where nothing was measured, and their intervals: those that look alike in one go."""
+    """Draw markers, hollow for predictions, and their intervals; equal styles in one call."""
     alike: dict[tuple[Any, ...], list[PlottedPoint]] = {}
     for mark in marks:
         style = mark.colour, mark.small, bool(mark.row["on_front"]), bool(mark.row["measured"])
@@ -210,7 +209,7 @@ def draw_points(axes: Axes, marks: Iterable[PlottedPoint], look: Look) -> None:
 
 
 def draw_ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
-    """The mark of a pick, visible on every colour."""
+    """Mark a pick, visible on every colour."""
     axes.plot(
         *place, "o", markersize=13, markerfacecolor="none", markeredgecolor=canvas.INK, markeredgewidth=1.5, zorder=7
     )
@@ -220,7 +219,7 @@ def draw_ring(axes: Axes, place: tuple[float, float], colour: str) -> None:
 
 
 def plan_legend(looks: Sequence[Look], rows: Sequence[Row], *, front: bool, dominated: bool) -> list[Line2D]:
-    """What the marks mean, as far as they occur."""
+    """Return legend entries for the marks that occur."""
     marks = []
     for look in looks:
         meaning = f"{look.label}, on the front" if front else look.label
@@ -241,7 +240,7 @@ def _mark(shape: str, edge: str, face: str, label: str) -> Line2D:
 
 
 def find_errors(row: Row, quantity: str, scale: Scale) -> tuple[float, float]:
-    """How far a figure's interval reaches below and above it."""
+    """Return how far a figure's interval reaches below and above it."""
     value = row[quantity]
     return (
         max(value["value"] - value["low"], 0) * scale.factor,
@@ -250,7 +249,7 @@ def find_errors(row: Row, quantity: str, scale: Scale) -> tuple[float, float]:
 
 
 def grow(axes: Axes, share: float, which: str = "xy") -> None:
-    """Room beyond the outermost points, for names and rings."""
+    """Add room beyond the outermost points, for names and rings."""
     for letter, get, set_ in _axes_of(axes):
         if letter in which:
             low, high = get()

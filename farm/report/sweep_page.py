@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML page that needs nothing but itself, with CSV, JSON and the pictures beside it."""
+"""The report of a sweep: one self-contained HTML page, with CSV, JSON and charts beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATES = {
 
 
 def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
-    """Write the report into `folder`, which is made if need be; return the paths of `page`, `csv`, `json` and pictures.
+    """Write the report into `folder`, made if need be; return the paths of `page`, `csv`, `json` and charts.
 
     `document` is what `farm sweep show ID --json` prints. Raises OSError where the folder cannot be written.
     """
@@ -42,7 +42,7 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
 
 
 def write_page(document: Document, pictures: list[Picture]) -> str:
-    """The page's text."""
+    """Return the page's text."""
     simulated = bool(document["board"]["simulated"])
     series = sweep_rows.order_series(document)
     rails = [table for each in series if (table := sweep_tables.list_rails(document, each))]
@@ -200,12 +200,12 @@ def _environment(document: Document) -> list[tuple[str, object]]:
 
 
 def _plain(value: object) -> object:
-    """Lengths of time have no more digits than they are worth."""
+    """Round spans to the digits that matter."""
     return f"{value:.3g}" if isinstance(value, float) else value
 
 
 def _name_fact(name: str, value: object) -> tuple[str, object]:
-    """`window_s` of 5 is a window of 5 s."""
+    """Name a fact with its unit: `window_s` of 5 is a window of 5 s."""
     for ending, unit in (("_s", "s"), ("_c", "°C")):
         if name.endswith(ending):
             return name.removesuffix(ending).replace("_", " "), f"{value} {unit}"

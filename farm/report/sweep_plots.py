@@ -28,14 +28,14 @@ from farm.units import Scale
 _COLOURS = (canvas.BLUE, "#c85200", "#00775a", "#8f4f86")
 _SHAPES = ("o", "s", "^", "D")
 _VARIANTS = ("tuned", "compiled", "untuned")
-# With more predictions than this, their intervals and outlines would cover everything else.
+# More predictions than this are drawn without intervals and outlines, which would cover everything else.
 _CROWD = 60
-# Points so many times slower or dearer than all of the front are left to the table: they would squeeze the rest.
+# Points so many times slower or more expensive than the whole front are only in the table: they would squeeze the rest.
 _FAR = 3.0
 
 
 def draw_pictures(document: Document, folder: pathlib.Path) -> list[Picture]:
-    """Write every picture that the document gives cause for as PNG into `folder`, which exists."""
+    """Write every chart that the document has data for as PNG into `folder`, which exists."""
     pictures = []
     for batch in sweep_rows.list_batches(document):
         looks = _plan_looks(document, batch)
@@ -51,7 +51,7 @@ def draw_pictures(document: Document, folder: pathlib.Path) -> list[Picture]:
 
 
 def _plan_slices(looks: Sequence[Look], clock: Sequence[str]) -> list[tuple[Look, list[Row]]]:
-    """The rows of each series in which this clock alone changes, all other clocks being the same in all of them."""
+    """Return the rows of each series in which only this clock changes, with all other clocks equal."""
     first = next((rows for look in looks if len(rows := sweep_rows.choose_slice(look.series, clock)) > 1), None)
     if first is None:
         return []
@@ -60,7 +60,7 @@ def _plan_slices(looks: Sequence[Look], clock: Sequence[str]) -> list[tuple[Look
 
 
 def _plan_looks(document: Document, batch: int) -> list[Look]:
-    """Tuned first: it is what one ships. A variant has the same colour in every picture of every sweep."""
+    """Choose a colour for each variant, the same in every chart of every sweep; tuned first."""
     others = [series["variant"] for series in document["series"] if series["variant"] not in _VARIANTS]
     known = [*_VARIANTS, *dict.fromkeys(others)]
     return [
@@ -104,7 +104,7 @@ def _framed(
 
 
 def _choose_rows(looks: Sequence[Look]) -> tuple[list[Row], int]:
-    """Rows to draw, and how many lie too far off."""
+    """Return the rows to draw, and how many lie too far off."""
     rows = [row for look in looks for row in sweep_rows.counted(look.series) if row["energy_j"]]
     front = [row for row in rows if row["on_front"]] or rows
     slowest = max(row["latency_s"]["value"] for row in front)
@@ -118,7 +118,7 @@ def _choose_rows(looks: Sequence[Look]) -> tuple[list[Row], int]:
 
 
 def _draw_cloud(axes: Axes, look: Look, rows: Sequence[Row], time: Scale, energy: Scale) -> None:
-    """Every point of a series, its front as a staircase: what is reached at the latency or less."""
+    """Draw every point of a series, and its front as a staircase: the energy reached at a latency or less."""
     front = sorted((row for row in rows if row["on_front"]), key=lambda row: float(row["latency_s"]["value"]))
     place = _place("latency_s", "energy_j", time, energy)
     if len(front) > 1:
@@ -143,7 +143,7 @@ def _draw_cloud(axes: Axes, look: Look, rows: Sequence[Row], time: Scale, energy
 
 
 def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale) -> None:
-    """The deadline, and the power that must not be exceeded: energy over latency. Named above the axes."""
+    """Draw the deadline and the power limit, named above the axes."""
     style: Any = {"color": canvas.RED, "linewidth": 1.2, "linestyle": (0, (4, 3)), "zorder": 1.5}
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
@@ -159,7 +159,7 @@ def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale
             x, y = zip(*inside, strict=True)
             axes.plot(x, y, **style)
             names.append((x[-1], y[-1], f"{goal['max_power_w']:g} W"))
-    # Two that end side by side are written away from each other.
+    # Labels that end side by side are moved apart.
     sides = ["center"] if len(names) == 1 else ["right", "left"]
     for (x_end, y_end, text), side in zip(sorted(names), sides, strict=False):
         at_right = x_end > left + 0.93 * (right - left)
@@ -181,7 +181,7 @@ def _draw_limits(axes: Axes, goal: Mapping[str, Any], time: Scale, energy: Scale
 def _label_points(
     axes: Axes, document: Document, looks: Sequence[Look], rows: Sequence[Row], time: Scale, energy: Scale
 ) -> None:
-    """Names beside the pick, the ends of each front and as many others as find room."""
+    """Label the pick, the ends of each front and as many others as find room."""
     common = units.find_common_words(row["key"] for look in looks for row in look.series["rows"])
     place = _place("latency_s", "energy_j", time, energy)
     wanted: list[sweep_canvas.Label] = []
@@ -209,7 +209,7 @@ def _draw_clock(
     folder: pathlib.Path,
     suffix: str,
 ) -> Picture:
-    """Latency, power and energy over one clock, one below the other, all series in each."""
+    """Draw latency, power and energy over one clock, one below the other, all series in each."""
     rows = [row for _, some in slices for row in some]
     scale = units.seconds_scale(row["latency_s"]["value"] for row in rows)
     panels: list[tuple[str, str, Scale]] = [("latency_s", "latency", scale)]
@@ -235,7 +235,7 @@ def _draw_clock(
 
 
 def _draw_course(axes: Axes, clock: Sequence[str], look: Look, rows: list[Row], quantity: str, scale: Scale) -> None:
-    """One series' values over a clock, joined by a faint line."""
+    """Draw one series' values over a clock, joined by a faint line."""
     known = [row for row in rows if row[quantity]]
     places = [
         ((sweep_rows.clock_hz(row, clock) or 0) / 1e6, float(row[quantity]["value"]) * scale.factor) for row in known
@@ -266,7 +266,7 @@ def _finish_panel(axes: Axes, rows: Sequence[Row], quantity: str, label: str) ->
 
 
 def _tick_clocks(axes: Axes, clocks_mhz: Sequence[float]) -> None:
-    """Ticks at the clocks that there are, as far as their numbers have room."""
+    """Set ticks at the existing clocks, as far as their numbers have room."""
     low, high = clocks_mhz[0], clocks_mhz[-1]
     margin = max(0.04 * (high - low), 1.0)
     axes.set_xlim(low - margin, high + margin)
@@ -279,7 +279,7 @@ def _tick_clocks(axes: Axes, clocks_mhz: Sequence[float]) -> None:
 
 
 def _explain_slice(document: Document, clock: Sequence[str], slices: Sequence[tuple[Look, list[Row]]]) -> str:
-    """What the other clocks are in this picture; nothing to say where they do not change."""
+    """Say which values the other clocks have in this chart; empty where they do not change."""
     look, rows = slices[0]
     words = rows[0]["key"].split()
     common = units.find_common_words(row["key"] for row in look.series["rows"])

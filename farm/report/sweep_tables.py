@@ -1,4 +1,4 @@
-"""The tables of a sweep's page: every point with its figures and intervals, and power by rail."""
+"""The tables of a sweep's page: points with figures and intervals, power by rail, the CSV, schedules by point."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from farm.units import WATT, Scale, format_percent, format_point
 
 @dataclasses.dataclass(frozen=True)
 class ToldSchedules:
-    """What schedules tried again at one point came to, in a sentence; the table is of those that are better there."""
+    """The result of schedules tried again at one point, in a sentence; the table has those that are better there."""
 
     sentence: str
     table: PageTable | None
 
 
 def tell_schedules(document: Document) -> list[ToldSchedules]:
-    """One per point; none where none was asked for."""
+    """Return one per point; none where none was requested."""
     told = []
     for fitted in document.get("schedules") or ():
         better = sorted(
@@ -68,13 +68,13 @@ def _table(fitted: Mapping[str, Any], better: Sequence[Mapping[str, Any]]) -> Pa
     return make_table(head, rows, caption=format_point(fitted["key"]))
 
 
-# What a point's own visits say; the estimates are those joined with the fit.
+# From a point's own visits; estimates combine them with the fit.
 _ALONE = ("latency_s", "power_w", "energy_j")
 _ESTIMATES = ("latency_s", "power_w", "energy_j", "energy_above_idle_j")
 
 
 def write_csv(document: Document) -> str:
-    """The text, with a heading line; predictions are in it and say so."""
+    """Return the CSV with a heading line; predictions are marked."""
     rails, clocks = sweep_rows.list_rails(document), _list_clocks(document)
     lines = [_line(document, series, row, clocks, rails) for series in document["series"] for row in series["rows"]]
     text = io.StringIO()
@@ -131,14 +131,14 @@ def _truth(value: object) -> int:
     return int(bool(value))
 
 
-# Predictions beyond the front are worth a line each only while they are few.
+# Predictions beyond the front have a line each only while they are few.
 _MAX_PREDICTIONS = 40
-# More columns than that (a TX2 has twelve rails) no page holds; the CSV has all.
+# A page holds no more columns (a TX2 has twelve rails); the CSV has all.
 MOST_RAILS = 6
 
 
 def choose_rows(series: Series) -> tuple[list[Row], int]:
-    """Rows for the page, and how many predictions are left to the CSV. Slow clocks come last, as measured."""
+    """Return rows for the page, and how many predictions only the CSV has. Slow clocks come last, as measured."""
     predictions = [row for row in series["rows"] if not row["measured"]]
     if len(predictions) > _MAX_PREDICTIONS:
         keep = [
@@ -149,7 +149,7 @@ def choose_rows(series: Series) -> tuple[list[Row], int]:
 
 
 def list_points(document: Document, series: Series) -> PageTable:
-    """The main table of a series: latency, power, energy, temperature and marks of each operating point."""
+    """Return the main table of a series: latency, power, energy, temperature and marks of each operating point."""
     rows, _ = choose_rows(series)
     common = units.find_common_words(row["key"] for row in series["rows"])
     known = [row for row in rows if row["latency_s"]]
@@ -178,7 +178,7 @@ def list_points(document: Document, series: Series) -> PageTable:
 
 
 def list_rails(document: Document, series: Series) -> PageTable | None:
-    """Power by rail at each measured point; None where no rail was read."""
+    """Return power by rail at each measured point; None where no rail was read."""
     rails = sweep_rows.choose_rails(series, MOST_RAILS)
     rows = [row for row in series["rows"] if row["rail_power_w"]]
     if not rails or not rows:
@@ -198,7 +198,7 @@ def list_rails(document: Document, series: Series) -> PageTable | None:
 
 
 def _watts(power_w: float | None) -> str:
-    """To the milliwatt, so that a column can be read down."""
+    """Format to the milliwatt, so that columns align."""
     return units.NOTHING if power_w is None else f"{power_w:.3f}"
 
 

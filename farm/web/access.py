@@ -33,7 +33,7 @@ _LONGEST = 600
 
 
 class Refused(Exception):
-    """A request that is not carried out; `hint` says what can be done."""
+    """A request that is refused; `hint` says what can be done."""
 
     def __init__(self, status: int, detail: str, hint: str = "") -> None:
         super().__init__(status, detail, hint)
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ProblemDetails:
-    """One answer to a request that failed."""
+    """The answer to a request that failed."""
 
     status: int
     detail: str
@@ -50,23 +50,23 @@ class ProblemDetails:
 
     @property
     def title(self) -> str:
-        """The status in words."""
+        """Return the status in words."""
         return HTTPStatus(self.status).phrase
 
     def to_document(self) -> dict[str, Any]:
-        """As RFC 9457 has it; `hint` is an extension."""
+        """Return the document of RFC 9457; `hint` is an extension."""
         about = {"type": "about:blank", "title": self.title, "status": self.status}
         return about | {"detail": shorten(self.detail), "hint": shorten(self.hint)}
 
 
 def shorten(text: str) -> str:
-    """A text fit to be sent back: its controls are shown, and it ends somewhere."""
+    """Make a text fit for a reply: controls are shown, and its length is limited."""
     text = foreign.show_controls(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def from_error(error: FarmError) -> ProblemDetails:
-    """The problem that an error of the farm's stands for."""
+    """Return the problem for an error of the farm."""
     if isinstance(error, UsageError):
         status = 404 if error.message.startswith(("there is no ", "no workload is called")) else 422
     elif isinstance(error, TransientError | UnavailableError):
@@ -83,7 +83,7 @@ _BYTES = 24
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
 _HOW = "Scripts send it: Authorization: Bearer TOKEN, as `farm web token` prints it. In a browser, sign in."
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-# Nothing but our own files, no frame around us, no code or style within a page.
+# Only our own files, no framing, no inline code or style.
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -95,7 +95,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def read_token(home: Path, *, renew: bool = False) -> str:
-    """The token of this FARM_HOME, made where there is none, or anew. Raises UnavailableError."""
+    """Return the token of this FARM_HOME; make it where there is none, or anew. Raises UnavailableError."""
     path = home / TOKEN_FILE
     try:
         if not renew:
@@ -113,7 +113,7 @@ def read_token(home: Path, *, renew: bool = False) -> str:
 
 
 class Access:
-    """The rules of one server. `names` are those that it answers to besides addresses and `localhost`."""
+    """The rules of one server. It answers to `names`, to addresses and to `localhost`."""
 
     def __init__(self, home: Path, *, private: bool, secure: bool, names: Collection[str] = ()) -> None:
         """`private`: only this machine reaches it, so that reading is free. `secure`: over TLS."""
@@ -165,7 +165,7 @@ class Access:
         return person
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse what a page of another origin had a browser send."""
+        """Refuse a request that a page of another origin sent."""
         origin, host = headers.get("origin"), headers.get("host", "")
         site = headers.get("sec-fetch-site")
         ours = f"{'https' if self.secure else 'http'}://{host}"
@@ -205,14 +205,14 @@ class Access:
         return hmac.compare_digest(token.encode(), read_token(self._home).encode())
 
     def _session(self, entry: tokens.Entry | None) -> str:
-        """Made of the token, which cannot be found from it: another token ends every session."""
+        """Derive the cookie from the token, one way: a new token ends every session."""
         key = entry.digest if entry else read_token(self._home)
         code = hmac.new(key.encode(), b"tvm-farm web session", hashlib.sha256).hexdigest()
         return f"{entry.name}.{code}" if entry else code
 
 
 def find_role(path: str) -> Role:
-    """The least role that changing something at a path needs. Whose it has to be, `orders` says."""
+    """Return the least role that may change something at a path. `orders` checks the owner."""
     parts = path.removeprefix("/api/v1").strip("/").split("/")
     if parts == ["sign-out"]:
         return Role.READER

@@ -1,4 +1,4 @@
-"""REST under `/api/v1`: the documents that the command line prints with `--json`, page by page, and orders."""
+"""REST under `/api/v1`: the documents that `--json` prints, page by page, and orders."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _page(request: Request, items: Sequence[Mapping[str, Any]], total: int, limi
 
 @router.get("/boards", responses=_answer(documents.BoardPage))
 def list_boards(request: Request, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
-    """Boards by name, as `farm board list --json` prints them."""
+    """List boards by name, as `farm board list --json` does."""
     with _view(request).stores.lend() as store:
         return _page(request, *store.fetch_board_page(limit, offset), limit, offset)
 
 
 @router.get("/boards/{name}", responses=_answer(documents.BoardInFull))
 def show_board(request: Request, name: Name) -> JSONResponse:
-    """A board with its golden kernel and all that happened to it, as `farm board show --json` prints it."""
+    """Show a board with its golden kernel and its events, as `farm board show --json` does."""
     with _view(request).stores.lend() as store:
         board = store.require_board(name)
         calibration = fetch_calibration(store, board)
@@ -103,7 +103,7 @@ def order_board(request: Request, name: Name, order: Name, body: documents.Board
 
 @router.get("/campaigns", responses=_answer(documents.CampaignPage))
 def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
-    """Campaigns, the newest first, as `farm campaign list --json` prints them."""
+    """List campaigns, the newest first, as `farm campaign list --json` does."""
     with _view(request).stores.lend() as store:
         campaigns, total = store.fetch_campaign_page(limit, offset)
     return _page(request, [shorten(each) for each in campaigns], total, limit, offset)
@@ -111,7 +111,7 @@ def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> J
 
 @router.get("/campaigns/{name}", responses=_answer(documents.CampaignInFull))
 def show_campaign(request: Request, name: Name) -> JSONResponse:
-    """A campaign with what came of it, as `farm campaign show --json` prints it."""
+    """Show a campaign with its results, as `farm campaign show --json` does."""
     with _view(request).stores.lend() as store:
         return JSONResponse(make_document(store, name))
 
@@ -134,7 +134,7 @@ def change_budget(request: Request, name: Name, body: documents.BudgetChange) ->
 
 @router.get("/sweeps", responses=_answer(documents.SweepPage))
 def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
-    """Sweeps, the newest first, as `farm sweep list --json` prints them."""
+    """List sweeps, the newest first, as `farm sweep list --json` does."""
     with _view(request).stores.lend() as store:
         rows, total = store.fetch_sweep_page(limit, offset)
     return _page(request, [stored.summarise(row) for row in rows], total, limit, offset)
@@ -142,7 +142,7 @@ def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSON
 
 @router.get("/sweeps/{sweep}", responses=_answer(documents.SweepInFull))
 def show_sweep(request: Request, sweep: Annotated[int, Path(ge=0, le=2**63 - 1)]) -> JSONResponse:
-    """A sweep, its points and picks, as `farm sweep show --json` prints it."""
+    """Show a sweep, its points and picks, as `farm sweep show --json` does."""
     view = _view(request)
     with view.stores.lend() as store:
         return JSONResponse(view.sweeps.find(store, sweep))
@@ -150,7 +150,7 @@ def show_sweep(request: Request, sweep: Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 @router.get("/records", responses=_answer(documents.RecordPage))
 def list_records(request: Request, wanted: RecordFilters, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
-    """Records, as `farm record list --json` prints them; the same words choose among them."""
+    """List records, filtered as by `farm record list --json`."""
     with _view(request).stores.lend() as store:
         shown, total = wanted.fetch_page(store, limit, offset)
         codes = name_codes(store, shown)
@@ -160,7 +160,7 @@ def list_records(request: Request, wanted: RecordFilters, limit: Limit = 100, of
 
 @router.get("/records/{workload}")
 def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
-    """All records of a workload, as `farm record show --json` prints them."""
+    """Show all records of a workload, as `farm record show --json` does."""
     with _view(request).stores.lend() as store:
         key, _ = require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
@@ -170,13 +170,13 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
 
 @router.get("/queue", responses=_answer(documents.Queue))
 def show_queue(request: Request) -> JSONResponse:
-    """Who waits for boards and why not yet, and who has them, as `farm queue --json` prints it."""
+    """Show the queue for boards, as `farm queue --json` does."""
     with _view(request).stores.lend() as store:
         return JSONResponse(queue_place.to_document(store))
 
 
 @router.get("/events", responses=_answer(documents.EventList))
 def list_events(request: Request, subject: Text = "", limit: Limit = 20) -> JSONResponse:
-    """The newest events, of all or of one board or campaign."""
+    """List the newest events, of all or of one board or campaign."""
     with _view(request).stores.lend() as store:
         return JSONResponse({"items": store.fetch_newest_events(limit, subject or None)})

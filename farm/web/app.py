@@ -49,7 +49,7 @@ class RouteRow:
 
 @router.get("/docs")
 def show_docs(request: Request) -> HTMLResponse:
-    """What the API offers."""
+    """Show what the API offers."""
     described = request.app.openapi()
     return show(
         request,
@@ -62,7 +62,7 @@ def show_docs(request: Request) -> HTMLResponse:
 
 
 def list_rows(described: Mapping[str, Any]) -> list[RouteRow]:
-    """The routes of an OpenAPI document, in its order."""
+    """Return the routes of an OpenAPI document, in its order."""
     schemas = described["components"]["schemas"]
     return [
         RouteRow(
@@ -94,9 +94,9 @@ def _name(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}: {' | '.join(kind for kind in kinds if kind)}"
 
 
-# Requests that are worked on at once; others wait. Each has a store of its own.
+# Requests served at once; others wait. Each has a store of its own.
 THREADS = 8
-# Forms and API calls are short, and come at once.
+# Forms and API calls are short and arrive at once.
 _MOST_BYTES, _MOST_QUERY, _BODY_TIMEOUT_S = 64 << 10, 4096, 10.0
 _STATIC = Path(__file__).with_name("static")
 # Clients that have not signed in see these, from any address.
@@ -106,7 +106,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_app(settings: Settings, access: Access) -> FastAPI:
-    """The application of one FARM_HOME."""
+    """Return the application of one FARM_HOME."""
     app = FastAPI(
         title="tvm-farm",
         version=__version__,
@@ -164,13 +164,13 @@ def _require_room(request: Request) -> None:
 
 
 async def watch(request: Request) -> AsyncIterator[ServerSentEvent]:
-    """What changes, as it changes."""
+    """Stream changes as they happen."""
     async for event in request.app.state.hub.watch():
         yield event
 
 
 class Guard:
-    """Stands before every route: whose name is asked for, how much is sent, who may read and change."""
+    """Stands before every route: checks host, size of the body, and the right to read or change."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access

@@ -1,4 +1,4 @@
-"""The course of campaigns, kept in memory: who measured when, and each time a task got faster.
+"""Series kept in memory: a campaign's trials and best latencies over time, readings of boards, golden kernels.
 
 A campaign's trials are read once; each later look reads only newer ones.
 """
@@ -23,7 +23,7 @@ from farm.store import Store
 from farm.values import DEFAULT_POINT
 
 KEPT_S = 3600.0
-# Of all boards together at a start, and of one board in memory.
+# Readings of all boards at the start, and of one board in memory.
 _AT_START, _MOST = 2000, 1200
 
 
@@ -51,7 +51,7 @@ class Gauges:
         self._readings: dict[str, collections.deque[Reading]] = {}
 
     def update(self, store: Store, trial: int) -> None:
-        """Take in the trials up to this number."""
+        """Read the trials up to this number."""
         with self._lock:
             after = self._last if self._last >= 0 else trial - _AT_START
             if trial <= after:
@@ -62,19 +62,19 @@ class Gauges:
                     self._readings.setdefault(row["board"], collections.deque(maxlen=_MOST)).append(reading)
 
     def find_latest(self, board: str) -> Reading | None:
-        """A board's newest reading."""
+        """Return a board's newest reading."""
         with self._lock:
             readings = self._readings.get(board)
             return readings[-1] if readings else None
 
     def list_since(self, board: str, since: float) -> Sequence[Reading]:
-        """A board's readings after a time, oldest first."""
+        """Return a board's readings after a time, oldest first."""
         with self._lock:
             return [each for each in self._readings.get(board, ()) if each.at >= since]
 
 
 def read_outcome(row: Mapping[str, Any]) -> Reading | None:
-    """The reading in a row of `Store.fetch_newest_outcomes`; None where its board saw nothing."""
+    """Return the reading in a row of `Store.fetch_newest_outcomes`; None where its board read nothing."""
     outcome = row["outcome"]
     seen = outcome.get("after") or outcome.get("before")
     if not seen:
@@ -95,7 +95,7 @@ def read_outcome(row: Mapping[str, Any]) -> Reading | None:
 
 @functools.cache
 def find_limit_c(board_type: str) -> float | None:
-    """Above which temperature boards of a type slow down, as their type says; None where it does not."""
+    """Return the temperature at which boards of a type throttle, by their type's file; None where it does not say."""
     try:
         limit = (require_board_type(board_type).simulation or {}).get("thermal", {}).get("trip_c")
     except FarmError:
@@ -107,7 +107,7 @@ def _numbers(values: Any) -> list[float]:
     return [float(each) for each in (values or {}).values() if isinstance(each, int | float)]
 
 
-# Of each board: enough for what it was, and what it is.
+# Runs of each board: enough for its past and its present.
 _RUNS = 40
 
 
@@ -122,7 +122,7 @@ class GoldenDrift:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is more than what boards differ by from run to run."""
+        """Return whether the drift exceeds the variation from run to run."""
         return self.ratio is not None and max(self.ratio, 1 / self.ratio) > 1 + DRIFT_TOLERANCE
 
 
@@ -135,7 +135,7 @@ class GoldenRuns:
         self._runs: dict[str, collections.deque[tuple[str, str, float, float]]] = {}
 
     def update(self, store: Store) -> None:
-        """Take in what has been written since."""
+        """Read the newer runs."""
         with self._lock:
             for number, run in store.fetch_golden_since(self._last, _RUNS):
                 self._last = max(self._last, number)
@@ -143,12 +143,12 @@ class GoldenRuns:
                 runs.append((run.kernel, run.operating_point, run.median_s, run.at))
 
     def forget(self, board: str) -> None:
-        """A board's history begins anew."""
+        """Start a board's history anew."""
         with self._lock:
             self._runs.pop(board, None)
 
     def find(self, board: str) -> GoldenDrift | None:
-        """What is known of a board."""
+        """Return a board's drift."""
         with self._lock:
             runs = list(self._runs.get(board, ()))
         if not runs:
@@ -160,7 +160,7 @@ class GoldenRuns:
         return GoldenDrift(kernel, median_s, at, ratio)
 
 
-# Campaigns that are remembered, and stretches of work of one board: beyond these, short breaks are no longer told.
+# Campaigns in memory, and stretches of work of one board: beyond these, short gaps are dropped.
 _MOST_CAMPAIGNS, _MOST_STRETCHES = 8, 1500
 _FIRST_BREAK_S = 0.5
 MINUTE_S = 60.0
@@ -168,7 +168,7 @@ MINUTE_S = 60.0
 
 @dataclasses.dataclass
 class Stretches:
-    """When a board worked: stretches of time (s since the epoch), in order; breaks below `break_s` are not told."""
+    """When a board worked: stretches of time (s since the epoch), in order; gaps below `break_s` are left out."""
 
     break_s: float = _FIRST_BREAK_S
     spans: list[list[float]] = dataclasses.field(default_factory=list)
@@ -176,7 +176,7 @@ class Stretches:
     held_s: float = 0.0
 
     def add(self, began: float, ended: float) -> None:
-        """A piece of work. Its end is at or after that of all before."""
+        """Add a piece of work, which ends at or after all before it."""
         self.trials += 1
         self.held_s += ended - began
         if self.spans and began - self.spans[-1][1] <= self.break_s:
@@ -188,7 +188,7 @@ class Stretches:
             self._join()
 
     def _join(self) -> None:
-        """Forget the shortest breaks."""
+        """Drop the shortest gaps."""
         self.break_s *= 2
         joined: list[list[float]] = []
         for span in self.spans:
@@ -199,7 +199,7 @@ class Stretches:
         self.spans = joined
 
     def list_gaps(self, least_s: float, until: float) -> list[tuple[float, float]]:
-        """Breaks of some length, from the first piece of work on."""
+        """Return the longer gaps after the first piece of work."""
         ends = [span[1] for span in self.spans]
         begins = [*(span[0] for span in self.spans[1:]), until]
         return [(end, begin) for end, begin in zip(ends, begins, strict=True) if begin - end >= least_s]
@@ -219,7 +219,7 @@ class Course:
     ended: float = 0.0
 
     def update(self, store: Store, campaign: int) -> None:
-        """Take in the trials that were written since."""
+        """Read the newer trials."""
         best, boards, minutes = self.best_s, self.boards, self.minutes
         for row in store.fetch_trials_since(campaign, self.last):
             self.last, board_type, workload, point, counted, median_s, board, at, held_s = row
@@ -239,11 +239,11 @@ class Course:
                         self.gains.append((self.counted, key, median_s))
 
     def list_steps(self, task: TaskId) -> list[tuple[int, float]]:
-        """How a task got faster: after how many counted trials of the campaign, and seconds."""
+        """Return a task's best latencies: counted trials of the campaign, and seconds."""
         return [(counted, median_s) for counted, key, median_s in self.gains if key == task]
 
     def pace(self, bins: int) -> tuple[list[float], float]:
-        """Trials per minute in equal parts of its time, and how many minutes each of them is."""
+        """Return trials per minute in equal parts of the time, and the minutes of each part."""
         if not self.minutes:
             return [], 1.0
         minutes = sorted(self.minutes)
@@ -256,7 +256,7 @@ class Course:
 
 
 class Courses:
-    """Those that were looked at last. Thread-safe; one campaign is read by one thread at a time."""
+    """The campaigns that were viewed last. Thread-safe; one thread at a time reads a campaign."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -264,7 +264,7 @@ class Courses:
 
     @contextlib.contextmanager
     def read(self, store: Store, campaign: int) -> Iterator[Course]:
-        """A campaign's course up to now, which stays as it is for the block."""
+        """Return a campaign's series up to now, unchanged within the block."""
         with self._lock:
             lock, course = self._kept.setdefault(campaign, (threading.Lock(), Course()))
             self._kept.move_to_end(campaign)

@@ -19,13 +19,13 @@ from fastapi.sse import ServerSentEvent
 
 from farm.errors import FarmError
 
-# What happens in a store is on the pages within two seconds.
+# Changes in the store reach the pages within two seconds.
 PERIOD_S = 0.5
 # A browser opens one for each page; more than these are an attack.
 MOST_WATCHERS = 256
-# Updates that are remembered for slow watchers.
+# Updates kept for slow watchers.
 _KEPT = 64
-# What a browser waits before it connects again.
+# The browser's pause before it reconnects.
 _RETRY_MS = 2000
 _TOLD_AT_MOST_EVERY_S = 60.0
 
@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class TooManyWatchersError(Exception):
-    """As many watch as may."""
+    """The limit of watchers is reached."""
 
 
 class Hub:
-    """Looks while there are watchers. `look` gives the pieces that changed since its last call, each with the id of the
-    element that it takes the place of; it runs on a thread of its own, one call at a time.
+    """Looks while there are watchers. `look` returns the pieces that changed since its last call, each with the id of
+    the element that it replaces; it runs on a thread, one call at a time.
     """
 
     def __init__(self, look: Callable[[], Sequence[Part]]) -> None:
@@ -64,7 +64,7 @@ class Hub:
                 await self.end()
 
     async def end(self) -> None:
-        """Let all watchers go: the server ends."""
+        """Disconnect all watchers: the server ends."""
         self._ended = True
         async with self._changed:
             self._changed.notify_all()
@@ -84,7 +84,7 @@ class Hub:
                 self._changed.notify_all()
 
     async def watch(self) -> AsyncIterator[ServerSentEvent]:
-        """What one browser is sent, from now on. Raises TooManyWatchersError."""
+        """Yield one browser's updates from now on. Raises TooManyWatchersError."""
         if self.watchers >= MOST_WATCHERS:
             raise TooManyWatchersError
         self.watchers += 1

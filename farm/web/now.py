@@ -1,6 +1,6 @@
-"""What the first page says: how it stands with every board, campaign and the farm, worst first. No HTML here.
+"""The first page's contents: the state of every board, of campaigns and of the farm, worst first. No HTML.
 
-Rows are made one by one, so that the live updates (`live.py`) make those that changed and no others.
+Rows are made one by one, so that live updates (`live.py`) make only those that changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farm.web import courses
 from farm.web.courses import Gauges, GoldenRuns
 
 EVENTS = 20
-# What an operator would call a fault of a board.
+# Events that are faults of a board.
 FAULTS = frozenset(
     {
         Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT,
@@ -35,13 +35,13 @@ _RANKS = {
     Health.MAINTENANCE: 5,
     Health.RETIRED: 6,
 }
-# A reading or a campaign's progress older than this says nothing of how a board is now.
+# A reading or a campaign's progress older than this is stale.
 _STALE_S = 900.0
 
 
 @dataclasses.dataclass(frozen=True)
 class BoardFilters:
-    """Which boards the page shows; empty: all. `text` is looked for in names, types, labels and holders."""
+    """Which boards the page shows; empty: all. `text` is searched in names, types, labels and holders."""
 
     text: str = ""
     board_type: str = ""
@@ -51,11 +51,11 @@ class BoardFilters:
 
     @property
     def chooses(self) -> bool:
-        """Whether any board may be left out."""
+        """Return whether the filters may leave a board out."""
         return self != BoardFilters()
 
     def matches(self, board: Mapping[str, Any]) -> bool:
-        """Whether a board, as the store shows it, is meant."""
+        """Return whether a board, as the store shows it, passes."""
         lease = board["lease"] or {}
         texts = [board["name"], board["board_type"], lease.get("owner", ""), lease.get("purpose", "")]
         texts += [f"{key}={value}" for key, value in board["labels"].items()]
@@ -70,7 +70,7 @@ class BoardFilters:
 
 @dataclasses.dataclass(frozen=True)
 class KnownOfBoards:
-    """What is known of boards beside the store's own rows. `points` are the operating points that campaigns hold."""
+    """Facts about boards beside the store's rows. `points` are the operating points that campaigns hold."""
 
     golden: GoldenRuns
     gauges: Gauges
@@ -79,7 +79,7 @@ class KnownOfBoards:
 
 
 def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> dict[str, Any]:
-    """A board's line: the store's own fields, and what else there is to say of it."""
+    """Return a board's row: the store's fields, and what else is known."""
     name = board["name"]
     reading, drift = known.gauges.find_latest(name), known.golden.find(name)
     fresh = reading is not None and now - reading.at < _STALE_S
@@ -92,7 +92,7 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
     if lease and not held and fresh and reading is not None and reading.at >= lease["acquired_at"]:
         held, held_at = reading.point, reading.at
     fault = known.faults.get(name)
-    # Of a good board at work, what it does stands under its holder.
+    # The row of a good board shows its work under its holder.
     cause = find_cause(board)
     return {
         "name": name,
@@ -124,14 +124,14 @@ def _rank(board: Mapping[str, Any], drifted: bool, margin_c: float | None) -> tu
 
 
 def list_rows(boards: Iterable[Mapping[str, Any]], known: KnownOfBoards, filters: BoardFilters) -> list[dict[str, Any]]:
-    """The lines of the boards that are meant, worst first."""
+    """Return the rows of the chosen boards, worst first."""
     now = time.time()
     rows = [to_board_row(board, known, now) for board in boards if filters.matches(board)]
     return sorted(rows, key=lambda row: row["rank"])
 
 
 def count_boards(boards: Collection[Mapping[str, Any]]) -> dict[str, int]:
-    """How many boards there are, are at work, free, out of reach, in doubt, out of service."""
+    """Count the boards: in all, at work, free, out of reach, in doubt, out of service."""
     healths = [str(board["health"]) for board in boards]
     good = [board for board in boards if board["health"] == Health.GOOD]
     return {
@@ -145,7 +145,7 @@ def count_boards(boards: Collection[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def to_campaign_row(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A campaign's line; `boards` are all of the farm."""
+    """Return a campaign's row; `boards` are all boards of the farm."""
     progress = campaign.progress or {}
     used_s, counted = progress.get("wall_clock_s") or 0.0, progress.get("counted") or 0
     mine = progress.get("boards") or []
@@ -178,7 +178,7 @@ def to_campaign_row(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]
 
 
 def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> str:
-    """Why a campaign, or some of the boards that it might use, stands still; empty where all of them work for it."""
+    """Say why a campaign, or some of its boards, stands still; empty where all boards work."""
     if campaign.over:
         return ""
     if campaign.engine is None and campaign.state not in (CampaignState.PAUSED, CampaignState.SUBMITTED):
@@ -207,7 +207,7 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -
 
 
 def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str]:
-    """By board, the operating point that a campaign holds it at; of campaigns that an engine carries out now."""
+    """Return by board the operating point that a running campaign holds."""
     return {
         each["name"]: each["point"]
         for campaign in campaigns
@@ -218,10 +218,10 @@ def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str
 
 
 def list_events(store: Store, subject: str | None = None, limit: int = EVENTS) -> list[dict[str, Any]]:
-    """The newest events, each with where it leads: a board's or a campaign's page."""
+    """Return the newest events, each with the page that it links to."""
     rows = store.fetch_newest_events(limit, subject)
     for row in rows:
-        # Board events say by whom; of others only some are about a board or a campaign of this name.
+        # Board events name their author; only some other events are about a board or a campaign.
         of_board = row["by"] or row["kind"] in ("stopped", "board_lied")
         of_campaign = row["kind"].startswith(("campaign_", "search_", "model_"))
         row["page"] = "campaigns" if of_campaign else "boards" if of_board else ""

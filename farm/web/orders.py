@@ -26,7 +26,7 @@ _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 
 
 def order_campaign(settings: Settings, store: Store, name: str, order: str, person: Person) -> FleetCampaign:
-    """Pause, resume or cancel a campaign; returns it as it is then. Raises what the command does; Refused."""
+    """Pause, resume or cancel a campaign; return its row. Raises what the command raises; Refused."""
     by = _check_own(store, name, person)
     if order == "pause":
         return control.pause(settings, store, name, by)
@@ -40,7 +40,7 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> FleetCampaign:
-    """Change limits of a campaign; returns it as it is then. Raises UsageError, Refused."""
+    """Change limits of a campaign; return its row. Raises UsageError, Refused."""
     by = _check_own(store, name, person)
     if not changes:
         raise UsageError("no limit was given", "Give trials, per_workload, wall_clock_s or board_s.")
@@ -49,7 +49,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: P
 
 
 def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> dict[str, Any]:
-    """Give an order for a board; returns it as it is then. Raises UsageError where the order does not fit it."""
+    """Give an order for a board; return its row. Raises UsageError where the order does not fit."""
     if order not in BOARD_ORDERS:
         raise UsageError(f"invalid board command {order!r}", f"Known: {', '.join(BOARD_ORDERS)}.")
     store.observe_board(name, order, name_person(person), decide_by(Observation(Kind(order), reason)))
@@ -67,7 +67,7 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
 
 
 def end_reservation(store: Store, name: str, reason: str, person: Person) -> dict[str, Any]:
-    """End a reservation, which its holder may, and an operator; returns the board as it is then.
+    """End a reservation; return the board's row. Its holder may, and an operator.
 
     Raises UsageError where there is none, Refused.
     """
@@ -89,7 +89,7 @@ def may_change(person: Person | None, owner: str) -> bool:
 
 
 def _check_own(store: Store, name: str, person: Person) -> str:
-    """Refuse who may not change a campaign; returns what the person is called in events."""
+    """Refuse a person who may not change a campaign; return the person's name for events."""
     owner = store.fetch_fleet_campaign(name).owner
     if not may_change(person, owner):
         raise _refuse(person, f"the campaign of {owner}")
@@ -116,7 +116,7 @@ def _some_wait_s() -> Iterator[float]:
 
 
 def read_budget(form: Mapping[str, str]) -> dict[str, Any]:
-    """The limits in a form's fields `trials`, `per_workload`, `wall_clock_h` and `board_h`. Raises UsageError."""
+    """Read the limits in a form's fields `trials`, `per_workload`, `wall_clock_h` and `board_h`. Raises UsageError."""
     changes: dict[str, Any] = {}
     for field, key, factor in (
         ("trials", "trials", None),
@@ -143,12 +143,12 @@ def _read_number(given: str, kind: type[int] | type[float]) -> float:
 
 
 def read_hours(form: Mapping[str, str]) -> float:
-    """The time in a form's field `hours`, in seconds. Raises UsageError."""
+    """Read a form's field `hours`, in seconds. Raises UsageError."""
     return float(_read_number(form.get("hours", "").strip(), float)) * 3600.0
 
 
 def list_fields(campaign: FleetCampaign) -> dict[str, Any]:
-    """What such a form begins with."""
+    """Return the form's initial values."""
     budget = dict(campaign.budget)
     hours = {name: None if budget.get(key) is None else budget[key] / 3600 for name, key in _HOURS.items()}
     return {"trials": budget.get("trials"), "per_workload": budget.get("per_workload"), **hours}
@@ -158,10 +158,10 @@ _HOURS = {"wall_clock_h": "wall_clock_s", "board_h": "board_s"}
 
 
 def name_person(person: Person) -> str:
-    """Who gave an order, for events: a person by a named token is named with the host that took the order."""
+    """Name who gave an order, for events: the person of a named token, with the host that took the order."""
     return f"{_name_holder(person)} (web)"
 
 
 def _name_holder(person: Person) -> str:
-    """As the command line names the same person on this host, whose commands then work on what was reserved here."""
+    """Name the person as the command line does on this host, so that its commands work on the reservation."""
     return person.name if "@" in person.name else f"{person.name}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""The pages' routes: each asks for what its template shows. Lists and boards; campaigns and sweeps have their own."""
+"""The pages' routes: lists and boards. Campaigns and sweeps have their own (`work_pages.py`)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PageNumber = Annotated[int, Query(ge=1, le=10**6)]
 
 
 def get_view(request: Request) -> View:
-    """What the routes share."""
+    """Return what the routes share."""
     view: View = request.app.state.view
     return view
 
 
 def show(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page. `command` is what shows the same on the command line."""
+    """Render a page. `command` is the command that shows the same."""
     view = get_view(request)
     person = view.access.find_person(request.headers, request.cookies.get(COOKIE, ""))
     html = view.render(
@@ -64,7 +64,7 @@ def show(request: Request, template: str, *, status: int = 200, **values: Any) -
 
 
 def turn(request: Request, number: int, total: int, per_page: int) -> dict[str, Any]:
-    """Where the pages of a list before and after this one are."""
+    """Return links to the pages of a list before and after this one."""
 
     def link(to: int) -> str:
         return "?" + urllib.parse.urlencode({**request.query_params, "page": to})
@@ -89,7 +89,7 @@ def show_now(
     made: Text = "",
     page: PageNumber = 1,
 ) -> HTMLResponse:
-    """How it stands with everything."""
+    """Show the state of boards and campaigns."""
     view, filters = get_view(request), now.BoardFilters(text.strip(), board_type, state, health, made)
     with view.stores.lend() as store:
         view.learn(store)
@@ -114,7 +114,7 @@ def show_now(
 
 @router.get("/boards/{name}")
 def show_board(request: Request, name: str) -> HTMLResponse:
-    """A board: what it is, what it did, how it is."""
+    """Show a board: what it is, its history and its state."""
     view = get_view(request)
     with view.stores.lend() as store:
         view.learn(store)
@@ -142,7 +142,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
 
 
 def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
-    """Clocks, power and temperature of the last hour, each where the board can tell it."""
+    """Draw clocks, power and temperature of the last hour, where the board reads them."""
     titles = ("Clocks in runs", "Power", "Temperature")
     times = [each.at for each in readings]
     lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {title: [] for title in titles}
@@ -174,12 +174,12 @@ def _draw_golden(calibration: Any) -> list[tuple[str, Any]]:
 
 
 def say_time(at: float) -> str:
-    """A tick of an axis of time."""
+    """Format a tick of a time axis."""
     return time.strftime("%H:%M:%S", units.to_local_time(at))
 
 
 def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
-    """A board's description in words: units for bytes, lists with commas, tables by the names in them."""
+    """Describe a board in words: units for bytes, lists with commas."""
     said = ((key, _say_fact(key, value)) for key, value in board["description"].items())
     return [(key.removesuffix("_bytes").removesuffix("_hz"), text) for key, text in said if text]
 
@@ -205,7 +205,7 @@ def _say_fact(key: str, value: Any) -> str:
 
 
 def _list_parts(value: Any) -> list[str]:
-    """Names of clocks with their ranges, of rails with what reads them; what has no name says nothing."""
+    """Name clocks with their ranges, and rails with their drivers."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [text for each in value for text in _list_parts(each)]
     if not isinstance(value, Mapping) or not (name := value.get("name") or value.get("rail")):
@@ -218,7 +218,7 @@ def _list_parts(value: Any) -> list[str]:
 
 @router.post("/boards/{name}/orders")
 async def order_board(request: Request, name: str) -> Response:
-    """What a form on the board's page orders."""
+    """Take an order from the board page's form."""
     form, person = await read_form(request), request.state.person
 
     def work() -> None:
@@ -231,7 +231,7 @@ async def order_board(request: Request, name: str) -> Response:
 
 @router.post("/boards/{name}/reservation")
 async def reserve_board(request: Request, name: str) -> Response:
-    """What the form for reserving orders: hours and a reason, or the end of it."""
+    """Reserve a board, or end its reservation, from the page's form."""
     form, person = await read_form(request), request.state.person
 
     def work() -> None:
@@ -246,22 +246,22 @@ async def reserve_board(request: Request, name: str) -> Response:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """A form's fields; `Guard` has seen to its size and to how long it may take."""
+    """Read a form's fields; `Guard` has limited its size and time."""
     body = await request.body()
     return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
 
 
 async def run_apart(work: Any) -> Any:
-    """Do what blocks on a thread of its own."""
+    """Run blocking work on a thread."""
     return await anyio.to_thread.run_sync(work)
 
 
 @router.get("/records")
 def list_records(request: Request, wanted: RecordFilters, page: PageNumber = 1) -> HTMLResponse:
-    """Records, chosen by the words of `farm record list`."""
+    """Show records, filtered as by `farm record list`."""
     with get_view(request).stores.lend() as store:
         records, total = wanted.fetch_page(store, PER_PAGE, (page - 1) * PER_PAGE)
-        # Where there are only those of the other kind, say so.
+        # Say so where only records of the other kind exist.
         hint = "" if total else wanted.explain_none(store)
     given = {key: value for key, value in dataclasses.asdict(wanted).items() if value}
     flags = ((f"--{key.replace('_', '-')}", value) for key, value in given.items())
@@ -282,7 +282,7 @@ def list_records(request: Request, wanted: RecordFilters, page: PageNumber = 1) 
 
 @router.get("/records/{workload}")
 def show_record(request: Request, workload: str) -> HTMLResponse:
-    """A workload's records beside each other, and its best trials where they were measured."""
+    """Show a workload's records, and its best trials by place."""
     with get_view(request).stores.lend() as store:
         key, name = require_workload(store, workload)
         about = store.fetch_workload_rows([key])[key]
@@ -305,7 +305,7 @@ def show_record(request: Request, workload: str) -> HTMLResponse:
 
 @router.get("/artifacts")
 def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
-    """What was compiled on this machine, and of campaigns what can be."""
+    """Show what was compiled on this machine, and what campaigns can compile."""
     view = get_view(request)
     with view.stores.lend() as store:
         campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
@@ -332,7 +332,7 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
 
 @router.get("/artifacts/{campaign}/{index}")
 def download_artifact(request: Request, campaign: str, index: int) -> Response:
-    """The package that was made of a campaign: a path that the store names, and no other."""
+    """Send the package of a campaign: only a path that the store names."""
     with get_view(request).stores.lend() as store:
         made = artifacts.list_made(store.fetch_fleet_campaign(campaign))
     package = made[index]["package"] if 0 <= index < len(made) else None
@@ -343,13 +343,13 @@ def download_artifact(request: Request, campaign: str, index: int) -> Response:
 
 @router.get("/sign-in")
 def show_sign_in(request: Request, to: Text = "/") -> HTMLResponse:
-    """Where the token is typed."""
+    """Show the form for the token."""
     return show(request, "sign_in.html", to=_keep_here(to), command="farm web token")
 
 
 @router.post("/sign-in")
 async def sign_in(request: Request) -> Response:
-    """The token for a cookie that no script and no other site gets."""
+    """Exchange the token for a cookie that no script and no other site reads."""
     form, access = await read_form(request), get_view(request).access
     session = access.open_session(form.get("token", ""))
     answer = RedirectResponse(_keep_here(form.get("to", "/")), 303)
@@ -359,7 +359,7 @@ async def sign_in(request: Request) -> Response:
 
 @router.post("/sign-out")
 async def sign_out(request: Request) -> Response:
-    """Forget the cookie."""
+    """Delete the cookie."""
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(COOKIE)
     return answer

@@ -1,4 +1,4 @@
-"""Which process serves the page of a FARM_HOME: found, started on its own feet, ended. Loads no part of the server."""
+"""The process that serves the page of a FARM_HOME: find, start and stop it. Loads no part of the server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _START_TIMEOUT_S, _STOP_TIMEOUT_S, _LOOK_S = 30.0, 10.0, 0.05
 
 
 def find_url(home: Path) -> str | None:
-    """Where the page is served; None where it is not."""
+    """Return the page's address; None where no process serves it."""
     found = _read(home)
     return None if found is None else found[1]
 
 
 def start(settings: Settings) -> str:
-    """Have a process serve the page until `stop`; returns where. Raises UnavailableError, DeadlineError."""
+    """Start a process that serves the page until `stop`; return the address. Raises UnavailableError, DeadlineError."""
     home = settings.home_path
     if (url := find_url(home)) is not None:
         return url
@@ -43,7 +43,7 @@ def start(settings: Settings) -> str:
 
 
 def stop(home: Path) -> bool:
-    """End the process that serves the page; returns whether there was one. Raises DeadlineError."""
+    """End the process that serves the page; return whether one ran. Raises DeadlineError."""
     found = _read(home)
     if found is None:
         return False
@@ -59,7 +59,7 @@ def stop(home: Path) -> bool:
 
 
 def _read(home: Path) -> tuple[int, str] | None:
-    """Process and address. The lock is the truth: the file of a killed server says nothing."""
+    """Return process and address. The lock decides: the file of a killed server is stale."""
     if not is_locked(home / LOCK):
         return None
     try:

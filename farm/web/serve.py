@@ -1,4 +1,4 @@
-"""The server's process: where it listens, over what, and how it ends; one per FARM_HOME."""
+"""The server's process: addresses, connections and shutdown; one per FARM_HOME."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from farm.web.access import Access, read_token
 from farm.web.app import make_app
 from farm.web.running import FILE, LOCK
 
-# What may wait or stall at once, watching pages among it.
+# Most connections at once, watching pages included.
 MOST_CONNECTIONS = 1000
-# One address never takes all places. A proxy and all who come by SSH are one address: loopback.
+# The share of one address. A proxy and all SSH forwards are one address: loopback.
 MOST_OF_ADDRESS = MOST_CONNECTIONS // 2
-# Those in a TLS handshake among them, which uvicorn does not count: each takes a descriptor.
+# Connections in a TLS handshake included, which uvicorn does not count: each takes a descriptor.
 MOST_ACCEPTED = 2 * MOST_CONNECTIONS
 # A browser sends a head at once; a slow link needs a second or two.
 HEAD_TIMEOUT_S = 10.0
@@ -45,7 +45,7 @@ _REFUSED = (
 
 
 class Listener(socket.socket):
-    """A listening socket that refuses connections beyond an address's share, before a byte of them is read."""
+    """A listening socket that refuses connections beyond an address's share, before it reads a byte."""
 
     speaks_tls = False
 
@@ -54,7 +54,7 @@ class Listener(socket.socket):
         self._networks: weakref.WeakKeyDictionary[socket.socket, str] = weakref.WeakKeyDictionary()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See `socket.accept`. Raises ConnectionAbortedError for one that was refused, which asyncio passes over."""
+        """See `socket.accept`. Raises ConnectionAbortedError for a refused one, which asyncio ignores."""
         connection, address = super().accept()
         network = find_network(address[0])
         accepted = [each for sock, each in self._networks.items() if sock.fileno() >= 0]
@@ -69,7 +69,7 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """One connection. It is closed where the head of a request is not whole after `HEAD_TIMEOUT_S`."""
+    """One connection. Close it where a request's head is incomplete after `HEAD_TIMEOUT_S`."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -106,7 +106,7 @@ class Connection(H11Protocol):
 
 
 def find_network(text: str) -> str:
-    """What counts as one address: of IPv6 a /64, which one machine has whole, and all of loopback."""
+    """Return what counts as one address: a /64 of IPv6, which one machine has whole, and all of loopback."""
     try:
         address: Any = ipaddress.ip_address(text)
     except ValueError:
@@ -119,7 +119,7 @@ def find_network(text: str) -> str:
 
 # As for the tracker: a second farm on this machine finds room.
 _TRIES = 10
-# Requests under way are ended after this; updates are cut at once.
+# Running requests end after this; updates end at once.
 _GRACE_S = 2
 
 
@@ -147,14 +147,14 @@ class WebPlace:
 
     @property
     def is_private(self) -> bool:
-        """Whether this machine alone reaches it."""
+        """Return whether only this machine reaches the address."""
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"
 
 
 def serve(settings: Settings, place: WebPlace, announce: Callable[[str], None]) -> None:
-    """Serve until told to end; `announce` is given the address once it is listened on.
+    """Serve until a signal ends it; call `announce` with the address.
 
     Raises UnavailableError where no port is free, or this FARM_HOME has a server already.
     """
@@ -195,7 +195,7 @@ class _Server(uvicorn.Server):
     """Disconnects watchers at shutdown: their responses never end by themselves."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends it in good order; a terminal may send several."""
+        """End at the first signal; a terminal may send several."""
         self.should_exit = True
         if sig != signal.SIGINT:
             logging.getLogger(__name__).info("ending")

@@ -1,5 +1,6 @@
-"""Pictures of pages as SVG text: lines, bars, a scatter, a timeline of boards. Colours are the style sheet's, so that
-they follow light, dark and print; every text in them is escaped.
+"""The page's charts as SVG text: lines, bars, a scatter, a timeline of boards.
+
+The style sheet has the colours, so that charts follow light, dark and print. Every text is escaped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GAP = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class ChartAxis:
-    """From values to places between two ends; `log` for values that differ by factors."""
+    """Maps values to positions between two ends; `log` for values that differ by factors."""
 
     low: float
     high: float
@@ -40,13 +41,13 @@ class ChartAxis:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value stands."""
+        """Return a value's position."""
         low, high = self._scale(self.low), self._scale(self.high)
         share = (self._scale(min(max(value, self.low), self.high)) - low) / ((high - low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Round values on it; of times (s since the epoch) whole minutes and hours."""
+        """Return round values; for times (s since the epoch) whole minutes and hours."""
         if self.low > _LEAST_TIME:
             apart = next((each for each in _TIME_STEPS if (self.high - self.low) / each <= about), _TIME_STEPS[-1])
             return [float(n * apart) for n in range(math.ceil(self.low / apart), math.floor(self.high / apart) + 1)]
@@ -63,7 +64,7 @@ class ChartAxis:
 
 
 def span_axis(values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False) -> ChartAxis:
-    """An axis that has room for all values."""
+    """Return an axis with room for all values."""
     known = list(values) or [0.0, 1.0]
     low, high = min(known), max(known)
     if log:
@@ -89,7 +90,7 @@ def text(value: object) -> Markup:
 
 
 def picture(parts: Iterable[str], height: float, label: str, *, width: float = WIDTH, kind: str = "") -> Markup:
-    """The whole picture; `label` says in words what it shows."""
+    """Return the whole chart; `label` says in words what it shows."""
     head = f'<svg class="chart {kind}" viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{text(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - texts in the parts are escaped
 
@@ -97,7 +98,7 @@ def picture(parts: Iterable[str], height: float, label: str, *, width: float = W
 def frame(
     x: ChartAxis, y: ChartAxis, x_title: str, y_title: str, say_x: Callable[[float], str] = _say
 ) -> Iterator[str]:
-    """Grid, ticks and titles. `y.start` is the bottom."""
+    """Draw grid, ticks and titles. `y.start` is the bottom."""
     below = math.inf
     for value in y.ticks(5):
         if below - (at := y.place(value)) < _LINE:
@@ -115,7 +116,7 @@ def frame(
 
 
 def _space_out(x: ChartAxis, values: Iterable[float], say: Callable[[float], str]) -> Iterator[tuple[float, str]]:
-    """Places and texts of the ticks whose texts do not touch."""
+    """Return positions and texts of the ticks whose texts do not overlap."""
     end = -math.inf
     for value in values:
         at, said = x.place(value), say(value)
@@ -128,7 +129,7 @@ def _space_out(x: ChartAxis, values: Iterable[float], say: Callable[[float], str
 def draw_steps(
     series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_title: str, y_title: str, label: str, end: float
 ) -> Markup:
-    """Values that hold until the next one, as best latencies do, up to `end`."""
+    """Draw values that hold until the next one, such as best latencies, up to `end`."""
     height = 230.0
     points = [point for _, steps in series for point in steps]
     x = ChartAxis(0.0, max(end, 1.0), _LEFT, WIDTH - _RIGHT)
@@ -151,9 +152,9 @@ def draw_lines(
     say_x: Callable[[float], str],
     times: Sequence[float] = (),
 ) -> Markup:
-    """Values over time. A line ends where nothing came for much longer than usual, and goes on with the next value.
+    """Draw values over time. A line breaks where values are missing for much longer than usual.
 
-    The axis has room for `times`, too, so that several pictures have one axis.
+    The axis has room for `times`, too, so that several charts share one axis.
     """
     height = 170.0
     points = [point for _, line in series for point in line]
@@ -174,7 +175,7 @@ def draw_lines(
 
 
 def split_at_gaps(line: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """A line's values, parted where two are more than `_GAP` times the median distance and a minute apart."""
+    """Split a line where two values are more than `_GAP` times the median distance and a minute apart."""
     apart = [after[0] - before[0] for before, after in itertools.pairwise(line)]
     longest_s = max(60.0, _GAP * statistics.median(apart)) if apart else 0.0
     runs = [list(line[:1])]
@@ -186,7 +187,7 @@ def split_at_gaps(line: Sequence[tuple[float, float]]) -> list[list[tuple[float,
 
 
 def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:
-    """Trials per minute, a bar for each part of the time."""
+    """Draw trials per minute, one bar for each part of the time."""
     height = 130.0
     x = ChartAxis(0.0, len(values) * minutes, _LEFT, WIDTH - _RIGHT)
     y = ChartAxis(0.0, max([*values, 1.0]) * 1.05, height - _BOTTOM, _TOP)
@@ -199,7 +200,7 @@ def draw_bars(values: Sequence[float], minutes: float, label: str) -> Markup:
 
 
 def draw_spark(values: Sequence[tuple[float, float]], end: float, label: str) -> Markup:
-    """A line of a table's row: how a latency fell."""
+    """Draw a table row's sparkline: how a latency fell."""
     width, height = 120.0, 22.0
     if not values:
         return Markup("")
@@ -211,7 +212,7 @@ def draw_spark(values: Sequence[tuple[float, float]], end: float, label: str) ->
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A board's line in a timeline: when it worked, and breaks with their cause (all s since the epoch)."""
+    """A board's lane in a timeline: its work, and its gaps with their cause (all s since the epoch)."""
 
     name: str
     spans: Sequence[Sequence[float]]
@@ -219,7 +220,7 @@ class Lane:
 
 
 def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callable[[float], str], label: str) -> Markup:
-    """Who worked when: a lane for each board."""
+    """Draw a lane for each board: who worked when."""
     lane_height, left, above = 19.0, 150.0, 6.0
     height = above + lane_height * len(lanes) + 26
     x = ChartAxis(began, max(ended, began + 1.0), left, WIDTH - _RIGHT)
@@ -248,8 +249,10 @@ def draw_timeline(lanes: Sequence[Lane], began: float, ended: float, say: Callab
 
 
 def draw_scatter(document: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Markup:
-    """A sweep's points, latency against energy (or power where no energy is known): the front, what it dominates, the
-    pick of each series. `others` are sweeps that are drawn beside it.
+    """Draw a sweep's points, latency against energy (or power where no energy is known): the front, dominated points,
+    the pick of each series.
+
+    `others` are sweeps drawn beside it.
     """
     height = 320.0
     drawn = [(which, each) for which, one in enumerate((document, *others)) for each in one["series"]]

@@ -1,4 +1,4 @@
-"""Named tokens of people and scripts, each with a role: kept as digests in FARM_HOME, of which no token can be made.
+"""Named tokens of people and scripts, each with a role. FARM_HOME keeps their digests.
 
 The farm's own token, which `farm web token` prints, is in `access`.
 """
@@ -28,21 +28,21 @@ MOST = 1000
 
 
 class Role(StrEnum):
-    """What a token's owner may do; each may do what those before it may."""
+    """What a token's owner may do; each role includes those before it."""
 
     READER = "reader"  # read, where that needs a token
     USER = "user"  # order campaigns of the same name, reserve boards
     OPERATOR = "operator"  # order boards, and every user's campaigns
 
     def covers(self, other: Role) -> bool:
-        """Whether who has this role may do what needs the other."""
+        """Return whether this role includes another."""
         roles = list(Role)
         return roles.index(self) >= roles.index(other)
 
 
 @dataclasses.dataclass(frozen=True)
 class Person:
-    """Who asks."""
+    """The person behind a request."""
 
     name: str
     role: Role
@@ -60,12 +60,12 @@ class Entry:
 
     @property
     def person(self) -> Person:
-        """Whose it is."""
+        """Return the entry's person."""
         return Person(self.name, self.role)
 
 
 def read_entries(home: Path) -> tuple[Entry, ...]:
-    """All of them, by name. Raises UnavailableError where the file is not ours or cannot be read."""
+    """Return all entries by name. Raises UnavailableError where the file is not ours or cannot be read."""
     path = home / FILE
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
@@ -77,7 +77,7 @@ def read_entries(home: Path) -> tuple[Entry, ...]:
 
 
 def find_by_token(home: Path, token: str) -> Entry | None:
-    """Whose token it is. Looks at all, so that how long it takes tells nothing."""
+    """Return a token's entry. Compares with all, so that its duration reveals nothing."""
     given, found = _digest(token), None
     for entry in read_entries(home):
         if hmac.compare_digest(entry.digest.encode(), given.encode()):
@@ -86,7 +86,7 @@ def find_by_token(home: Path, token: str) -> Entry | None:
 
 
 def find_by_name(home: Path, name: str) -> Entry | None:
-    """One person's entry."""
+    """Return one person's entry."""
     return next((entry for entry in read_entries(home) if entry.name == name), None)
 
 
@@ -115,7 +115,7 @@ def remove(home: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _changing(home: Path) -> Iterator[dict[str, Entry]]:
-    """The entries to change; they are kept when the block ends well. Two commands come one after the other."""
+    """Lend the entries for a change, and keep them when the block ends well. Two commands wait for each other."""
     path = home / FILE
     try:
         folders.require_private(home)
@@ -135,5 +135,5 @@ def _changing(home: Path) -> Iterator[dict[str, Entry]]:
 
 
 def _digest(token: str) -> str:
-    # Of 24 random bytes: nothing that could be guessed, so nothing that a slow hash would protect.
+    # 24 random bytes cannot be guessed, so a slow hash would add nothing.
     return hashlib.sha256(token.encode()).hexdigest()

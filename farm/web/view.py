@@ -1,4 +1,4 @@
-"""What pages are made of, in one place: the stores, what is kept in memory beside them, and the templates."""
+"""What the routes share: stores, data kept in memory beside them, and templates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_filters(
     simulated: bool = False,
     imported: bool = False,
 ) -> Filters:
-    """Real ones unless simulated ones are asked for: the two never mix."""
+    """Choose real records unless simulated ones are requested: the two never mix."""
     return Filters(workload, operator, board_type, target, operating_point, since, until, campaign, simulated, imported)
 
 
@@ -59,14 +59,14 @@ _KEPT = 64
 
 
 class SweepDocuments:
-    """Those that were asked for last. Thread-safe."""
+    """Keeps the documents of the latest sweeps. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[tuple[Any, ...], dict[str, Any]] = collections.OrderedDict()
 
     def find(self, store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
-        """A sweep's document, its picks for its own goal or for `goal`. Raises UsageError where there is none."""
+        """Return a sweep's document, its picks for its own goal or `goal`. Raises UsageError where there is none."""
         row = store.require_sweep(sweep)
         goal = goal or stored.goal_from_dict(row["goal"])
         key = (sweep, row["state"], row["visits"], row["finished_at"], goal)
@@ -83,7 +83,7 @@ class SweepDocuments:
 
 
 class Stores:
-    """Lends stores of one database. Thread-safe; there are as many as were ever lent at once."""
+    """Lends stores of one database. Thread-safe; it holds as many as were lent at once."""
 
     def __init__(self, location: StoreLocation) -> None:
         self._location = location
@@ -92,7 +92,7 @@ class Stores:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[Store]:
-        """A store for the block. Raises what opening one does."""
+        """Lend a store for the block. Raises what opening one raises."""
         with self._lock:
             store = self._free.pop() if self._free else None
         store = store or Store(self._location)
@@ -103,7 +103,7 @@ class Stores:
                 self._free.append(store)
 
     def close(self) -> None:
-        """Let go of those that are not lent."""
+        """Close the stores that are not lent."""
         with self._lock:
             free, self._free = self._free, []
         for store in free:
@@ -113,12 +113,12 @@ class Stores:
 _FOLDER = Path(__file__).parent
 # Events of boards after which their golden kernel's history begins anew.
 _NEW_HISTORY = ("replaced", "removed")
-# A campaign under way saves its progress once a second, and a page need not follow each of them.
+# A running campaign saves its progress once a second; a page need not follow each.
 _CAMPAIGNS_PERIOD_S = 1.0
 
 
 class View:
-    """What the routes share. Thread-safe, but for `look`, which is the hub's."""
+    """What the routes share. Thread-safe, except `look`, which the hub alone calls."""
 
     def __init__(self, settings: Settings, access: Access) -> None:
         self.settings, self.access = settings, access
@@ -130,18 +130,18 @@ class View:
         self._campaigns: dict[str, str] = {}
 
     def close(self) -> None:
-        """Let go of the stores."""
+        """Close the stores."""
         self.stores.close()
 
     def learn(self, store: Store) -> OverviewMark:
-        """Take in what is kept in memory and new in the store."""
+        """Read what is new in the store into memory."""
         mark = store.fetch_overview_mark()
         self.golden.update(store)
         self.gauges.update(store, mark.trial)
         return mark
 
     def warm(self) -> None:
-        """Read at the start what the first look at a page would wait for: golden kernels, campaigns under way."""
+        """Read at the start what the first page needs: golden kernels and running campaigns."""
         with self.stores.lend() as store:
             self.learn(store)
             for campaign in store.fetch_fleet_campaigns(over=False):
@@ -149,14 +149,14 @@ class View:
                     pass
 
     def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> KnownOfBoards:
-        """What is known of boards beside their rows; `campaigns` are those under way."""
+        """Return facts about boards beside their rows; `campaigns` are the running ones."""
         faults = store.fetch_last_faults(now.FAULTS)
         return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns, time.time()))
 
     # Live updates
 
     def look(self) -> Sequence[Part]:
-        """The pieces of pages that changed since the last call."""
+        """Return the pieces of pages that changed since the last call."""
         with self.stores.lend() as store:
             before, mark = self._mark, self.learn(store)
             self._mark = mark
@@ -182,7 +182,7 @@ class View:
         return [*parts, ("counts", self.render("parts.html", "counts", now.count_boards(store.fetch_boards())))]
 
     def _list_campaign_parts(self, store: Store) -> list[Part]:
-        """Campaigns whose line has changed; those that are over by now once more."""
+        """Return the campaigns whose row changed, and those that have just ended."""
         open_ = store.fetch_fleet_campaigns(over=False)
         if not open_ and not self._campaigns:
             return []
@@ -200,7 +200,7 @@ class View:
     # Templates
 
     def render(self, template: str, macro: str = "", *values: Any, **named: Any) -> str:
-        """A template, or one macro of it with its arguments."""
+        """Render a template, or one macro of it with its arguments."""
         loaded = _environment().get_template(template)
         return str(getattr(loaded.module, macro)(*values)) if macro else loaded.render(**named)
 
@@ -226,7 +226,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalise(value: Any) -> Any:
-    """Controls and marks that turn letters around are shown; what is unknown is a dash."""
+    """Show control and bidi characters as escapes; show what is unknown as a dash."""
     if value is None:
         return units.NOTHING
     if type(value) is str:
@@ -239,7 +239,7 @@ def _cut(text: str, most: int = 60) -> str:
 
 
 def _moment(at: float | None) -> str:
-    """A time of day, with its date where that is another."""
+    """Format a time of day, with its date where that is another."""
     if at is None:
         return units.NOTHING
     ago = time.time() - at
@@ -252,7 +252,7 @@ def _stamp(at: float) -> str:
 
 
 def _age(at: float | None) -> str | markupsafe.Markup:
-    """How long ago, as the page's script counts on from there; its title says when."""
+    """Format an age, from which the page's script counts on; its title has the time."""
     if at is None:
         return units.NOTHING
     stamp = _stamp(at)
@@ -264,7 +264,7 @@ def _age(at: float | None) -> str | markupsafe.Markup:
 
 
 def say_age(seconds: float) -> str:
-    """A span in its largest unit, as `farm.js` says it too."""
+    """Format a span in its largest unit, as `farm.js` does."""
     for limit, divisor, unit in ((100, 1, "s"), (6000, 60, "min"), (172800, 3600, "h")):
         if seconds < limit:
             return f"{max(0, seconds) / divisor:.0f} {unit}"

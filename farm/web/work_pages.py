@@ -32,7 +32,7 @@ from farm.web.view import Text
 
 router = APIRouter(include_in_schema=False)
 
-# What one picture can hold, the busiest first; and bars.
+# The most that one chart shows, the busiest first; and bars.
 _MOST_LANES, _BARS, _MOST_CURVES = 60, 160, 8
 # A gap of a board is shown from this share of a campaign's time on.
 _GAP_SHARE = 0.015
@@ -41,7 +41,7 @@ SweepNumber = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 @router.get("/campaigns")
 def list_campaigns(request: Request, page: PageNumber = 1) -> HTMLResponse:
-    """Campaigns, the newest first."""
+    """Show campaigns, the newest first."""
     with get_view(request).stores.lend() as store:
         campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
         boards = store.fetch_boards() if any(not each.over for each in campaigns) else []
@@ -56,7 +56,7 @@ def list_campaigns(request: Request, page: PageNumber = 1) -> HTMLResponse:
 
 @router.get("/campaigns/{name}")
 def show_campaign(request: Request, name: str) -> HTMLResponse:
-    """A campaign: how far it is, what it found, who measured when."""
+    """Show a campaign: progress, results, and who measured when."""
     view = get_view(request)
     with view.stores.lend() as store:
         campaign = store.fetch_fleet_campaign(name)
@@ -101,7 +101,7 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
 
 
 def _list_tasks(progress: Mapping[str, Any], course: Course) -> Iterator[dict[str, Any]]:
-    """The tasks of a campaign's progress, each with how it got faster."""
+    """Return the tasks of a campaign's progress, each with its history of best latencies."""
     steps: dict[Any, list[tuple[float, float]]] = {}
     for counted, key, median_s in course.gains:
         steps.setdefault(key, []).append((counted, median_s))
@@ -117,7 +117,7 @@ def _name_curve(curve: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -
 
 
 def _to_plot(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], end: int) -> dict[str, Any]:
-    """The same lines for uPlot: one column of trials, one of each line, null before it begins."""
+    """Return the lines for uPlot: one column of trials, one for each line, null before it begins."""
     places = sorted({at for _, steps in lines for at, _ in steps} | {float(end)})
     columns: list[list[float | None]] = []
     for _, steps in lines:
@@ -130,7 +130,7 @@ def _to_plot(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], end: in
 
 
 def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[list[Lane], int]:
-    """A lane for each board, the busiest where there are too many; and how many are left out."""
+    """Return a lane for each board, the busiest where there are too many; and how many are left out."""
     names = sorted(course.boards, key=lambda name: -course.boards[name].held_s)[:_MOST_LANES]
     until = course.ended if campaign.over else max(course.ended, min(time.time(), course.ended + 3600))
     least_s = max(5.0, _GAP_SHARE * (until - course.began))
@@ -143,7 +143,7 @@ def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[
 def _explain_gaps(
     store: Store, campaign: FleetCampaign, gaps: Mapping[str, Sequence[tuple[float, float]]]
 ) -> dict[str, list[tuple[float, float, str]]]:
-    """The breaks of boards, each with what is known of its cause: what happened to the board, else to the campaign."""
+    """Explain each gap of a board by what happened to the board, else to the campaign."""
     if not gaps:
         return {}
     first = min(start for found in gaps.values() for start, _ in found)
@@ -169,7 +169,7 @@ def _explain_gaps(
 
 
 def _sum_gaps(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
-    """By cause: how many breaks, and how long they were together (s); the longest first."""
+    """Sum up by cause: number of gaps and their length together (s); the longest first."""
     causes: dict[str, tuple[int, float]] = {}
     for lane in lanes:
         for start, end, why in lane.gaps:
@@ -181,7 +181,7 @@ def _sum_gaps(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
 
 @router.post("/campaigns/{name}/orders")
 async def order_campaign(request: Request, name: str) -> Response:
-    """What a form on the campaign's page orders."""
+    """Take an order from the campaign page's form."""
     form, view = await read_form(request), get_view(request)
     person = request.state.person
 
@@ -198,7 +198,7 @@ async def order_campaign(request: Request, name: str) -> Response:
 
 @router.get("/sweeps")
 def list_sweeps(request: Request, page: PageNumber = 1) -> HTMLResponse:
-    """Sweeps, the newest first."""
+    """Show sweeps, the newest first."""
     with get_view(request).stores.lend() as store:
         rows, total = store.fetch_sweep_page(PER_PAGE, (page - 1) * PER_PAGE)
     return show(
@@ -219,7 +219,7 @@ def show_sweep(
     objective: Text = "",
     beside: Text = "",
 ) -> HTMLResponse:
-    """A sweep, its pick for the limits that are asked for, and another one beside it."""
+    """Show a sweep, its pick for the given limits, and another sweep beside it."""
     view = get_view(request)
     with view.stores.lend() as store:
         own = stored.goal_from_dict(store.require_sweep(sweep)["goal"])
@@ -263,7 +263,7 @@ def _read_number(text: str) -> int:
 
 
 def _read_goal(own: Goal, deadline: str, max_power: str, objective: str) -> Goal:
-    """The sweep's own goal with what was asked for: milliseconds and watts; 0 takes a limit away. Raises UsageError."""
+    """Return the sweep's own goal with the given limits: milliseconds and watts; 0 removes one. Raises UsageError."""
     if objective and objective not in list(Objective):
         raise UsageError(f"objective {objective[:40]!r} is unknown", f"Known: {', '.join(Objective)}.")
     return Goal(
@@ -287,7 +287,7 @@ def _read_limit(what: str, text: str, own: float | None, factor: float) -> float
 
 
 def _find_ends(document: Mapping[str, Any]) -> dict[str, tuple[float, float] | None]:
-    """Between which values the sliders of deadline (ms) and power (W) move."""
+    """Return the ranges of the sliders of deadline (ms) and power (W)."""
     rows = [row for series in document["series"] for row in sweep_rows.measured(series)]
     times = [row["latency_s"]["high"] * 1e3 for row in rows]
     powers = [row["power_w"]["high"] for row in rows if row["power_w"]]
@@ -298,7 +298,7 @@ def _find_ends(document: Mapping[str, Any]) -> dict[str, tuple[float, float] | N
 
 
 def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """For each series what its pick is chosen by, so that a slider moves it at once: the rule is `fit.pick`'s."""
+    """Return for each series what `fit.pick` chooses by, so that a slider moves the pick at once."""
     objective = document["goal"]["objective"]
 
     def weigh(row: Mapping[str, Any]) -> float | None:
@@ -322,7 +322,7 @@ def _to_points(document: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Two sweeps at the points that both measured; none where they are of different kinds."""
+    """Compare two sweeps at the points that both measured; none where they are of different kinds."""
     if other is None:
         return []
 
@@ -335,7 +335,7 @@ def _compare(document: Mapping[str, Any], other: Mapping[str, Any] | None) -> li
 
 @router.get("/sweeps/{sweep}/export")
 def export_sweep(request: Request, sweep: SweepNumber, form: Text = "json") -> Response:
-    """A sweep's pick as a file for a board: `json`, `sh` or `nvpmodel`; `document` is the whole sweep."""
+    """Send a sweep's pick as a file for a board: `json`, `sh` or `nvpmodel`; `document` is the whole sweep."""
     view = get_view(request)
     with view.stores.lend() as store:
         document = view.sweeps.find(store, sweep)
