@@ -16,8 +16,8 @@ from farm.report import campaign_rows
 from farm.store import Store
 from farm.store.standing import find_cause
 from farm.values import CampaignState, FleetCampaign, Health, State
-from farm.web import courses
-from farm.web.courses import Gauges, GoldenRuns
+from farm.web import series
+from farm.web.series import Gauges, GoldenRuns
 
 EVENTS = 20
 # Events that are faults of a board.
@@ -83,7 +83,7 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
     name = board["name"]
     reading, drift = known.gauges.find_latest(name), known.golden.find(name)
     fresh = reading is not None and now - reading.at < _STALE_S
-    limit_c = courses.find_limit_c(board["board_type"])
+    limit_c = series.find_limit_c(board["board_type"])
     warm_c = reading.temperature_c if fresh and reading is not None else None
     margin_c = None if limit_c is None or warm_c is None else limit_c - warm_c
     lease = board["lease"]

@@ -23,7 +23,7 @@ from farm.crew import queue_place
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
-from farm.web import courses, now, orders, svg
+from farm.web import now, orders, series, svg
 from farm.web.access import COOKIE
 from farm.web.tokens import Role
 from farm.web.view import RecordFilters, Text, View
@@ -123,7 +123,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
         faults = store.fetch_last_faults(now.FAULTS, name)
         row = now.to_board_row(board, dataclasses.replace(known, faults=faults), time.time())
         calibration = fetch_calibration(store, board)
-        readings = view.gauges.list_since(name, time.time() - courses.KEPT_S)
+        readings = view.gauges.list_since(name, time.time() - series.KEPT_S)
         return show(
             request,
             "board.html",
@@ -136,7 +136,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             users=store.fetch_board_users(name, _USERS),
             facts=_list_facts(board),
             orders=[str(each) for each in orders.BOARD_ORDERS],
-            limit_c=courses.find_limit_c(board["board_type"]),
+            limit_c=series.find_limit_c(board["board_type"]),
             command=f"farm board show {shlex.quote(name)}",
         )
 

@@ -29,9 +29,9 @@ from farm.sweep.export.document import make_document
 from farm.values import FleetCampaign
 from farm.web import now
 from farm.web.access import Access
-from farm.web.courses import Courses, Gauges, GoldenRuns
 from farm.web.live import Part
 from farm.web.now import KnownOfBoards
+from farm.web.series import Courses, Gauges, GoldenRuns
 
 Text = Annotated[str, Query(max_length=500)]
 

@@ -25,8 +25,8 @@ from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare, nvpmodel, script
 from farm.values import FleetCampaign
 from farm.web import now, orders, svg
-from farm.web.courses import Course
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
+from farm.web.series import Course
 from farm.web.svg import Lane
 from farm.web.view import Text
 

@@ -28,8 +28,8 @@ from farm.values import Virtual
 from farm.web import app as web_app
 from farm.web import now, orders, pages, svg, tokens
 from farm.web.access import Access, read_token
-from farm.web.courses import Gauges, GoldenRuns, Reading, read_outcome
 from farm.web.live import MOST_WATCHERS, Hub
+from farm.web.series import Gauges, GoldenRuns, Reading, read_outcome
 from farm.web.serve import WebPlace
 from tests import web_store
 from tests.unit.artifacts import write
