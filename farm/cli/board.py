@@ -269,14 +269,14 @@ def release(
 
 
 def _note_age(boards: list[dict[str, Any]]) -> None:
-    """Say where states are old: those that services left behind that were killed."""
+    """Warn where states are old: those of services that were killed."""
     known = [board for board in boards if board["state"] != State.OFFLINE and board["transport"]["kind"] != Direct.kind]
     if known and not services_state.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 
 
 def _order(kind: health.Kind, names: list[str], reason: str) -> None:
-    """Give an order for each board, or for none where one of them refuses it; what it leads to is printed."""
+    """Give an order for each board, or for none where one of them refuses it; print the result."""
     with options.open_store() as store:
         chosen = list(dict.fromkeys(names))
         results = store.observe_boards(

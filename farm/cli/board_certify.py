@@ -15,7 +15,7 @@ from farm.errors import BoardUnsafeError, UsageError
 from farm.report import bench_page
 from farm.services import board_certify
 
-# The way failed; the board did; its clocks could not be restored.
+# Exit codes: the connection failed, the board did, its clocks could not be restored.
 _NOT_REACHED, _FAILED = 3, 1
 
 

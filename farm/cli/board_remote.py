@@ -35,7 +35,7 @@ _LOOK_S = 0.25
 
 
 def print_log(path: Path, lines: int, follow: bool) -> None:
-    """Print the last lines of a log, and with `follow` what comes until Ctrl-C. Raises UnavailableError without one."""
+    """Print the last lines of a log, and with `follow` new ones until Ctrl-C. Raises UnavailableError without one."""
     # Before the end is read: what is written in between comes twice rather than never.
     follower = home_log.Follower(path) if follow else None
     try:
@@ -55,7 +55,7 @@ def print_log(path: Path, lines: int, follow: bool) -> None:
 
 
 def pass_on(out: bytes, err: bytes) -> None:
-    """Print what others wrote, both streams; to a terminal as text that it does not obey."""
+    """Print both streams of another program; on a terminal with control characters shown."""
     for stream, data in ((sys.stdout, out), (sys.stderr, err)):
         if data:
             output.to_stream(stream, data)
@@ -64,13 +64,13 @@ def pass_on(out: bytes, err: bytes) -> None:
 _AT_ONCE = 32
 # For the end of a log to arrive from a board.
 _LOG_TIMEOUT_S = 30.0
-# Of one command on one board, and held in memory: a log of a week, not a disk image.
+# The most output of one command on one board, held in memory: a log of a week, not a disk image.
 _MAX_OUTPUT_BYTES = 64 << 20
 _REST = "farm.rest"
 
 
 class CommandWithRest(typer.core.TyperCommand):
-    """Keeps what follows `--` apart, which would otherwise be taken for more names."""
+    """Keeps the words after `--` apart from the names of boards."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -159,7 +159,7 @@ def logs(
 
 
 def _follow(settings: Settings, name: str, transport: Ssh, command: str, accept: list[str]) -> None:
-    """Print what a board's logs say from now on, until Ctrl-C."""
+    """Print new lines of a board's logs until Ctrl-C."""
     address, known_hosts = (
         connectivity_addresses.to_ssh_address(transport),
         host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME),
@@ -179,7 +179,7 @@ def _require_logs(name: str, code: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Done:
-    """How a command ended on one board: its result, or why there is none."""
+    """The end of a command on one board: its result, or the reason for none."""
 
     seconds: float
     result: ssh.ExecResult | None = None
@@ -209,7 +209,7 @@ def _run_everywhere(
     accept: list[str],
     show: Callable[[str, _Done], None],
 ) -> dict[str, _Done]:
-    """Run a command on boards at once; `show` hears of each as it ends."""
+    """Run a command on boards at once; call `show` as each ends."""
     known_hosts = host_keys.KnownHosts(settings.home_path / host_keys.FILE_NAME)
     refused = first_contact.confirm_host_keys(addresses, known_hosts, accept, first_contact.find_asker())
     done = {name: _Done(0.0, error=error) for name, error in refused.items()}
@@ -239,7 +239,7 @@ def _run_everywhere(
                 done[name] = future.result()
                 show(name, done[name])
         except BaseException:
-            # The pool waits for its threads: those that wait for a board must not go on doing so.
+            # The pool joins its threads: those that wait for a board must stop.
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for connection in connections:
@@ -249,19 +249,19 @@ def _run_everywhere(
 
 
 def _to_line(words: list[str]) -> str:
-    """A line for the boards' shell. Raises UsageError."""
+    """Return the command line for the boards' shell. Raises UsageError."""
     if not words:
         raise UsageError("what shall be run?", "farm board exec NAME… -- COMMAND…")
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def once(names: list[str]) -> list[str]:
-    """Names in their order, each once."""
+    """Return names in their order, each once."""
     return list(dict.fromkeys(names))
 
 
 def _print_done(name: str, done: _Done, with_name: bool) -> None:
-    """What a board's command printed; lines carry the board's name where there are several."""
+    """Print a board's output; lines carry the board's name where there are several."""
     if done.result is not None:
         for stream, data in ((sys.stdout, done.result.out), (sys.stderr, done.result.err)):
             if with_name:
@@ -275,12 +275,12 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
 
 
 def fetch_transport(store: Store, name: str) -> Transport:
-    """How a board is reached. Raises UsageError where it is not registered."""
+    """Return how a board is reached. Raises UsageError where it is not registered."""
     return standing.parse_transport(store.require_board(name)["transport"])
 
 
 def require_ssh(name: str, transport: Transport, what: str) -> Ssh:
-    """The transport, if it is SSH; `what` is what needs it. Raises UsageError."""
+    """Return the transport if it is SSH; `what` needs it. Raises UsageError."""
     if isinstance(transport, Ssh):
         return transport
     if isinstance(transport, Virtual):
@@ -294,7 +294,7 @@ def _local_log(settings: Settings, name: str, transport: Transport) -> Path:
 
 
 def raise_first(failed: Mapping[str, FarmError]) -> None:
-    """One error: as it is; several: all on stderr, then the first."""
+    """Raise one error as it is; of several, print all on stderr and raise the first."""
     for error in list(dict.fromkeys(failed.values()))[1:]:
         output.stderr.print(f"error: {error}", soft_wrap=True, markup=False, style="red")
     for error in failed.values():

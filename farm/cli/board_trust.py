@@ -68,7 +68,7 @@ def _is_pinned(address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHo
 def _compare_pinned(
     addresses: Mapping[str, ssh_handshake.SshAddress], known_hosts: host_keys.KnownHosts, wanted: Collection[str]
 ) -> dict[str, FarmError]:
-    """Why a board that is trusted already should not be, by board."""
+    """Return by board why its pinned key is not valid any more."""
     given = {host_keys.require_fingerprint(text) for text in wanted}
 
     def look(address: ssh_handshake.SshAddress) -> FarmError | None:
@@ -94,7 +94,7 @@ def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transpor
 
 
 def _reconnect(settings: Settings, names: list[str]) -> None:
-    """Tell running services that a key was confirmed, so that they need not find out."""
+    """Notify running services of a confirmed key, so that they connect now."""
     with contextlib.suppress(UnavailableError):
         if names and (services := connectivity_services.find_services(settings)):
             services.retry(names)

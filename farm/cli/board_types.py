@@ -1,4 +1,4 @@
-"""What is printed about board types: kinds of boards, as the inventory has them. The commands are in `board.py`."""
+"""Print board types and boards in full. The other commands are in `board.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_types(types: Iterable[inventory_board_types.BoardType]) -> None:
-    """One line per type."""
+    """Print one line per type."""
     tables.print_table(
         ("Type", "CPU", "CPU / GPU / memory MHz", "Virtual"),
         [
@@ -37,7 +37,7 @@ def print_types(types: Iterable[inventory_board_types.BoardType]) -> None:
 
 
 def print_type(board_type: inventory_board_types.BoardType) -> None:
-    """Everything that the inventory says of one type."""
+    """Print everything in the inventory about one type."""
     _print_facts(board_type)
     if board_type.clusters:
         output.stdout.print()
@@ -70,7 +70,7 @@ def print_type(board_type: inventory_board_types.BoardType) -> None:
 
 
 def _print_facts(board_type: inventory_board_types.BoardType) -> None:
-    """One line per fact above the tables; unknown ones are left out."""
+    """Print one line per fact above the tables; unknown ones are left out."""
     power, thermal = board_type.power, board_type.thermal
     total = f"{' + '.join(power.total)} ({power.total_scope})" if power.total else "no rail, no sum of rails"
     if power.board_total:
@@ -126,7 +126,7 @@ def _mode_row(mode: PowerMode, default: int | None) -> tuple[object, ...]:
 
 
 def _cores(board_type: inventory_board_types.BoardType) -> str | None:
-    """Such as `4× cortex-a57, 2× denver2`; clusters of one kind are counted together."""
+    """Format cores as `4× cortex-a57, 2× denver2`; clusters of one kind are counted together."""
     counts: dict[str, int] = {}
     for cluster in board_type.clusters:
         counts[cluster.core] = counts.get(cluster.core, 0) + len(cluster.cpus)
@@ -146,7 +146,7 @@ def _cluster_cpus(cluster: Cluster) -> str:
 
 
 def _floors(board_type: inventory_board_types.BoardType) -> str:
-    """From which CPU clock on the memory clock is raised to what; clusters that agree are said once."""
+    """Say which CPU clock raises the memory clock to what; equal clusters are said once."""
     texts: dict[str, list[str]] = {}
     for cluster in board_type.clusters:
         text = ", ".join(

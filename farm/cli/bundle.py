@@ -1,4 +1,4 @@
-"""`farm bundle`: make and look at what boards are provisioned with; for boards and coordinators without a network."""
+"""`farm bundle`: build and show the bundles that provision boards, also without a network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(
     if (arch is None) == (board_type is None):
         raise UsageError("say what the bundle is for", "Give --arch aarch64, --arch x86_64, or --board-type TYPE.")
     machine = arch or _find_arch(board_type or "")
-    # One with an interpreter of its own serves every board; else the commonest is meant.
+    # A bundle with its own interpreter serves every board; else it is for the commonest Python.
     pythons = tuple(dict.fromkeys(python or (() if python_archive else (interpreters.MANAGED_PYTHON,))))
     recipe = bundle_build.BundleRecipe(machine, pythons, managed_python and python_archive is None, python_archive)
     called = f"tvm-farm-{machine}-{'-'.join(pythons) or 'python'}.tar"
@@ -68,7 +68,7 @@ def show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> output.Docume
 
 
 def _find_arch(name: str) -> str:
-    """The machine of a board type; ours where it is this machine."""
+    """Return the machine of a board type; ours where it is this machine."""
     target = board_types.require_board_type(name).target
     return target.mtriple.partition("-")[0] if target else platform.machine()
 

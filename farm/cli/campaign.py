@@ -199,11 +199,11 @@ def plan(file: File) -> output.Document:
 
 
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
-    """What differs from the last plan of this name."""
+    """Return the differences from the last plan of this name."""
     try:
         last = planning.find_plan(home, document["name"])
     except UsageError:
-        # It is about to be replaced.
+        # The caller replaces it.
         return
     if last is None:
         return

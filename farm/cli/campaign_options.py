@@ -33,12 +33,12 @@ class CampaignScreen:
         self._state = ""
 
     def note(self, text: str) -> None:
-        """One line, above the live table where there is one."""
+        """Print one line, above the live table where there is one."""
         self.close()
         output.note(text)
 
     def show(self, campaign: FleetCampaign) -> None:
-        """Draw the table anew, or print a line if it is time for one."""
+        """Draw the table anew, or print a line if it is due."""
         told = f"{campaign.state}: {campaign.reason}" if campaign.reason else str(campaign.state)
         changed, self._state = told != self._state, told
         if stderr.is_terminal:
@@ -54,12 +54,12 @@ class CampaignScreen:
             stderr.print(line, soft_wrap=True, markup=False)
 
     def finish(self, campaign: FleetCampaign) -> None:
-        """Leave the last table standing."""
+        """Leave the last table on the terminal."""
         self.close()
         stderr.print(_draw(campaign, None, stderr.width if stderr.is_terminal else None))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -82,15 +82,17 @@ CompileTo = Annotated[
 
 
 def to_folder(path: Path | None) -> str | None:
-    """As an order keeps it."""
+    """Return the folder as an order keeps it."""
     return None if path is None else str(path.expanduser().absolute())
 
 
 def make(
     settings: Settings, name: str, say: Callable[[str], None], json: bool, beside: dict[str, Any] | None = None
 ) -> None:
-    """Make the artifacts that a campaign was ordered with, and print them; with --json with the document `beside`
-    (None: the campaign's). Raises PermanentError where one computes wrongly.
+    """Make the artifacts of a campaign's order and print them; with --json with the document `beside` (None: the
+    campaign's).
+
+    Raises PermanentError where one computes wrongly.
     """
     with options.open_store(settings) as store:
         if artifacts.find_folder(store.fetch_fleet_campaign(name)) is None:
@@ -139,7 +141,7 @@ PerWorkload = Annotated[
 def read_budget(
     trials: str | None, wall_clock: str | None, board_hours: str | None, per_workload: str | None
 ) -> dict[str, Any]:
-    """The limits that were given, as fields of a budget; None for `none`. Raises UsageError."""
+    """Return the given limits as fields of a budget; None for `none`. Raises UsageError."""
     changes: dict[str, Any] = {}
     if trials is not None:
         changes["trials"] = _read_count("--trials", trials)

@@ -1,4 +1,4 @@
-"""`farm campaign run`, `attach`, `resume` and `clone`: commands that have a campaign carried out and follow it."""
+"""`farm campaign run`, `attach`, `resume` and `clone`: commands that start a campaign and follow it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _carry_out(
     detach: bool,
     json: bool,
 ) -> None:
-    """See that an engine has the campaign, and follow it; Ctrl-C pauses it."""
+    """Ensure that an engine runs the campaign, and follow it; Ctrl-C pauses it."""
     try:
         engine.ensure()
         if not detach:

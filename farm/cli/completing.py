@@ -17,7 +17,7 @@ from typing import Any
 from farm import settings
 
 TABLE = Path(__file__).with_name("completing.json")
-# Set by a shell's script; what it holds says which shell asks.
+# The shell's script sets it to the shell's name.
 VARIABLE = "_FARM_COMPLETE"
 # The longest wait for a store that others write.
 _BUSY_TIMEOUT_S = 0.1
@@ -27,7 +27,7 @@ _STORED = {"boards": "boards", "campaigns": "fleet_campaigns"}
 
 
 def answer(shell: str, typed: Sequence[str]) -> str:
-    """What may stand in place of the last of the words typed after `farm`, a line each, as `shell` reads it."""
+    """Return completions of the last word after `farm`, a line each, in `shell`'s form."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     lines = []
     for word, said in find(table, typed or [""]):
@@ -39,7 +39,7 @@ def answer(shell: str, typed: Sequence[str]) -> str:
 
 
 def find(table: Mapping[str, Any], typed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Words that begin with the last one and may stand there, each with what it means."""
+    """Return completions of the last word, each with its meaning."""
     *before, last = _join(typed)
     node, place, wanted = table["commands"], 0, ""
     for word in before:
@@ -69,7 +69,7 @@ def find(table: Mapping[str, Any], typed: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _join(typed: Sequence[str]) -> list[str]:
-    """Words as the command would get them: bash takes `--board=nano` apart, and hears of the part behind `=` alone."""
+    """Join words as the command gets them: bash splits `--board=nano` and passes only the part behind `=`."""
     words: list[str] = []
     for word in typed:
         if word == "=" and words:
@@ -84,7 +84,7 @@ def _find_option(node: Mapping[str, Any], word: str) -> dict[str, Any] | None:
 
 
 def _list_values(table: Mapping[str, Any], kind: str, incomplete: str) -> list[str]:
-    """Values of a kind: names that the store, the table or a folder has, or `one|of|these`."""
+    """Return values of a kind: names from the store, the table or a folder, or `one|of|these`."""
     if kind in _STORED:
         return _read_names(_STORED[kind], incomplete)
     found = table["names"].get(kind) or (kind.split("|") if "|" in kind else [])
@@ -94,7 +94,7 @@ def _list_values(table: Mapping[str, Any], kind: str, incomplete: str) -> list[s
 
 
 def _list_models(incomplete: str) -> list[str]:
-    """Files of models where the path that was begun leads; folders are the shell's to complete."""
+    """Return model files under the typed path; the shell completes folders."""
     folder = incomplete[: incomplete.rfind("/") + 1]
     with contextlib.suppress(OSError):
         return sorted(folder + name for name in os.listdir(folder or ".") if name.endswith(_MODEL_FILES))

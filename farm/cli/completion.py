@@ -1,4 +1,4 @@
-"""`farm completion SHELL`: the script with which a shell asks what may be typed. `completing.py` answers."""
+"""`farm completion SHELL`: the shell's script. `completing.py` answers it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.cli import output
 from farm.cli.completing import VARIABLE
 from farm.errors import UsageError
 
-# Each hands over the words up to the cursor. Where nothing is found, the shell completes names of files.
+# Each passes the words up to the cursor. Without an answer the shell completes file names.
 _SCRIPTS = {
     "bash": """\
 _farm_completion() {

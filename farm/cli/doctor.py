@@ -17,7 +17,7 @@ from farm.services import checks as service_checks
 from farm.store import standing
 from farm.values import Health
 
-# One of the hops failed: something that the farm needs is not there.
+# Exit code of a failed check.
 _FAILED = 3
 
 

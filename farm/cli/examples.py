@@ -1,6 +1,6 @@
-"""What every command's `--help` ends with: one example that can be typed; and option names that earlier versions had.
+"""One example for the `--help` of every command, and option names of earlier versions.
 
-Options themselves, and what they do, are in the commands' own modules.
+The commands' own modules have the options.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# By a command's words; what follows `farm`.
+# By a command's words: the line after `farm`.
 EXAMPLES: Mapping[str, str] = {
     "quickstart": "quickstart --model resnet18 --trials 64",
     "init": "init --board-type jetson-nano --ssh farm@192.0.2.11 --ssh farm@192.0.2.12 --out rack",
@@ -99,7 +99,7 @@ EXAMPLES: Mapping[str, str] = {
     "campaign cancel": "campaign cancel vision",
     "campaign budget": "campaign budget vision --trials 2000",
 }
-# Still taken, and not shown.
+# Accepted and not shown.
 FORMER: Mapping[str, Mapping[str, str]] = {
     "board add": {"type": "board-type"},
     "bundle build": {"output": "out"},

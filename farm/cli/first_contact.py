@@ -94,7 +94,7 @@ def _confirm_ways(
 def _fetch(
     address: ssh_handshake.SshAddress, known_hosts: host_keys.KnownHosts, accepted: Collection[str]
 ) -> host_keys.HostKey:
-    """The key to be confirmed: one that is accepted, if the board has such a one, else what it shows first."""
+    """Return the key to confirm: an accepted one if the board has it, else the first that it shows."""
     if accepted:
         try:
             return ssh_handshake.fetch_host_key(address, wanted=accepted, known_hosts=known_hosts)
@@ -130,7 +130,7 @@ def _require_confirmed(
         "(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)\nTrust it? yes, no, or the fingerprint: "
     ).strip()
     if not answer.startswith("SHA256:") and answer.lower() not in ("yes", "no", "n", ""):
-        # Not taken for consent: what confirms a key must be typed in full, as for OpenSSH's own client.
+        # No consent: as in OpenSSH, the answer must be typed in full.
         answer = ask("Please type yes, no or the fingerprint: ").strip()
     if answer.startswith("SHA256:"):
         if host_keys.require_fingerprint(answer) != key.fingerprint:

@@ -17,7 +17,7 @@ from farm.processes import machine
 from farm.store import Store, parse_transport
 
 app = typer.Typer(help="Fleet files: all boards, and how each is reached, in one YAML file.", no_args_is_help=True)
-# Who changed a board, in its events.
+# The author of the changes, in the boards' events.
 _BY = "farm fleet apply"
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A fleet file; docs/howto/describe-a-fleet.md says how.")]
@@ -98,7 +98,7 @@ def _carry_out(todo: fleet_plan.FleetPlan, store: Store) -> None:
         for name in todo.removed:
             store.remove_board(name, by=by)
     except UsageError as error:
-        # The plan came from this store: a name that is taken or gone now was not when it was made.
+        # The plan came from this store: the name was taken or removed since.
         raise TransientError(
             f"another command is changing boards as well: {error.message}", "What was done stays done. Run this again."
         ) from error

@@ -123,7 +123,7 @@ def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path,
 
 
 def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
-    """The type, the board where one was named, and whether it is simulated. Raises UsageError."""
+    """Return the type, the board if one was named, and whether it is simulated. Raises UsageError."""
     rows = store.fetch_boards()
     types = board_types.load_board_types()
     if name in types and not any(row["name"] == name for row in rows):

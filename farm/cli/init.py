@@ -1,4 +1,4 @@
-"""`farm init`: the first files of a farm. What stands in them is in `farm/cli/init.py`."""
+"""`farm init` and `farm schema`: the first files of a farm, and the schemas of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farm.errors import UsageError
 from farm.inventory import board_types, fleet_document
 from farm.values import Ssh
 
-# Small enough to end within minutes, for a look at what a campaign is.
+# Small enough to end within minutes, as a demonstration.
 _FIRST_MODEL, _FIRST_TRIALS = "tiny-cnn", 24
 _MODELINE = "# yaml-language-server: $schema={}.schema.json\n"
 
@@ -35,7 +35,7 @@ class Start:
 
 
 def write_fleet(start: Start) -> str:
-    """A fleet file. With `ssh` empty and `virtual` 0 it has no boards."""
+    """Return a fleet file. With `ssh` empty and `virtual` 0 it has no boards."""
     lines = [
         "# The boards of your farm. After a change: `farm fleet apply fleet.yaml`. Everything that may stand here is",
         "# in docs/howto/describe-a-fleet.md; editors complete keys by the schema that the first line names.",
@@ -66,7 +66,7 @@ def write_fleet(start: Start) -> str:
 
 
 def write_campaign(start: Start) -> str:
-    """A small campaign for these boards."""
+    """Return a small campaign for these boards."""
     return _MODELINE.format("campaign") + (
         "# What is tuned, for which boards, and how long. docs/howto/plan-a-campaign.md has everything that may stand\n"
         "# here; `farm campaign plan campaign.yaml` says what it takes.\n"
@@ -78,12 +78,12 @@ def write_campaign(start: Start) -> str:
 
 
 def _scalar(text: str) -> str:
-    """In quotes where YAML would take it for something else: `no`, an IPv6 address."""
+    """Quote a text that YAML would read as another type: `no`, an IPv6 address."""
     return text if yaml.safe_load(f"[{text}]") == [text] else json.dumps(text)
 
 
 def write_settings() -> str:
-    """All settings with their meanings and defaults, as comments in a file of environment variables."""
+    """Return all settings with meanings and defaults, as comments in a file of environment variables."""
     lines = [
         "# Settings of the farm. A shell takes them by `set -a; . ./settings.env; set +a`, the coordinator's service",
         "# from /etc/tvm-farm/NAME.env. Take the # away before what you set; what is shown are the defaults.",
@@ -94,7 +94,7 @@ def write_settings() -> str:
 
 
 def list_next(start: Start) -> list[tuple[str, str]]:
-    """What to type next, in the folder of the files: commands, and what each does."""
+    """Return the next commands to type in the folder of the files, with their meaning."""
     steps = [("farm fleet apply fleet.yaml", "registers the boards")]
     names = [f"{start.board_type}-{number}" for number in range(1, len(start.ssh) + 1)]
     if names:
@@ -105,7 +105,7 @@ def list_next(start: Start) -> list[tuple[str, str]]:
     return [*steps, ("farm campaign run campaign.yaml --compile packages", "tunes a small model and packs its code")]
 
 
-# A file's kind -> the module and the model of its outermost keys.
+# A file's kind, with the module and the model of its top-level keys.
 KINDS = {
     "campaign": ("farm.campaign.spec", "CampaignSpec"),
     "fleet": ("farm.inventory.fleet_document", "Group"),
@@ -130,7 +130,7 @@ def schema(
 
 
 def make_schema(kind: str) -> str:
-    """The schema of one kind of file, as text. Raises UsageError."""
+    """Return the schema of one kind of file. Raises UsageError."""
     if kind not in KINDS:
         raise UsageError(f"there is no schema of {kind!r}", f"Known: {', '.join(KINDS)}.")
     module, name = KINDS[kind]
@@ -223,7 +223,7 @@ def _prompt(question: str, default: str) -> str:
 
 
 def _write(folder: Path, start: Start) -> list[Path]:
-    """Write all files, or none where one is there already. Raises UsageError."""
+    """Write all files, or none where one exists. Raises UsageError."""
     texts = {
         "fleet.yaml": write_fleet(start),
         "campaign.yaml": write_campaign(start),

@@ -32,7 +32,7 @@ PerLayer = Annotated[
 
 
 def print_layers(name: str, layers: Sequence[Mapping[str, Any]], median_s: float) -> None:
-    """The functions in the order in which they ran, each with its share of an inference."""
+    """Print the functions in execution order, each with its share of an inference."""
     if not layers:
         output.say(f"{name}: what its functions take is not known: only code of TVM's on a processor is watched")
         return
@@ -201,7 +201,7 @@ def bench(
 
 
 def _say_sent(size: int, sent: int | None) -> str:
-    """How big what was deployed is, and how much of it had to travel to a board elsewhere."""
+    """Say the deployed size, and how much of it was sent to the board."""
     if sent is None or sent == size:
         return format_bytes(size) + (" sent" if sent else "")
     return (
@@ -210,7 +210,7 @@ def _say_sent(size: int, sent: int | None) -> str:
 
 
 def read_subject(text: str, shape: list[str] | None, device: str) -> Any:
-    """Read what is timed: a model, or an artifact. Raises UsageError."""
+    """Return what is timed: a model, or an artifact. Raises UsageError."""
     if places.is_artifact(Path(text)):
         artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()
@@ -248,7 +248,7 @@ def _print_run(document: dict[str, Any]) -> None:
 
 
 def _say_details(document: dict[str, Any]) -> str:
-    """The first inference, the peak of memory, and the size, as far as they are known."""
+    """Say the first inference, the peak of memory, and the size, as far as they are known."""
     first_s, peak = document["first_s"], document["peak_memory_bytes"]
     said = [f"first inference {first_s * 1e3:.3f} ms"] if first_s is not None else []
     said += [f"peak memory {format_bytes(peak)}, with Python and TVM's runtime"] if peak is not None else []

@@ -1,4 +1,4 @@
-"""`farm notices`: the ways that notices.yaml names, and a notice sent to try one."""
+"""`farm notices`: list the routes of notices.yaml, and send a test notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the reading of them."""
+"""Options that several commands share, and how they are read."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from farm.models.source import ModelSource
     from farm.store import Store
 
-# Of an inference, where minutes would only puzzle.
+# For latencies of an inference, where minutes would confuse.
 LATENCIES = "20ms, 1.5s"
 
 
 def read_duration_s(option: str, text: str, examples: str = DURATION_EXAMPLES) -> float:
-    """Seconds, above 0. Raises UsageError that names the option and gives `examples`."""
+    """Return seconds above 0. Raises UsageError that names the option and gives `examples`."""
     try:
         return parse_duration_s(text)
     except ValueError as error:
@@ -115,7 +115,7 @@ TrustModel = Annotated[
 
 
 def require_trials(trials: int) -> int:
-    """Refuse a budget that cannot be spent."""
+    """Raise UsageError for a budget below one trial."""
     if trials <= 0:
         raise UsageError(f"--trials must be at least 1, not {trials}")
     return trials
@@ -124,9 +124,8 @@ def require_trials(trials: int) -> int:
 def read_model(
     text: str, shapes: list[str] | None, batch: int | None = None, trusted: bool = False
 ) -> tuple[ModelSource, tuple[InputSpec, ...]]:
-    """The model that the user named, with every input's shape settled, the first dimension to `batch` where given.
-
-    Raises UsageError.
+    """Return the named model with every input's shape settled, the first dimension `batch` where given. Raises
+    UsageError.
     """
     given = model_inputs.parse_shapes(shapes or [])
     source = model_source.resolve_model(text, trusted)
@@ -138,13 +137,13 @@ def read_model(
 
 
 def require_float(source: ModelSource, weights: str) -> None:
-    """Refuse to store weights in 16 bits that are in 8 bits already."""
+    """Raise UsageError for 16-bit weights of a model with 8-bit weights."""
     if weights != "float32" and source.is_quantised:
         raise UsageError(f"{source.name} is quantised: its weights are in 8 bits", "Leave --weights away.")
 
 
 def open_store(settings: Settings | None = None) -> farm_store.Store:
-    """The farm's store. Raises UsageError for a location that cannot be one, UnavailableError."""
+    """Open the farm's store. Raises UsageError for an invalid location, UnavailableError."""
     return farm_store.Store((settings or farm_settings.load()).store_location)
 
 
@@ -162,7 +161,7 @@ def open_store_to_show() -> Iterator[Store]:
 
 
 def read_ssh(text: str, key_file: str = "", host_key: str = "") -> Ssh:
-    """`[user@]host[:port]`, an IPv6 address in brackets; without a user the OpenSSH configuration says who.
+    """Parse `[user@]host[:port]`, with an IPv6 address in brackets; OpenSSH's configuration has the default user.
 
     Raises UsageError.
     """
@@ -195,7 +194,7 @@ Aim = Annotated[str, typer.Option("--objective", metavar="energy|latency|power|e
 
 
 def read_goal(goal: values.Goal, deadline: str, max_power: str, objective: str) -> values.Goal:
-    """`goal` with what was typed; `none` takes a limit away. Raises UsageError."""
+    """Return `goal` with the given limits; `none` removes one. Raises UsageError."""
     if objective and objective not in list(values.Objective):
         raise UsageError(f"--objective {objective!r} is unknown", f"Known: {', '.join(values.Objective)}.")
     return values.Goal(

@@ -1,4 +1,4 @@
-"""How commands speak: documents to stdout, everything else to stderr, errors as exit codes."""
+"""How commands print: documents to stdout, everything else to stderr, errors as exit codes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PAGES: Mapping[str, str] = {
 
 
 def find_page(error: BaseException) -> str:
-    """The path of the how-to for an error that was raised; empty where there is none, or its text names a page."""
+    """Return the how-to for an error; empty where there is none, or its text names a page."""
     if "docs/" in str(error):
         return ""
     modules, step = [], error.__traceback__
@@ -108,20 +108,20 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 # Seconds; larger stores are checked on request only.
 _QUICKLY_CHECKED_BYTES = 256 << 20
 
-# Files and pipes have no width of their own: wide enough that no table is folded there.
+# Files and pipes have no width: wide enough that no table is folded.
 _PIPE_WIDTH = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A document after which a command ends with an error or an exit code, where there is one, however it is shown."""
+    """A document after which a command ends with an error or an exit code."""
 
     document: Any
     end: FarmError | int | None
 
 
 class _Console(Console):
-    """A console that shows the control characters of what it prints, and obeys none but rich's own."""
+    """A console that shows control characters as text, and obeys only rich's own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console`. Every text passes here; rich's own controls are no text."""
@@ -134,7 +134,7 @@ stdout = _Console(highlight=False, emoji=False, width=None if sys.stdout.isatty(
 
 
 def to_stream(stream: TextIO, data: bytes) -> None:
-    """Bytes that are not ours, as they are; to a terminal as text that it does not obey."""
+    """Write untrusted bytes as they are; to a terminal with control characters shown."""
     stream.flush()
     if stream.isatty():
         data = foreign.show_controls(data.decode(errors="replace")).encode()
@@ -162,7 +162,7 @@ def tell(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """One line on stderr about what begins or was decided."""
+    """Print one line on stderr about what starts or was decided."""
     stderr.print(f"[bold]•[/] {markup.escape(text)}", soft_wrap=True)
 
 
@@ -200,7 +200,7 @@ def command(function: Callable[..., Document | None]) -> Callable[..., None]:
         as_json = options.pop("json", False) if yields else False
         run(lambda: _carry_out(function(*values, **options), as_json), debug)
 
-    # Typer reads both: what the function takes, and the options that all have.
+    # Typer reads both: the function's options, and those that all commands have.
     signature = inspect.signature(function, eval_str=True)
     added = {"json": Json} if yields else {}
     last = [
@@ -230,7 +230,7 @@ def _carry_out(told: Document | None, as_json: bool) -> None:
 
 
 def run(work: Callable[[], None], debug: bool) -> None:
-    """Run a command's work; leave with the exit code that its error stands for."""
+    """Run a command's work; exit with the code of its error."""
     # Through the console, so that a warning appears above a live table and not in its middle.
     logging.basicConfig(level=logging.WARNING, handlers=[_ConsoleHandler()])
     try:
@@ -269,7 +269,7 @@ def _fail(text: str, code: int, debug: bool, kind: str = "error") -> NoReturn:
 
 
 def _find_store_problem() -> str:
-    """What is wrong with the store, looked at only now: a damaged one makes any command fail in any way."""
+    """Say what is wrong with the store: a damaged one makes any command fail in any way."""
     with contextlib.suppress(FarmError, OSError):
         loaded = settings.load()
         location = loaded.store_location
@@ -285,7 +285,7 @@ def _print(text: str) -> None:
 
 
 def holder(lease: dict[str, Any] | None) -> str:
-    """Who holds a board, why and since when."""
+    """Say who holds a board, why and since when."""
     if not lease:
         return "–"
     until = f" until {moment(lease['expires_at'])}" if lease["kind"] == "reserved" else ""
@@ -293,12 +293,12 @@ def holder(lease: dict[str, Any] | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """A time of day for people."""
+    """Format a time of day."""
     return "–" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _drop_stdout() -> None:
-    """Let what is still buffered for a stdout that takes no more go nowhere, silently."""
+    """Discard silently what is buffered for a stdout that takes no more."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -321,7 +321,7 @@ _MARKS = {
 
 
 def print_check(check: checks.Check) -> None:
-    """Print one."""
+    """Print one check."""
     seconds = f"  ({check.seconds:.1f} s)" if check.seconds >= 0.1 else ""
     line = f"{_MARKS[check.level]} {check.name:<12} {markup.escape(check.detail)}{seconds}"
     stdout.print(line, soft_wrap=not stdout.is_terminal)

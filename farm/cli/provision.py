@@ -27,7 +27,7 @@ from farm.settings import Settings
 from farm.store import standing
 from farm.values import Health, Ssh
 
-# The agent comes up within seconds once it is started; the farm's way to the board may be pausing.
+# The agent starts within seconds; the farm's connection to the board may be in its retry pause.
 _REACH_TIMEOUT_S = 60.0
 # For the proof of provisioning: a probe of a board that has just started its agent.
 _PROBE_TIMEOUT_S = 90.0
@@ -87,7 +87,7 @@ def provision(
 
 
 class _Proof:
-    """Proves boards through the farm's services, which are started for the first board that needs them."""
+    """Proves boards through the farm's services, which start for the first board that needs them."""
 
     def __init__(self, settings: Settings, names: list[str], unknown: set[str], stack: contextlib.ExitStack) -> None:
         self._settings = settings
@@ -110,7 +110,7 @@ class _Proof:
         return boards.prove(self._services.tracker, self._kernels, target)
 
     def record_health(self, names: list[str]) -> dict[str, str]:
-        """Have the services probe boards that are new or changed; what they say, by board. Never fails."""
+        """Have the services probe new or changed boards; return their answers by board. Never raises."""
         if self._services is None or not names:
             return {}
         with options.open_store(self._settings) as store:
@@ -126,7 +126,7 @@ class _Proof:
 
 
 def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.ProvisioningTarget]:
-    """Boards by name, each once. Raises UsageError for one that is not reached over SSH, or not registered."""
+    """Return boards by name, each once. Raises UsageError for one that SSH does not reach or that is not known."""
     targets = []
     with options.open_store(settings) as store:
         for name in dict.fromkeys(names):
@@ -166,6 +166,6 @@ def _tell_all(reports: list[plan.BoardReport], notes: dict[str, str]) -> output.
 
 
 def _tell(report: plan.BoardReport, note: str) -> str:
-    """How a board is left, and why."""
+    """Print how a board is left, and why."""
     failed = next((step for step in report.steps if step.status is plan.StepStatus.FAILED), None)
     return "\n".join(filter(None, (f"{failed.name}: {failed.detail}" if failed else "", report.state, note)))

@@ -19,7 +19,7 @@ from farm.report import quickstart_page
 from farm.search.graph import pipeline
 from farm.units import seconds_scale
 
-# For another farm that measures on this machine; a campaign on it may take hours, and says so meanwhile.
+# The wait for another farm that measures on this machine; its campaign may take hours.
 _WAIT_S = 3600.0
 
 

@@ -136,7 +136,7 @@ def merge(
 
 @contextlib.contextmanager
 def _reading(place: StoreLocation) -> Iterator[Store]:
-    """Another farm's store, in which nothing is changed. Raises UsageError where there is none."""
+    """Open another farm's store to read. Raises UsageError where there is none."""
     if isinstance(place, Path):
         with backup.reading_other(place) as store:
             yield store
@@ -165,7 +165,7 @@ app.command("export")(export)
 app.command("import")(import_)
 app.command("merge")(merge)
 
-# What a virtual board's record says whose code is not the board's.
+# The note on a virtual board's record whose code is not the board's.
 _NATIVE = (
     "code of a simulating machine, timed on that machine (versions 0.1 and 0.2): it says nothing of the board and "
     "serves none of its own code"

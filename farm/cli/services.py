@@ -26,7 +26,7 @@ from farm.values import Health
 from farm.web import running
 
 _LOOK_S = 0.25
-# How often a command that waits for boards says so.
+# The interval of progress lines while a command waits for boards.
 _TELL_S = 5.0
 _OUT_OF_SERVICE = (Health.MAINTENANCE, Health.RETIRED, Health.UNSAFE)
 
@@ -169,8 +169,6 @@ def _serve_page(settings: Settings) -> None:
 
 def _wait_probed(settings: Settings, wait_s: float) -> None:
     """Wait until no board in service is out of reach or unproven. Raises DeadlineError naming one that is."""
-    # Imported here: it loads what reads files, which takes longer than all of this command.
-
     deadline = time.monotonic() + wait_s
     told, tell_at = -1, 0.0
     while True:

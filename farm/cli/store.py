@@ -1,4 +1,4 @@
-"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: the store kept safe. Pruning: `store_prune`."""
+"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: keep the store safe. Pruning: `store_prune`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def upgrade() -> output.Document:
 
 
 def _require_file(settings: farm_settings.Settings, tool: str) -> Path:
-    """The folder of a store that is a file. Raises UsageError for PostgreSQL, naming the tool that does it there."""
+    """Return the folder of a store that is a file. Raises UsageError for PostgreSQL, naming its own tool."""
     if isinstance(location := settings.store_location, str):
         raise UsageError(
             f"the store is a PostgreSQL database ({location}), which has tools of its own for this",

@@ -1,4 +1,4 @@
-"""`farm db prune`: trials of campaigns that are over, deleted where no record rests on them."""
+"""`farm db prune`: delete trials of finished campaigns that no record needs."""
 
 from __future__ import annotations
 

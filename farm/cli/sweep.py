@@ -273,7 +273,7 @@ def _make_document(store: Store, sweep: int, goal: values.Goal | None = None) ->
 
 
 def _finish(store: Store, sweep: int, out: Path | None) -> output.Document:
-    """A sweep that has just ended; it failed where it was voided, or nothing can be picked."""
+    """Yield a sweep that has just ended; it failed where it was voided, or has no pick."""
     document = _make_document(store, sweep)
     if out is not None:
         document["report"] = _write_report(document, out)

@@ -1,4 +1,4 @@
-"""`farm sweep report`, `export` and `compare`: what becomes of a sweep's result. Running one is in `sweep.py`."""
+"""`farm sweep report`, `export` and `compare`: use a sweep's result. `sweep.py` runs sweeps."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def compare(
 
 
 def _fetch(sweep: int, change: Callable[[values.Goal], values.Goal] = lambda goal: goal) -> dict[str, Any]:
-    """A sweep's document, its picks for its own goal as `change` makes it."""
+    """Return a sweep's document, its picks for its own goal as `change` makes it."""
     with options.open_store() as store:
         return export_document.make_document(
             store, sweep, change(stored.goal_from_dict(store.require_sweep(sweep)["goal"]))
@@ -110,7 +110,7 @@ def _fetch(sweep: int, change: Callable[[values.Goal], values.Goal] = lambda goa
 
 
 def _choose_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> Mapping[str, Any]:
-    """The one that is meant: tuned before others; one batch size, or the one named. Raises UsageError."""
+    """Return the chosen series: tuned before others; one batch size, or the named one. Raises UsageError."""
     found = export_document.find_series(document, variant, batch)
     best = sweep_rows.order_series({"series": found})[0]
     batches = sorted({series["batch"] for series in found})

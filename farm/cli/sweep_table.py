@@ -1,4 +1,4 @@
-"""A sweep's document as text on stdout: the table, the picks, what has to be said beside them."""
+"""A sweep's document as text on stdout: the table, the picks and notes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from farm.cli import output, tables
 from farm.report import sweep_answer
 from farm.sweep import rows as sweep_rows
 
-# More columns than that (a TX2 has twelve rails) no terminal holds.
+# A terminal holds no more columns (a TX2 has twelve rails).
 _MOST_RAILS = 3
 
 
 def print_sweep(document: Mapping[str, Any]) -> None:
-    """Everything."""
+    """Print everything."""
     board = document["board"]
     names = ", ".join(board["names"])
     simulated = " (simulated: nothing was measured on a real board)" if board["simulated"] else ""
@@ -48,7 +48,7 @@ def print_sweep(document: Mapping[str, Any]) -> None:
 
 
 def _print_variants(document: Mapping[str, Any]) -> None:
-    """The farm's code against untuned, a row per operating point."""
+    """Print the farm's code against untuned, a row per operating point."""
     for variants in sweep_answer.pair_variants(document):
         table = sweep_answer.tabulate(variants)
         output.say("")
@@ -58,7 +58,7 @@ def _print_variants(document: Mapping[str, Any]) -> None:
 
 
 def _print_schedules(fitted: Mapping[str, Any]) -> None:
-    """Where other schedules are better at a point, and what they gain."""
+    """Print where other schedules are better at a point, and their gain."""
     better = [each for each in fitted["workloads"] if each["differs"]]
     batch = f", batch {fitted['batch']}" if fitted["batch"] > 1 else ""
     told = (
@@ -80,7 +80,7 @@ def _change(model: Mapping[str, Any], what: str, factor: float, unit: str) -> st
 
 
 def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]) -> None:
-    """What to set, what it costs, how sure that is, and what comes next."""
+    """Print the clocks to set, their cost, the confidence and the next command."""
     simulated = " (simulated)" if document["board"]["simulated"] else ""
     for series in chosen:
         picked = series["pick"]
@@ -96,7 +96,7 @@ def print_picks(document: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the table. Where a terminal is too narrow the one that matters least is left out; 0 always stays."""
+    """A column of the table. A narrow terminal drops the least important one; 0 always stays."""
 
     title: str
     matters: int
@@ -122,7 +122,7 @@ def _print_rows(series: Mapping[str, Any]) -> None:
 
 
 def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """All columns there are."""
+    """Return all possible columns."""
     measured = [row for row in rows if row["measured"]]
     time = units.seconds_scale(row["latency_s"]["value"] for row in measured)
     latency = [row["latency_s"] if row["measured"] else None for row in rows]
@@ -144,7 +144,7 @@ def _plan_columns(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 
 def _plan_power(series: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """What there is with a sensor."""
+    """Return the columns of a board with a sensor."""
     joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["measured"] and row["energy_j"])
     power, energy = ([row[which] if row["measured"] else None for row in rows] for which in ("power_w", "energy_j"))
     above = [row["energy_above_idle_j"] for row in rows]
@@ -181,7 +181,7 @@ def _number(value: float | None, factor: float = 1.0) -> str | None:
 
 
 def _watts(value: float | None) -> str | None:
-    """To the mW, which is what sensors give."""
+    """Format to the mW, a sensor's resolution."""
     return None if value is None else f"{value:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Tables on stdout that fit the terminal: columns that matter least are left out, and no word is ever broken."""
+"""Tables on stdout that fit the terminal: the least important columns are left out, and no word is broken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farm.units import NOTHING
 
 # Characters between two columns.
 _GAP = 3
-# Text that is longer is broken between words, into lines of no less than this.
+# Longer text is broken between words, into lines of at least this width.
 _LEAST_TEXT = 16
 
 
@@ -55,7 +55,7 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Names and what they are on stdout, a line each; on a terminal long values go on below themselves."""
+    """Print names and values, a line each; on a terminal long values are indented below themselves."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=max(10, *map(len, facts)), no_wrap=True)
     table.add_column(overflow="fold")
@@ -65,7 +65,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def fit_columns(columns: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str | int] = ()) -> list[int]:
-    """The columns, by number, that `width` characters hold where each takes `least`; the first one always."""
+    """Return the columns, by number, that fit `width` characters where each takes `least`; the first one always."""
 
     def fits(shown: Iterable[int]) -> bool:
         return sum(least[each] + _GAP for each in shown) - _GAP <= width
@@ -90,7 +90,7 @@ def _list_spare(columns: Sequence[str], spare: Sequence[str | int]) -> Iterator[
 
 
 def _find_least(texts: Sequence[str], is_text: bool) -> int:
-    """How narrow a column may be: its longest cell, or of long text its longest word; of its title a word."""
+    """Return how narrow a column may be: its longest cell, or the longest word of long text and title."""
     title, *cells = texts
     words = max(cell_len(word) for word in title.split() or [""])
     longest = max(map(cell_len, cells))

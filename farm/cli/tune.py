@@ -26,7 +26,7 @@ from farm.values import DEFAULT_POINT
 if TYPE_CHECKING:
     from farm.campaign.tune import Tuned
 
-# Boards that are named at the end; --json has all.
+# The most boards that the summary names; --json has all.
 _MOST_NAMED = 6
 
 
@@ -172,7 +172,7 @@ def _print(document: dict[str, Any], *, is_compiled: bool) -> None:
 
 
 def _say_boards(document: dict[str, Any]) -> str:
-    """Where it was measured, those boards first that made most trials."""
+    """Say where it was measured, boards with most trials first."""
     used, boards = document["board"], document["boards"]
     where, verb = f"{used['type']}/{used['name']}", "is"
     if len(boards) > 1:

@@ -1,4 +1,4 @@
-"""`farm web`: the page and the API; its address and its token."""
+"""`farm web`: serve the page and the API; tokens and the address."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def url() -> None:
 
 
 def require_server() -> None:
-    """Refuse where the page's packages are not installed. Raises UnavailableError."""
+    """Raise UnavailableError where the page's packages are not installed."""
     missing = [each for each in ("fastapi", "uvicorn") if importlib.util.find_spec(each) is None]
     if missing:
         raise UnavailableError(
