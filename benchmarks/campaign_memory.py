@@ -215,7 +215,7 @@ class Crew:
     """Stands in for the boards: each measurement has ended when it is next asked for."""
 
     pending: Sequence[Any] = ()
-    anchor_s = 0.0
+    reference_s = 0.0
 
     def __init__(self, count: int) -> None:
         from farm.campaign.engine.boards import Arrived
@@ -227,8 +227,8 @@ class Crew:
         self.told: Any = lambda trials: None
 
     def want(self, wanted: Any) -> None: ...
-    def set_anchor(self, *anchor: Any) -> None: ...
-    def has_anchor(self, board_type: str) -> bool:
+    def set_reference_kernel(self, *kernel: Any) -> None: ...
+    def has_reference_kernel(self, board_type: str) -> bool:
         return True
 
     def busy(self, board: str) -> bool:

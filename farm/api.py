@@ -1,7 +1,7 @@
-"""Campaigns from Python, with the power of `farm campaign`: `farm.Campaign` and `farm.campaigns`.
+"""Campaigns from Python, as with `farm campaign`: `farm.Campaign` and `farm.campaigns`.
 
-Objects are names of what is in the store and hold nothing open: each call opens the store under FARM_HOME for itself.
-The work is done by the engine's process, as for the commands, and goes on when the program ends.
+Objects are names of what is in the store and hold nothing open: each call opens the store under FARM_HOME. The engine's
+process does the work, and continues when the program ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LIMITS = {"trials": "trials", "wall_clock": "wall_clock_s", "board_hours": "boa
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
-# Spans of time, which are numbers of seconds in Python and need a unit in a file.
+# Durations, which are numbers of seconds in Python and need a unit in a file.
 _SPANS = frozenset({"wall_clock", "min_repeat", "timeout"})
 
 
@@ -60,10 +60,10 @@ def _name_units(document: Mapping[str, Any]) -> dict[str, Any]:
 class Campaign:
     """A campaign: models x boards x operating points within a budget.
 
-    Everything is as in a campaign file, checked alike, and wrong input raises the same `farm.errors.UsageError`:
+    All arguments are as in a campaign file and checked alike; wrong input raises the same `farm.errors.UsageError`.
     `models` are names of the zoo, ONNX files, or mappings; `boards` a type, several, or `{"types": …, "labels": …}`;
-    `budget` a number of trials or a mapping; spans of time are texts such as "6h" or seconds. `home` is FARM_HOME where
-    it is not the environment's. Making one plans and starts nothing.
+    `budget` a number of trials or a mapping; durations are texts such as "6h" or seconds. `home` replaces the
+    environment's FARM_HOME. The constructor starts nothing.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Campaign:
 
     @classmethod
     def from_file(cls, path: str | pathlib.Path, home: str | pathlib.Path | None = None) -> Campaign:
-        """The campaign of a file. Raises UsageError naming the line of everything that is wrong."""
+        """Read a campaign file. Raises UsageError naming the line of every error."""
         file = read_campaign(pathlib.Path(path))
         return cls._make(file.spec.name, file, home)
 
     @classmethod
     def named(cls, name: str, home: str | pathlib.Path | None = None) -> Campaign:
-        """A campaign that was submitted, by whomever. Raises UsageError where there is none of this name."""
+        """Return a submitted campaign, also another program's. Raises UsageError where there is none of this name."""
         campaign = cls._make(name, None, home)
         campaign.fetch()
         return campaign
@@ -110,7 +110,7 @@ class Campaign:
     # Before it runs
 
     def plan(self, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """What it would do, as `farm campaign plan --json` says; kept, so that a run refuses models that changed."""
+        """Plan it as `farm campaign plan --json` does; keep the plan, so that a run refuses models that changed."""
         file = self._require_file("planned")
         with self._open() as store:
             document = planned.to_document(make_plan(file, store, self._settings, note))
@@ -118,9 +118,9 @@ class Campaign:
         return document
 
     def submit(self, note: Callable[[str], None] = lambda text: None) -> Campaign:
-        """Have it carried out, without waiting for it; returns itself.
+        """Submit it, without waiting for it; return itself.
 
-        Raises UsageError where it cannot be, or its name is taken; UnavailableError where no engine can run.
+        Raises UsageError where it is impossible, or its name is taken; UnavailableError where no engine can run.
         """
         file = self._require_file("submitted")
         with self._open() as store, engine_ahead(self._settings) as engine:
@@ -140,11 +140,11 @@ class Campaign:
     # Under way
 
     def wait(self, timeout_s: float | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """Wait for its end; returns what `farm campaign show --json` prints.
+        """Wait for its end; return what `farm campaign show --json` prints.
 
-        `on_progress` is told the progress as often as it changes. Raises PermanentError where the campaign failed or
-        was cancelled, UnavailableError where it is paused or interrupted, DeadlineError after `timeout_s`, and with
-        that the campaign goes on.
+        `on_progress` gets the progress whenever it changes. Raises PermanentError where the campaign failed or was
+        cancelled, UnavailableError where it is paused or interrupted, DeadlineError after `timeout_s`; the campaign
+        then continues.
         """
         told: list[Any] = [None]
 
@@ -160,40 +160,40 @@ class Campaign:
             return make_document(store, self.name)
 
     def pause(self) -> str:
-        """Stop it for now; returns its state, which is `paused` unless its engine is slow to hear."""
+        """Pause it; return its state, which is `paused` unless its engine is slow to answer."""
         with self._open() as store:
             return str(control.pause(self._settings, store, self.name, name_user()).state)
 
     def resume(self) -> Campaign:
-        """Let it go on, without waiting for it; returns itself."""
+        """Resume it, without waiting for it; return itself."""
         with self._open() as store:
             control.resume(store, self.name, name_user())
         ensure_engine(self._settings)
         return self
 
     def cancel(self) -> str:
-        """End it for good; returns its state. Its trials stay."""
+        """End it for good; return its state. Its trials stay."""
         with self._open() as store:
             return str(control.cancel(self._settings, store, self.name, name_user()).state)
 
     def change_budget(self, **limits: Any) -> Budget:
-        """Change limits, named and written as in a file; None takes one away. Returns the whole budget."""
+        """Change limits, named and written as in a file; None removes one. Return the whole budget."""
         changes = _read_limits(f"campaign {self.name}", limits)
         with self._open() as store:
             return control.change_budget(store, self.name, changes, name_user())
 
     def clone(self, name: str, **limits: Any) -> Campaign:
-        """The same order under another name, under way; `limits` as for `change_budget`."""
+        """Submit the same order under another name; `limits` as for `change_budget`."""
         changes = _read_limits(f"campaign {name}", limits)
         with self._open() as store:
             clone(store, self.name, name, changes, name_user(), f"farm.Campaign.clone of {self.name}")
         ensure_engine(self._settings)
         return self._make(name, None, self._settings.home)
 
-    # What came of it
+    # Results
 
     def fetch(self) -> FleetCampaign:
-        """As the store has it now. Raises UsageError where it was not submitted."""
+        """Return the store's row. Raises UsageError where it was not submitted."""
         with self._open() as store:
             with suppress(UnavailableError):  # a full disk can be read
                 control.close_abandoned(store)
@@ -201,21 +201,21 @@ class Campaign:
 
     @property
     def state(self) -> str:
-        """How it stands: `submitted`, `running`, `waiting`, `paused`, `verifying`, `interrupted`, `finished`, …"""
+        """Its state: `submitted`, `running`, `waiting`, `paused`, `verifying`, `interrupted`, `finished`, …"""
         return str(self.fetch().state)
 
     @property
     def progress(self) -> Mapping[str, Any] | None:
-        """How far its engine has come, as a plain document; None before it has begun."""
+        """Return its engine's progress as a plain document; None before it has begun."""
         return self.fetch().progress
 
     def show(self) -> dict[str, Any]:
-        """All that is known of it, as `farm campaign show --json` prints it."""
+        """Return what `farm campaign show --json` prints."""
         with self._open() as store:
             return make_document(store, self.name)
 
     def records(self) -> list[Record]:
-        """The records that there are of its workloads on its board types at its operating points."""
+        """Return the records of its workloads on its board types at its operating points."""
         with self._open() as store:
             types = {each["board_type"]: each for each in store.fetch_fleet_campaign(self.name).order["types"]}
             found = store.fetch_records(simulated=None)
@@ -229,7 +229,7 @@ class Campaign:
         ]
 
     def report(self, folder: str | pathlib.Path) -> dict[str, str]:
-        """Write its report into a folder; returns the paths of what was written."""
+        """Write its report into a folder; return the paths of the files."""
         return campaign_page.write_campaign_report(self.show(), pathlib.Path(folder))
 
     # Inside
@@ -255,7 +255,7 @@ class Campaign:
 
 
 def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:
-    """The campaigns in the store, the oldest first."""
+    """Return the campaigns in the store, the oldest first."""
     with Store(_load_settings(home).store_location) as store:
         names = [each.name for each in store.fetch_fleet_campaigns()]
     return [Campaign._make(name, None, home) for name in names]
@@ -272,7 +272,7 @@ def _list_models(models: Model | Sequence[Model]) -> list[Any]:
 
 
 def _read_limits(called: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits written as in a file, None for none, as fields of a `Budget`. Raises UsageError."""
+    """Convert limits written as in a file, None for none, to fields of a `Budget`. Raises UsageError."""
     if unknown := sorted(limits.keys() - _LIMITS.keys()):
         raise UsageError(f"{called}: a budget has no {', '.join(unknown)}", f"It has: {', '.join(_LIMITS)}.")
     given = {key: value for key, value in limits.items() if value is not None}
@@ -307,8 +307,8 @@ def optimize(
 ) -> Optimization:
     """Begin to tune a model, an ONNX file or a name of the zoo, for types of boards; `wait` waits for the end.
 
-    `name` is the campaign's; default: one made of the model's name and the time. `say` is called with a line for each
-    step, and with progress and ETA every ten seconds; it prints on stderr. Raises UsageError.
+    `name` is the campaign's; default: the model's name and the time. `say` gets a line for each step, and progress with
+    ETA every ten seconds; it prints on stderr. Raises UsageError.
     """
     types = [boards] if isinstance(boards, str) else list(boards)
     if not types or (LOCAL in types and len(types) > 1):
@@ -327,7 +327,7 @@ def optimize(
 
 
 class Optimization:
-    """A model that is being tuned. `campaign` is None on this machine, where `wait` does the work."""
+    """A model being tuned. `campaign` is None on this machine, where `wait` does the work."""
 
     def __init__(self, model: str, trials: int, settings: Settings, say: Say, campaign: Campaign | None) -> None:
         self.campaign = campaign
@@ -341,7 +341,9 @@ class Optimization:
             teller, name = _Listener(self._say), self.campaign.name
             document = self.campaign.wait(
                 timeout_s,
-                lambda progress: teller.tell(name, str(progress["phase"]), "", {"trials": self._trials}, progress),
+                lambda progress: teller.print_progress(
+                    name, str(progress["phase"]), "", {"trials": self._trials}, progress
+                ),
             )
         return Optimized(document, self._settings, self._say)
 
@@ -358,14 +360,14 @@ class Optimization:
 
 
 class Optimized:
-    """A model that was tuned; `document` says what for."""
+    """A tuned model; `document` says for which boards."""
 
     def __init__(self, document: Mapping[str, Any], settings: Settings, say: Say) -> None:
         self.document = document
         self._settings, self._say = settings, say
 
     def save_packages(self, folder: str | pathlib.Path) -> list[pathlib.Path]:
-        """Compile, verify and pack for every type; returns the wheels. Raises PermanentError where one is wrong.
+        """Compile, verify and pack for every type; return the wheels. Raises PermanentError where one is wrong.
 
         The artifacts themselves lie beside the wheels.
         """
@@ -376,10 +378,10 @@ class Optimized:
         return [each.package for each in made if each.package is not None]
 
     def save_package(self, out: str | pathlib.Path) -> pathlib.Path:
-        """The same for one type of board; returns the wheel's path.
+        """Compile, verify and pack for one type of board; return the wheel's path.
 
-        `out` is a folder, or a name for the wheel: pip installs a wheel under no name but its own, which says where it
-        may go, so that the other one is a link to the wheel beside it. Raises UsageError where something has the name.
+        `out` is a folder, or a path for the wheel: pip installs a wheel only under its own name, so that path becomes a
+        link to the wheel beside it. Raises UsageError where the path exists.
         """
         if len(self.document["types"]) != 1:
             raise UsageError("there are several types of boards, and so several packages", "Use `save_packages`.")
@@ -398,23 +400,25 @@ class Optimized:
 
 
 class _Listener:
-    """Notes of a tuning and, now and then, a line of its progress."""
+    """Prints the notes of a run, and at intervals a line of its progress."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def note(self, text: str) -> None:
         self._say(text)
 
     def show(self, campaign: FleetCampaign) -> None:
-        self.tell(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress or {})
+        self.print_progress(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress or {})
 
     def finish(self, campaign: FleetCampaign) -> None:
-        self._told_at = float("-inf")
+        self._printed_at = float("-inf")
         self.show(campaign)
 
-    def tell(self, name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        if time.monotonic() - self._told_at >= _TELL_S:
-            self._told_at = time.monotonic()
+    def print_progress(
+        self, name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]
+    ) -> None:
+        if time.monotonic() - self._printed_at >= _TELL_S:
+            self._printed_at = time.monotonic()
             self._say(summary_line(name, state, reason, budget, progress))

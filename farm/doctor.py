@@ -27,14 +27,14 @@ from farm.services.checks import Check, run_check
 from farm.settings import Settings
 from farm.store import Store
 
-# For a board that nobody else uses; tried three times.
+# For a board without other users; tried three times.
 _OPEN_TIMEOUT_S = 10.0
-# What the farm was tested with; a newer tvm-ffi crashes inside TVM's tuning.
+# The tested versions; a newer tvm-ffi crashes inside TVM's tuning.
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
 
 def examine(settings: Settings, show: Callable[[Check], None]) -> None:
-    """Go through all hops in order; a hop that needs a failed one is not tried. `show` hears of each at once."""
+    """Check all hops in order; a hop that needs a failed one is skipped. `show` gets each result at once."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Any] = {}
 
@@ -120,13 +120,13 @@ def _link() -> str:
 
 
 def _emulate(settings: Settings) -> str:
-    """What virtual boards' own code runs in; on one of them `farm doctor --board` runs a kernel."""
+    """Check the emulator of virtual boards; `farm doctor --board` runs a kernel on one."""
     emulation.prepare(settings)
     return f"Unicorn {importlib.metadata.version('unicorn')}, which runs virtual boards' own code"
 
 
 def _kernel(crew: Crew, board: DrivenBoard) -> str:
-    """The golden kernel: built by a compiler process, sent to the board, run there, compared with NumPy."""
+    """Build the golden kernel, run it on the board, and compare the result with NumPy."""
     library = golden.build(golden.plan_target(None, platform.machine()))
     outcome, outputs = crew.call(board.run(calibration.plan_run(), library, golden.make_inputs()))
     calibration.check(outcome, outputs)

@@ -7,7 +7,7 @@
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   │   └── BoardBusyError      somebody else had the board all the while
     │   ├── BoardLostError      the connection to a board ended
-    │   ├── BoardNonsenseError  a board answered what cannot be
+    │   ├── InvalidReplyError  an invalid reply of a board
     │   └── StoreFaultError     the store did not work this time
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
@@ -66,7 +66,7 @@ class BoardLostError(TransientError):
     """The connection to a board ended before the answer came. The board may or may not have done the work."""
 
 
-class BoardNonsenseError(TransientError):
+class InvalidReplyError(TransientError):
     """A board's answer cannot be true, or is none. It is not believed; the board is suspect, another one may do."""
 
 

@@ -36,13 +36,13 @@ EXAMPLES = 'Examples: "latency > 5 %", "p99 > 40 ms", "size > 10 %". Known: ' + 
 _QUANTILES = {"p90": 0.9, "p99": 0.99}
 _DRAWS, _SEED = 2000, 7
 _HINT = "`farm gate MODEL --boards TYPE --baseline FILE --write-baseline` makes one."
-# A figure and both ends of its interval, all the same where it is exact.
+# A figure and both ends of its interval, equal where it is exact.
 Interval = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What must not hold: `metric` above `limit`, a change (0.05: 5 % above the baseline) or a value in SI units."""
+    """A failure condition: `metric` above `limit`, a change (0.05: 5 % above the baseline) or a value in SI units."""
 
     condition: str
     metric: str
@@ -75,9 +75,9 @@ def judge(
     timed: Timed,
     conditions: Sequence[Condition],
 ) -> dict[str, Any]:
-    """Judge a candidate by `bench`'s document of it alone; return this board's part of the gate's document.
+    """Judge a candidate by `bench`'s document; return this board's part of the gate's document.
 
-    Wrong outputs fail, whatever the times are. A figure that the board has no sensor for is undecided.
+    Wrong outputs fail at any speed. A figure that the board has no sensor for is undecided.
     """
     [model], board, artifacts = benched["models"], benched["board"], subject.list_artifacts()
     judged = [_judge(each, artifacts, timed) for each in conditions] if verified.matches else []
@@ -96,7 +96,7 @@ def judge(
 
 
 def find_worst(verdicts: Sequence[str]) -> str:
-    """The verdict on all together; nothing is wrong with none."""
+    """Combine verdicts; without any it passes."""
     return next((each for each in (FAIL, UNDECIDED) if each in verdicts), PASS)
 
 
@@ -113,14 +113,14 @@ def _find_change(metric: str, artifacts: Mapping[str, Artifact], timed: Timed) -
     """Divide the candidate's by the baseline's."""
     if BASELINE not in artifacts:
         return None
-    if metric == "latency":  # within rounds, so that what the board does to both alike cancels
+    if metric == "latency":  # within rounds, so that common effects of the board cancel
         rounds = [tie.Round(number, "", each) for number, each in sorted(timed.rounds.items())]
         [ratio] = tie.compare(rounds, BASELINE, [OURS], tie.TieRule(looks=(ROUNDS,)))
         return ratio.value, ratio.low, ratio.high
     ours, theirs = (_find_figure(metric, artifacts, timed, name) for name in (OURS, BASELINE))
     if ours is None or theirs is None or not theirs[1] > 0:
         return None
-    # Both intervals at their ends: wider than necessary, so it leaves open rather than errs.
+    # Both intervals at their ends: wider than necessary, so undecided rather than wrong.
     return ours[0] / theirs[0], ours[1] / theirs[2], ours[2] / theirs[1]
 
 
@@ -157,7 +157,6 @@ class BaselineEntry(StrictModel):
 
     @property
     def key(self) -> tuple[str, str, bool, str, str]:
-        """What it is the baseline of."""
         return self.model, self.board_type, self.simulated, self.device, self.operating_point
 
 
@@ -180,9 +179,9 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def open_entry(path: Path, baseline: Baseline, about: Manifest, point: str) -> Artifact:
-    """Open the artifact that a candidate is held against.
+    """Open the baseline's artifact for a candidate.
 
-    Raises UsageError where the baseline has none for it, PermanentError where that is not the artifact of then.
+    Raises UsageError where the baseline has none for it, PermanentError where its contents have changed.
     """
     key = (about.name, about.board_type, about.simulated, about.device, point)
     entry = next((each for each in baseline.entries if each.key == key), None)

@@ -1,6 +1,6 @@
-"""The artifacts that a campaign was ordered with: what is still to be made once it is finished, and making it.
+"""Make the artifacts that a finished campaign was ordered with.
 
-What was made is kept with the campaign's progress, one by one, so that whoever comes after a killed command goes on.
+Each one is noted in the campaign's progress, so that a killed command can be continued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farm.inventory.board_types import require_board_type
 
 @dataclasses.dataclass(frozen=True)
 class MadeArtifact:
-    """What became of one: where it is, whether it computes what it should, and its package (None: not packed)."""
+    """An artifact that was made: its path, whether it computes what it should, and its package (None: not packed)."""
 
     name: str
     board_type: str
@@ -55,9 +55,9 @@ def make_artifacts(
     keep: Callable[[MadeArtifact], None] = lambda made: None,
     done: Collection[str] = (),
 ) -> list[MadeArtifact]:
-    """Compile, verify and pack everything but what is `done`, by name; `document` is the campaign's.
+    """Compile, verify and pack all artifacts but those in `done`, by name; `document` is the campaign's.
 
-    `keep` is told of each one as soon as it is there. Raises what the steps raise.
+    `keep` gets each one as soon as it is made. Raises what the steps raise.
     """
     made = []
     for wanted in list_artifacts(document):
@@ -92,18 +92,18 @@ def _bring(wanted: ToCompile) -> Brought:
     return bring_same(model, None, "the campaign tuned")
 
 
-# The campaign's own boards are free again by then; others may have one for a while.
+# The campaign's own boards are free by then; others may hold one for a while.
 _WAIT_S = 300.0
 
 
 def find_folder(campaign: FleetCampaign) -> str | None:
-    """Where a campaign's artifacts go; None where none were ordered."""
+    """Return the folder of a campaign's artifacts; None where none were ordered."""
     folder = campaign.order.get("compile_to")
     return None if folder is None else str(folder)
 
 
 def list_made(campaign: FleetCampaign) -> list[dict[str, Any]]:
-    """What was made of a campaign in the folder that it is to go to now, as `Made.to_dict` has it."""
+    """Return what was made in the folder that the artifacts go to now (`Made.to_dict`)."""
     folder = find_folder(campaign)
     known = (campaign.progress or {}).get("artifacts", ())
     return [dict(each) for each in known if folder is not None and Path(each["folder"]).parent == Path(folder)]
@@ -119,7 +119,7 @@ def is_pending(campaign: FleetCampaign, document: Mapping[str, Any]) -> bool:
 def make_ordered(
     settings: Settings, store: Store, name: str, document: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Make what is missing; returns all that was made. Raises what `make_artifacts` does."""
+    """Make what is missing; return all that was made. Raises what `make_artifacts` does."""
     campaign = store.fetch_fleet_campaign(name)
     folder = find_folder(campaign)
     if folder is None:
@@ -136,6 +136,6 @@ def make_ordered(
 
 
 def _list_done(campaign: FleetCampaign) -> set[str]:
-    """What was made and lies where it was put. What was wrong is made again."""
+    """Return the artifacts that exist. Wrong ones are made again."""
     made = list_made(campaign)
     return {each["name"] for each in made if each["matches"] and each["package"] and Path(each["package"]).is_file()}

@@ -1,6 +1,6 @@
-"""A campaign of one model on one type of board: what `farm tune` and quickstart order.
+"""A campaign of one model on one type of board, as `farm tune` and quickstart order it.
 
-Which boards, which target and which workloads is settled here; who carries it out is `tune`'s business.
+Here boards, target and workloads are chosen; `tune` runs it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ from farm.values import DEFAULT_POINT
 
 @dataclasses.dataclass(frozen=True)
 class OneModelRequest:
-    """What a user asked for: `command` in so many words, `since` when that was (monotonic seconds).
+    """A user's request: `command` is its text, `since` its time (monotonic, s).
 
-    `board` is the only one to be used, None: any of the type. `ops` are operator kinds, none: all. With `fresh` nothing
-    is taken from earlier trials. A board of the fleet is waited for `wait_s`. With `only_unknown` workloads that have a
-    record are left out; `simulated` says which records are meant, and boards of the other kind are refused. With
-    `virtual` simulated boards are used, whatever real ones there are. `rivals` are what the model is timed beside at
-    the end.
+    `board` is the only board to use, None: any of the type. `ops` are operator kinds, none: all. `fresh` ignores
+    earlier trials. `wait_s` is how long to wait for a board of the fleet. `only_unknown` leaves out workloads with a
+    record. `simulated` says which records count; boards of the other kind are refused. `virtual` uses simulated boards
+    even where there are real ones. `rivals` are what the model is timed beside at the end.
     """
 
     command: str
@@ -61,7 +60,7 @@ class OneModelRequest:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuringPlace:
-    """Where a model is tuned: the boards that may be used (none: this machine), and the target of all of them."""
+    """Where a model is tuned: the boards that may be used (none: this machine), and their common target."""
 
     boards: tuple[str, ...]
     simulated: bool
@@ -74,7 +73,7 @@ class MeasuringPlace:
 
 
 def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
-    """Settle where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
+    """Choose where a model is tuned. Raises UsageError, UnavailableError and BoardUnsafeError where it cannot be."""
     place = _choose_place(request, store, settings)
     if request.simulated not in (None, place.simulated):
         which = "virtual" if place.simulated else "real"
@@ -102,7 +101,7 @@ def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:
 def choose_workloads(
     workloads: Sequence[search_workloads.Workload], ops: Sequence[str]
 ) -> tuple[search_workloads.Workload, ...]:
-    """The workloads of these operator kinds (none: all). Raises UsageError for one that the model lacks."""
+    """Select the workloads of these operator kinds (none: all). Raises UsageError for one that the model lacks."""
     kinds = {workload.kind for workload in workloads}
     if unknown := sorted(set(ops) - kinds):
         raise UsageError(
@@ -119,7 +118,7 @@ def to_search(request: OneModelRequest, settings: Settings) -> SearchOrder:
 def drop_known(
     request: OneModelRequest, workloads: Sequence[search_workloads.Workload], store: Store
 ) -> tuple[search_workloads.Workload, ...]:
-    """The workloads that have no record of their own board type."""
+    """Return the workloads that have no record of their own board type."""
     records = store.fetch_records(
         board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
     )
@@ -136,7 +135,7 @@ def submit(
     settings: Settings,
     by: str,
 ) -> str:
-    """Put a campaign of these workloads into the store; returns its name."""
+    """Write a campaign of these workloads to the store; return its name."""
     model, kind = request.model, request.board_type
     gpus.prepare_boards(workloads[0].target, settings)
     factor = find_clock_factor(workloads[0].target, kind)
@@ -171,7 +170,7 @@ def submit(
 
 
 def _find_name(store: Store, text: str) -> str:
-    """A name that no campaign has, from a command and a model and the time."""
+    """Make a new campaign name from a command, a model and the time."""
     stem = re.sub(r"[^A-Za-z0-9_-]", "-", text)[:40].strip("-")
     base = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     known = {each.name for each in store.fetch_fleet_campaigns()}

@@ -1,7 +1,6 @@
-"""A campaign as it was ordered: everything that the engine needs of it, as it lies in the store.
+"""A campaign as ordered: all that the engine needs of it, as stored.
 
-It is made from a plan once (`submit`) and never changes, but for the budget, which is kept beside it. Nothing here
-starts anything.
+It is made from a plan once (`submit`) and never changes, but for the budget, which is kept beside it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from farm.selection.rounds import LEAST_ROUNDS
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadOrder:
-    """A tunable function. `weight`: calls in one inference of each of `models`, taken together; `calls`: of each.
+    """A tunable function. `weight`: calls in one inference of each of `models`, in sum; `calls`: of each.
 
-    `predicted_s`: what a call takes by prediction alone (s), without clocks set; None where no family knows it.
+    `predicted_s`: estimated time of a call (s) at default clocks; None where no family has an estimate.
     """
 
     hash: str
@@ -36,10 +35,10 @@ class WorkloadOrder:
 
 @dataclasses.dataclass(frozen=True)
 class TypeOrder:
-    """What is done on boards of one type: `target` is TVM's, in dict form; `threads` run a candidate there.
+    """The work on boards of one type: `target` is TVM's, as a dict; a candidate runs on `threads`.
 
-    `points` are operating points by their text in trials and records. `is_host`: boards of this type are the machine
-    that searches and builds.
+    `points` are operating points by their text in trials and records. `is_host`: the board is the machine that searches
+    and builds.
     """
 
     board_type: str
@@ -67,9 +66,9 @@ class SearchOrder:
 
 @dataclasses.dataclass(frozen=True)
 class MeasureOrder:
-    """How a candidate is timed; times in seconds. So many (`verify_top`) of a workload's best are measured again.
+    """How a candidate is timed, in seconds. `verify_top` of a workload's best are verified.
 
-    Without `repeat_alone` one that has no rival, not even what was tried first, is checked only: its trial is believed.
+    Without `repeat_alone` a candidate without a rival, not even a baseline, is checked only: its trial counts.
     """
 
     number: int
@@ -83,7 +82,7 @@ class MeasureOrder:
 
 @dataclasses.dataclass(frozen=True)
 class ModelOrder:
-    """A model that was planned: what `plan.to_document` says of it, and shapes as the file gives them."""
+    """A planned model: `plan.to_document` of it, and shapes as the file gives them."""
 
     name: str
     origin: str
@@ -94,10 +93,10 @@ class ModelOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A whole campaign. `labels` are those that its boards must have, `priority` is against its owner's others.
+    """A whole campaign. `labels` are required of its boards; `priority` is against its owner's other campaigns.
 
-    `boards` are the only ones to be used, by name; empty: all that fit. `rivals` are what its models are timed beside
-    at the end. `compile_to` is the folder that artifacts of all of it go to once it is finished; None: none are wanted.
+    `boards` are the only ones to use, by name; empty: all that fit. `rivals` are what its models are timed beside at
+    the end. `compile_to` is the folder for the finished campaign's artifacts; None: none are wanted.
     """
 
     name: str
@@ -118,7 +117,6 @@ class Order:
         return has_labels(labels, self.labels) and (not self.boards or board in self.boards)
 
     def to_document(self) -> dict[str, Any]:
-        """Plain data, for the store."""
         document = dataclasses.asdict(self)
         for each, of_type in zip(document["types"], self.types, strict=True):
             each["points"] = {key: point.to_dict() for key, point in of_type.points.items()}
@@ -150,12 +148,12 @@ def _read_type(document: Mapping[str, Any]) -> TypeOrder:
     return TypeOrder(**values)
 
 
-# What a trial holds a board for besides its samples, until trials say better.
+# Board time of a trial besides its samples, until trials say better.
 _HELD_S = 0.5
 
 
 def list_final_s(order: Order) -> Iterator[float]:
-    """How long the final of each model takes on each board type at each operating point."""
+    """List how long the final of each model takes on each board type at each operating point."""
     for of_type in order.types:
         for model in order.models:
             if count := count_functions(of_type, model.name):
@@ -163,25 +161,25 @@ def list_final_s(order: Order) -> Iterator[float]:
 
 
 def find_final_s(order: Order, model: str, board_type: str) -> float:
-    """How long the final of a model takes on a board type at one operating point."""
+    """Estimate the final of a model on a board type at one operating point."""
     of_type = next(each for each in order.types if each.board_type == board_type)
     return estimate_final_s(count_functions(of_type, model))
 
 
 def count_functions(of_type: TypeOrder, model: str) -> int:
-    """The tuned functions of a model on a board type."""
+    """Count the tuned functions of a model on a board type."""
     return sum(model in each.models for each in of_type.workloads)
 
 
 def count_tasks(order: Order) -> int:
-    """The workloads of an order, counted on each board type at each operating point."""
+    """Count an order's workloads on each board type at each operating point."""
     return sum(len(of_type.workloads) * len(of_type.points) for of_type in order.types)
 
 
 def leave_search_s(order: Order, wall_clock_s: float | None) -> float | None:
-    """The part of an order's wall clock that is the search's."""
+    """Return the search's part of an order's wall clock."""
     tasks, measure = count_tasks(order), order.measure
     held_s = measure.repeat * measure.min_repeat_s + _HELD_S
-    # The winner and what was tried first.
+    # A finalist and the baseline.
     least_s = tasks * 2 * LEAST_ROUNDS * held_s
     return leave_time(wall_clock_s, tasks * CHECK_S + sum(list_final_s(order)), least_s)

@@ -1,6 +1,6 @@
-"""What a campaign will do, before it does: workloads, boards, what is covered, trials, time. Pure.
+"""A campaign's plan: its workloads, boards, coverage, trials and time. Pure.
 
-What it is made from is gathered in `planning`; keeping it is `plan_kept`'s business.
+`planning` gathers the inputs and keeps plans.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from farm.campaign.spec import BudgetSpec
 from farm.search.cores import find_clock_factor
 from farm.store.campaign_metrics import TrialCosts
 
-# Assumed until trials of the type say better. What a board is held for besides its samples: upload, loading, warm-up,
-# and waiting for it to be quiet. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s
-# on two cores.
+# Assumed until trials of the type say better. Board time besides samples: upload, loading, warm-up, waiting for a quiet
+# board. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s on two cores.
 ASSUMED_OVERHEAD_S = 0.5
 ASSUMED_BUILD_S = 1.0
 ASSUMED_SEARCH_S = 1.0
@@ -29,7 +28,7 @@ ASSUMED_SEARCH_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a candidate is timed: samples, and the least seconds of each; and how many are measured again in the end."""
+    """How a candidate is timed: samples, the least seconds of each, and how many candidates are verified."""
 
     repeat: int
     min_repeat_s: float
@@ -38,7 +37,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What the store knows of one board type: costs, candidates by workload and point, what has a record."""
+    """The store's facts on one board type: costs, candidates by workload and point, records."""
 
     costs: TrialCosts
     candidates: Mapping[tuple[str, str], int]
@@ -47,8 +46,10 @@ class Known:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPoint:
-    """One operating point on boards of one type. `recorded` of its workloads have a record; earlier trials speak of
-    `candidates`. `usable` boards need no operator; `eta_s`, None without any, is how long trials keep these busy.
+    """One operating point on boards of one type.
+
+    `recorded` of its workloads have a record; earlier trials give `candidates`. `usable` boards need no operator;
+    `eta_s` is how long trials keep these busy, None without any.
     """
 
     at: BoardsAtPoint
@@ -65,9 +66,9 @@ class PlannedPoint:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedType:
-    """One board type. `extracted` counts workloads before equal ones became one.
+    """One board type. `extracted` counts workloads before equal ones were merged.
 
-    `held_s`, `build_s` and `search_s` are what one trial is taken to cost; `costs` is what the store knows of that.
+    `held_s`, `build_s` and `search_s` are the assumed costs of one trial; `costs` are the store's.
     """
 
     boards: BoardsOfType
@@ -83,7 +84,7 @@ class PlannedType:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignPlan:
-    """The whole. `eta_s` is None where no board can be used."""
+    """The whole plan. `eta_s` is None where no board can be used."""
 
     name: str
     models: tuple[ModelVariant, ...]
@@ -99,7 +100,7 @@ class CampaignPlan:
 
     @property
     def winners(self) -> int:
-        """The measurements of winners that may come after them, at most."""
+        """The most measurements of finalists."""
         return sum(self.estimate.winners)
 
     @property
@@ -109,16 +110,16 @@ class CampaignPlan:
 
     @property
     def board_hours(self) -> float:
-        """Hours for which all of these hold boards, all boards together, at most."""
+        """Hours for which trials and verification hold boards, all boards together, at most."""
         return sum(self.estimate.board_hours)
 
 
 def merge_workloads(
     surveys: Sequence[tuple[ModelVariant, WorkloadSurvey]], ops: Sequence[str], clock_factor: float = 1.0
 ) -> tuple[WorkloadOrder, ...]:
-    """The workloads that `ops` (empty: all) choose, equal ones once, those with the most work first.
+    """Select the workloads of kinds `ops` (empty: all), equal ones once, those with the most work first.
 
-    Predictions are for the core type's clock; `clock_factor` makes them the board type's.
+    Predictions are for the core type's clock; `clock_factor` scales them to the board type's.
     """
     found: dict[str, WorkloadOrder] = {}
     for model, survey in surveys:
@@ -148,7 +149,7 @@ def plan_campaign(
     known: Mapping[str, Known],
     host_cores: int,
 ) -> CampaignPlan:
-    """Put together what was gathered; `types` come with the surveys of the models that they can hold."""
+    """Make the plan; `types` have the surveys of the models that they can hold."""
     planned = [_plan_type(boards, surveys, known[boards.board_type.name], sampling, ops) for boards, surveys in types]
     lanes = [_to_lane(each, at) for each in planned for at in each.boards.points]
     estimated = estimate(lanes, budget, host_cores, sampling.verify_top)
@@ -222,7 +223,7 @@ def _plan_point(
 
 
 def to_document(plan: CampaignPlan) -> dict[str, Any]:
-    """The plan as plain data. `sha256` of each model is what a later run must find again."""
+    """Return the plan as plain data. `sha256` of each model is compared by a later run."""
     estimated = plan.estimate
     return {
         "name": plan.name,

@@ -1,6 +1,6 @@
-"""Which boards a campaign may use: of which types, at which of its operating points, for which of its models.
+"""Which boards a campaign may use: their types, operating points, and models that fit.
 
-Rows are those of `Store.fetch_boards`. When a board is taken is the engine's business.
+Rows are those of `Store.fetch_boards`. The engine decides when a board is taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from farm.values import DEFAULT_POINT, Health, State
 
 
 class PointOnBoard(NamedTuple):
-    """What a board makes of a point: the key and what to ask for. `written`: the point's own key, before merging."""
+    """A board's version of a point: the key and the request. `written`: the point's own key, before merging."""
 
     key: str
     point: OperatingPoint
@@ -39,9 +39,9 @@ class PointOnBoard(NamedTuple):
 def plan_points(
     specs: Sequence[PointSpec], board_type: BoardType, description: Mapping[str, Any]
 ) -> Iterator[PointOnBoard | str]:
-    """What a board makes of each point, or why it lacks it.
+    """Return a board's version of each point, or why it lacks it.
 
-    Points that the board makes the same get one key: the default's where it is among them, else the first one's.
+    Points that are equal on the board get one key: the default's where it is among them, else the first one's.
     """
     clocks = find_clocks(board_type, description)
     coupling = Coupling.of(board_type)
@@ -67,7 +67,7 @@ def plan_points(
 
 
 def _plan_point(spec: PointSpec, clocks: Clocks, coupling: Coupling) -> GridPoint:
-    """The point as this board would be asked for it. Raises UsageError naming what the board lacks and what it has."""
+    """Return the request for this board. Raises UsageError naming what the board lacks and what it has."""
     request = GridRequest(
         cpu_freqs_hz={name: (hz,) for name, hz in spec.cpu_freq_hz.items()} or None,
         cores=None if spec.cores is None else (spec.cores,),
@@ -80,16 +80,16 @@ def _plan_point(spec: PointSpec, clocks: Clocks, coupling: Coupling) -> GridPoin
 
 
 def format_spec(spec: PointSpec) -> str:
-    """The point as it was written, in the words of `format_point`."""
+    """Format a point as the file has it, like `format_point`."""
     return format_point(to_point(spec))
 
 
 def to_point(spec: PointSpec) -> OperatingPoint:
-    """The point as it was written, for a board whose clocks nobody knows."""
+    """Return a point as the file has it, for a board with unknown clocks."""
     return OperatingPoint(spec.power_mode, spec.cores, dict(spec.cpu_freq_hz), spec.gpu_freq_hz, spec.memory_freq_hz)
 
 
-# What a system without a desktop and the agent leave nobody else of a board's memory.
+# Memory of the operating system without a desktop, and of the agent.
 SYSTEM_BYTES = 512 << 20
 
 Row = Mapping[str, Any]
@@ -110,12 +110,12 @@ class BoardsAtPoint:
 
 @dataclasses.dataclass(frozen=True)
 class BoardsOfType:
-    """What a campaign may use of one board type.
+    """A campaign's boards of one type.
 
-    `pool` are all boards chosen by type and labels; of them `good` are fit for work, `idle` could be taken now, and
-    `usable` will be without an operator. `lacking`: points that no board of the type has, with the reason; `too_big`:
-    models that none can hold, with the reason. `left_out`: boards of the other kind, real or simulated, and why.
-    `merged`: points of the file that a board makes the same.
+    `pool` are all boards chosen by type and labels; `good` ones are fit, `idle` ones can be taken now, `usable` ones
+    need no operator. `lacking`: points that no board of the type has, with the reason. `too_big`: models that fit on
+    none, with the reason. `left_out`: boards of the other kind, real or simulated, and why. `merged`: points of the
+    file that are equal on a board.
     """
 
     board_type: BoardType
@@ -140,7 +140,7 @@ def choose_boards(
     models: Sequence[ModelVariant],
     host_cores: int,
 ) -> tuple[list[BoardsOfType], list[tuple[Place, str]]]:
-    """The boards by type, and everything in the file that they make impossible."""
+    """Choose the boards by type, and find everything in the file that they cannot do."""
     chosen: list[tuple[int, BoardsOfType]] = []
     faults: list[tuple[Place, str]] = []
     for index, name in enumerate(spec.boards.types):
@@ -153,14 +153,14 @@ def choose_boards(
             chosen.append((index, dataclasses.replace(found, left_out=left_out)))
         except FarmError as error:
             faults.append((("boards", "types", index), documents.to_text(error)))
-    # A type that could not be read may have had whatever the others lack.
+    # A type that could not be read may have what the others lack.
     if len(chosen) == len(spec.boards.types):
         faults += _find_impossible(spec, chosen, models)
     return [each for _, each in chosen], faults
 
 
 def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> list[Row]:
-    """The rows of a type that carry all labels. Raises UsageError where there is none."""
+    """Return the rows of a type that carry all labels. Raises UsageError where there is none."""
     mine = [row for row in rows if row["board_type"] == board_type.name]
     if not mine and board_type.host_is_board and not spec.labels:
         return [_this_machine(board_type)]
@@ -176,7 +176,6 @@ def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> lis
 
 
 def _this_machine(board_type: BoardType) -> Row:
-    """The row that `farm tune` would add for the machine that it runs on."""
     return {
         "name": platform.node() or "localhost",
         "board_type": board_type.name,
@@ -211,12 +210,12 @@ def _choose_type(
     points, lacking, merged = _plan_points(
         spec.operating_points, board_type, [r for r in rows if r["name"] not in misfits]
     )
-    unfit = {row["name"] for row in rows if board_choice.find_hopeless(rows, [row["name"]])} | misfits.keys()
+    unfit = {row["name"] for row in rows if board_choice.find_blocked(rows, [row["name"]])} | misfits.keys()
     notes = [f"{name}: {reason}" for name, reason in misfits.items()]
     if board_type.target is not None and not any(row["description"] for row in rows):
-        notes.append("none has been reached yet, so its type's file speaks for it (`farm up` reaches them)")
+        notes.append("none is connected yet, so its type's file is used (`farm up` connects them)")
     if all(name in unfit for name in pool):
-        notes.append(f"no board can be used before an operator acts: {board_choice.find_hopeless(rows, pool)}")
+        notes.append(f"no board can be used before an operator acts: {board_choice.find_blocked(rows, pool)}")
     return BoardsOfType(
         board_type=board_type,
         simulated=simulated,
@@ -236,8 +235,8 @@ def _choose_type(
 def _plan_points(
     specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[Row]
 ) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str], tuple[str, ...]]:
-    """The points that some board has, those that come to the same once; why none has each of the others; and which
-    points are one.
+    """Return the points that at least one board has, with equal ones merged; why no board has the others; and which
+    were merged.
     """
     found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
     reasons: dict[str, dict[str, str]] = {}
@@ -255,7 +254,7 @@ def _plan_points(
             found.setdefault(planned.key, (planned.point, {}))[1][name] = None
             keys.append(planned.key)
             if planned.written != planned.key:
-                missing[name] = f"it makes the same of {planned.written} as of {planned.key}"
+                missing[name] = f"{planned.written} and {planned.key} are the same on it"
                 merged.setdefault((planned.written, planned.key), []).append(name)
         for key in keys:
             reasons.setdefault(key, {}).update(missing)
@@ -277,7 +276,7 @@ def _find_too_big(
 ) -> Iterator[tuple[str, str]]:
     sizes: list[int] = [row["description"].get("memory_bytes") or board_type.memory_bytes or 0 for row in rows]
     if not all(sizes):
-        return  # nobody knows of one of them
+        return  # a board's memory is unknown
     largest = max(sizes)
     for model in models:
         if model.least_bytes > largest - SYSTEM_BYTES:
@@ -295,7 +294,7 @@ def _mib(size: int) -> str:
 def _find_impossible(
     spec: CampaignSpec, chosen: Sequence[tuple[int, BoardsOfType]], models: Sequence[ModelVariant]
 ) -> Iterator[tuple[Place, str]]:
-    """What no board of any type can do, and types for which nothing is left to do."""
+    """Find what no board of any type can do, and types without any work."""
     types = [each for _, each in chosen]
     for index, point in enumerate(spec.operating_points):
         text = format_spec(point)

@@ -1,7 +1,7 @@
-"""How many trials a budget pays for, which board types get them, and how long that takes. Pure arithmetic.
+"""Estimate how many trials a budget pays for, which board types get them, and how long that takes. Pure arithmetic.
 
-All limits grow in proportion to the trials, so that the first to be reached follows by division. What it cannot know:
-when workloads stop early, and which of them the scheduler will find worth more than their share.
+All limits grow in proportion to the trials, so the first to be reached follows by division. Unknown here: workloads
+that stop early, and the scheduler's preferences among workloads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import LOOKS
 
 _HOUR_S = 3600.0
-# 0.1 hours must pay for 360 trials of a second, and not for 359.99999.
+# 0.1 hours must pay for 360 trials of a second, not for 359.99999.
 _ROUNDING = 1e-9
 NO_BOARDS = "no board can be used"
 
@@ -25,9 +25,9 @@ NO_BOARDS = "no board can be used"
 class LaneEstimate:
     """Trials of one board type at one operating point: `jobs` workloads share `boards` that have the point.
 
-    `held_s` is how long a trial holds a board, `host_core_s` what its search and build cost this host. `alone`: the
-    host is the board, and does nothing else while it measures. `check_s` is what checking the winner of one workload
-    takes, `finals_s` what compiling and timing the models takes after that.
+    `held_s` is how long a trial holds a board, `host_core_s` its cost in search and build. `alone`: the host is the
+    board, and only measures meanwhile. `check_s` is checking the finalists of one workload, `finals_s` compiling and
+    timing the models after that.
     """
 
     board_type: str
@@ -42,12 +42,12 @@ class LaneEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignEstimate:
-    """What a budget comes to. `trials` by lane, after them at most so many measurements of `winners`; `limit` is what
-    part of the budget is reached first.
+    """The estimate for a budget. `trials` by lane, then at most `winners` measurements of finalists; `limit` is the
+    limit reached first.
 
-    `boards_s` and `host_s` are what boards and host would need for the search were the other never slow, `alone_s` what
-    this machine needs as a board, `winners_s` what checking and measuring winners takes, `finals_s` what compiling and
-    timing the models takes; `eta_s` is all of it together.
+    `boards_s` and `host_s` are the search's time where only boards or only the host are the bottleneck, `alone_s` this
+    machine's as a board, `winners_s` that of verification, `finals_s` that of compiling and timing models; `eta_s` is
+    their sum.
     """
 
     trials: tuple[int, ...]
@@ -65,9 +65,9 @@ class CampaignEstimate:
 def estimate(
     lanes: Sequence[LaneEstimate], budget: BudgetSpec, host_cores: int, verify_top: int = 3
 ) -> CampaignEstimate:
-    """Spread the budget over the lanes that have boards, to every workload at every point the same.
+    """Spread the budget evenly over the workloads and points of the lanes that have boards.
 
-    `verify_top` candidates of each workload are measured again in the end, as far as the budget's share allows.
+    `verify_top` candidates of each workload are verified, as far as the budget's share allows.
     """
     open_jobs = sum(lane.jobs for lane in lanes if lane.boards)
     if not open_jobs:
@@ -87,7 +87,7 @@ def estimate(
     )
     trials = _spread(math.floor(total * (1 + _ROUNDING)), shares)
     boards_s, host_s, alone_s = _spend(lanes, trials, host_cores)
-    # A workload without a trial has no winner.
+    # A workload without a trial has no finalist.
     winners = [
         min(n, lane.jobs) * plan_allowance(n / lane.jobs, verify_top, LOOKS).most if n else 0
         for n, lane in zip(trials, lanes, strict=True)
@@ -112,8 +112,8 @@ def estimate(
 def _read_limits(
     budget: BudgetSpec, wall_clock_s: float | None, jobs: int, held_s: float, wall_s: float
 ) -> list[tuple[str, float]]:
-    """How many trials each limit allows. `held_s` and `wall_s` are of one trial, spread as all are; `wall_clock_s` is
-    the part of the wall clock that is the trials'.
+    """Return how many trials each limit allows. `held_s` and `wall_s` are of one average trial; `wall_clock_s` is the
+    search's part.
     """
     limits: list[tuple[str, float]] = []
     if budget.trials is not None:
@@ -128,7 +128,7 @@ def _read_limits(
 
 
 def _spend(lanes: Sequence[LaneEstimate], trials: Sequence[float], host_cores: int) -> tuple[float, float, float]:
-    """Seconds that boards and host need at least for these trials, and seconds that they take one after the other."""
+    """Return the least seconds of boards and of host for these trials, and the seconds that they take in turn."""
     host_s = sum(n * lane.host_core_s for n, lane in zip(trials, lanes, strict=True)) / host_cores
     per_type: Mapping[str, list[tuple[float, LaneEstimate]]] = {lane.board_type: [] for lane in lanes}
     boards_s = alone_s = 0.0
@@ -138,7 +138,7 @@ def _spend(lanes: Sequence[LaneEstimate], trials: Sequence[float], host_cores: i
         if lane.alone:
             alone_s += n * lane.held_s
             continue
-        # The boards that have the point cannot be faster, nor can all boards of the type for all its points.
+        # Neither the boards of the point nor all boards of the type for all points can be faster.
         boards_s = max(boards_s, n * lane.held_s / len(lane.boards))
         per_type[lane.board_type].append((n * lane.held_s, lane))
     for parts in per_type.values():
@@ -149,7 +149,7 @@ def _spend(lanes: Sequence[LaneEstimate], trials: Sequence[float], host_cores: i
 
 
 def _spread(total: int, shares: Sequence[float]) -> list[int]:
-    """`total` in whole parts as near to the shares as can be: the largest remainders are rounded up."""
+    """Split `total` into integers nearest to the shares: the largest remainders are rounded up."""
     exact = [total * share for share in shares]
     parts = [math.floor(each) for each in exact]
     by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))

@@ -1,4 +1,4 @@
-"""A campaign's models, found and given shapes: one variant for each batch size. TVM has no part in this."""
+"""Find a campaign's models and set their shapes: one variant for each batch size. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from farm.models.source import ModelSource, resolve_model
 
 @dataclasses.dataclass(frozen=True)
 class ModelVariant:
-    """A model with the shape of every input settled. `index` is its place in the file; `batch` None: the model's own.
+    """A model with the shape of every input set. `index` is its place in the file; `batch` None: the model's own.
 
-    `least_bytes` is what its weights and inputs take, so that nothing can run it with less.
+    `least_bytes` is the memory of its weights and inputs: a lower bound.
     """
 
     index: int
@@ -35,12 +35,12 @@ class ModelVariant:
     least_bytes: int
 
     def load(self) -> onnx.ModelProto:
-        """A fresh copy with these shapes."""
+        """Load a fresh copy with these shapes."""
         return _set_shapes(self.source, self.shapes, self.batch)[0]
 
 
 def to_variant(source: ModelSource, inputs: Sequence[InputSpec]) -> ModelVariant:
-    """One model by itself, whose inputs have been settled."""
+    """Make a variant of a model whose inputs are set."""
     own = {each.name: each.shape for each in read_inputs(source.load())}
     settled = [each for each in inputs if own[each.name] != each.static_shape]
     shapes = tuple(f"{each.name}={','.join(map(str, each.static_shape))}" for each in settled)
@@ -48,7 +48,7 @@ def to_variant(source: ModelSource, inputs: Sequence[InputSpec]) -> ModelVariant
 
 
 def read_models(campaign: CampaignFile) -> tuple[list[ModelVariant], list[tuple[Place, str]]]:
-    """Every variant of every model, and what is wrong with those that cannot be had."""
+    """Return every variant of every model, and the errors of those that cannot be read."""
     variants: list[ModelVariant] = []
     faults: list[tuple[Place, str]] = []
     for index, spec in enumerate(campaign.spec.models):
@@ -82,11 +82,11 @@ def _count_bytes(source: ModelSource, inputs: Sequence[InputSpec]) -> int:
 
 
 def _choose_shapes(spec: ModelSpec, inputs: Sequence[InputSpec], batch: int | None) -> tuple[str, ...]:
-    """The shapes to give, as `NAME=1,3`, with the batch in the first place of each."""
+    """Return the shapes to set, as `NAME=1,3`, with the batch as the first dimension of each."""
     own = {each.name: each.shape for each in inputs}
     chosen = []
     for name, shape in spec.shape.items():
-        # Giving a shape forbids changing it: one that says no more than the model does is left to the batch.
+        # A given shape cannot be changed: one that equals the model's own is left to the batch.
         if batch is not None and name in own and own[name] and own[name][1:] == shape[1:]:
             continue
         numbers = (batch, *shape[1:]) if batch is not None and shape else shape

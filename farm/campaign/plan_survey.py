@@ -1,4 +1,4 @@
-"""Import a campaign's models, apart (`farm.processes.compile_subprocess`), and tell their workloads."""
+"""Import a campaign's models in a separate process (`farm.processes.compile_subprocess`) and list their workloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farm.search.graph import pipeline as graph_prepared
 
 
 def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: BoardType) -> tuple[list[Any], str]:
-    """The workloads, the heaviest first, and the name of the graph pipeline used. Raises UsageError."""
+    """Return the workloads, the heaviest first, and the name of the graph pipeline used. Raises UsageError."""
     if board_type.target is None:
         config = target.host_target(len(os.sched_getaffinity(0)))
     else:
@@ -38,7 +38,9 @@ TIMEOUT_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What besides the model decides its workloads: TVM's target (None: this host's, with `cores`), graph pipeline."""
+    """What decides a model's workloads besides the model: TVM's target (None: this host's, with `cores`), graph
+    pipeline.
+    """
 
     config: str | None
     cores: int
@@ -46,13 +48,13 @@ class Form:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None, cores: int, pipeline: str) -> Form:
-        """Equal targets, written in whatever order, give equal forms, so that a model is imported once for them."""
+        """Return equal forms for equal targets, in any order of keys, so that a model is imported once for them."""
         if config is None:
             return cls(None, cores, pipeline)
         return cls(json.dumps(dict(config), sort_keys=True), 0, pipeline)
 
     def to_target(self) -> dict[str, Any]:
-        """TVM's target as a dict. Loads TVM where it is this host's."""
+        """Return TVM's target as a dict. Loads TVM where it is this host's."""
         if self.config is None:
             return search_target.host_target(self.cores)
         target: dict[str, Any] = json.loads(self.config)
@@ -61,9 +63,10 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadSurvey:
-    """The workloads of a model in a form, and the name of the pipeline really used. Without `texts` (`survey_apart`)
-    the workloads lack their functions. `predicted_s`: what a call of each takes by prediction (s), by hash, where a
-    family knows it.
+    """The workloads of a model in a form, and the pipeline used.
+
+    Without `texts` (`survey_apart`) the workloads lack their functions. `predicted_s`: estimated time of a call (s), by
+    hash, where a family has one.
     """
 
     workloads: tuple[search_workloads.Workload, ...]
@@ -72,10 +75,10 @@ class WorkloadSurvey:
 
 
 class Surveying(Apart):
-    """Surveys that are being made in a process of its own, which begins at once and ends with the block."""
+    """Surveys made by a child process, which starts at once and ends with the block."""
 
     def __init__(self, jobs: Sequence[tuple[ModelVariant, Form]], *, texts: bool = False) -> None:
-        """`texts`: with the text of every workload's function, which a run needs and a plan does not."""
+        """`texts`: include the text of every workload's function, which a run needs and a plan does not."""
         self._models = [model for model, _ in jobs]
         super().__init__([functools.partial(_survey, model, form, texts) for model, form in jobs])
 
@@ -83,7 +86,7 @@ class Surveying(Apart):
         return self
 
     def take_all(self, note: Callable[[str], None]) -> list[WorkloadSurvey | UsageError]:
-        """A survey for each job, in order, or why TVM cannot import the model.
+        """Return a survey for each job, in order, or why TVM cannot import the model.
 
         Raises DeadlineError where one import takes longer than `TIMEOUT_S`.
         """
@@ -100,7 +103,7 @@ class Surveying(Apart):
 def survey_apart(
     jobs: Sequence[tuple[ModelVariant, Form]], note: Callable[[str], None], *, texts: bool = False
 ) -> list[WorkloadSurvey | UsageError]:
-    """All of it at once; see `Surveying`."""
+    """Survey all jobs at once; see `Surveying`."""
     if not jobs:
         return []
     with Surveying(jobs, texts=texts) as surveying:

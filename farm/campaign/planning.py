@@ -1,5 +1,6 @@
-"""Gather what a campaign's plan is made from: the file, models, boards and what the store knows. Nothing is started on
-any board. What follows from all that is worked out in `plan`.
+"""Gather a plan's inputs: the file, models, boards and the store's facts; keep plans.
+
+`plan` computes the plan. No board is touched.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FOLDER = "plans"
 
 
 def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:
-    """Keep a plan (`plan.to_document`) in place of its campaign's last one, whole or not at all. Raises OSError."""
+    """Save a plan (`plan.to_document`) in place of its campaign's last one, atomically. Raises OSError."""
     path = _path(home, str(document["name"]))
     folders.make_private(path.parent)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".plan-")
@@ -44,7 +45,7 @@ def keep_plan(home: pathlib.Path, document: Mapping[str, Any]) -> pathlib.Path:
 
 
 def find_plan(home: pathlib.Path, name: str) -> Mapping[str, Any] | None:
-    """The last plan of the campaign called `name`. Raises UsageError where its file is not one of ours."""
+    """Return the last plan of the campaign called `name`. Raises UsageError where the file is invalid."""
     path = _path(home, name)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -58,9 +59,9 @@ def find_plan(home: pathlib.Path, name: str) -> Mapping[str, Any] | None:
 
 
 def require_unchanged(plan: Mapping[str, Any], models: Sequence[ModelVariant]) -> None:
-    """Refuse models whose bytes are not those that were planned. Raises UsageError naming each that differs.
+    """Refuse models whose bytes differ from the planned ones. Raises UsageError naming each that differs.
 
-    A model that the plan does not have is another campaign's business: the plan is then of another file.
+    A model that the plan lacks belongs to another file's plan, and is not compared.
     """
     planned = {each["name"]: each["sha256"] for each in plan["models"]}
     changed = [each for each in models if planned.get(each.name, each.source.sha256) != each.source.sha256]
@@ -71,7 +72,7 @@ def require_unchanged(plan: Mapping[str, Any], models: Sequence[ModelVariant]) -
         )
         raise UsageError(
             f"models have changed since the campaign {plan['name']} was planned: {told}",
-            "Trials of the old and the new would count as one campaign's. Plan it again if that is meant.",
+            "Trials of both would count as one campaign's. Plan it again if that is intended.",
         )
 
 
@@ -84,16 +85,16 @@ Surveyed = list[tuple[ModelVariant, WorkloadSurvey]]
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """A plan, and what every model came to on every board type that can hold it."""
+    """A plan, and the survey of every model on every board type that can hold it."""
 
     plan: CampaignPlan
     surveyed: tuple[tuple[BoardsOfType, Surveyed], ...]
 
 
 def make_plan(campaign: CampaignFile, store: Store, settings: Settings, note: Callable[[str], None]) -> CampaignPlan:
-    """Plan a campaign as things are now; `note` is told what takes time.
+    """Plan a campaign as things are now; `note` gets messages before slow steps.
 
-    Raises UsageError naming the line of everything in the file that is impossible, as far as could be looked.
+    Raises UsageError naming the line of everything in the file that is impossible, as far as was checked.
     """
     return gather(campaign, store, settings, note).plan
 
@@ -108,10 +109,10 @@ def gather(
     kept: Mapping[str, Any] | None = None,
     texts: bool = False,
 ) -> Gathered:
-    """A plan with what it was made from; `texts`: with the text of every workload's function, for a run.
+    """Return a plan and its inputs; `texts`: include the text of every workload's function, for a run.
 
-    `begin` is called when all but the models' insides was found to be right, which takes the time.
-    Raises UsageError as `make_plan` does, and where models are not those of `kept`, the plan that a user has seen.
+    `begin` is called once all but the models' contents was checked; importing these takes the time. Raises UsageError
+    as `make_plan` does, and where models are not those of `kept`, the plan that the user has seen.
     """
     spec = campaign.spec
     host_cores = len(os.sched_getaffinity(0))
@@ -135,7 +136,7 @@ def gather(
 
 
 def _read_sampling(spec: MeasureOptions, settings: Settings, campaign: CampaignFile) -> Sampling:
-    """How candidates are timed. Raises UsageError where that cannot end before its deadline."""
+    """Return how candidates are timed. Raises UsageError where that exceeds its deadline."""
     sampling = Sampling(
         spec.repeat or settings.measure_repeat,
         settings.measure_min_repeat_s if spec.min_repeat is None else spec.min_repeat,
@@ -159,7 +160,7 @@ def _survey(
     note: Callable[[str], None],
     texts: bool,
 ) -> list[tuple[BoardsOfType, Surveyed]]:
-    """The workloads of every model for every type that can hold it. Types of one form share an import."""
+    """Survey every model for every type that can hold it. Types of one form share an import."""
     wanted = [(model, each, _to_form(each)) for each in types for model in models if model.name not in each.too_big]
     jobs = list({(model.index, model.batch, form): (model, form) for model, _, form in wanted}.values())
     answers = {

@@ -1,5 +1,4 @@
-"""What a campaign file may hold, key by key. What that means for the models and boards
-that there are is worked out in `plan_models` and `plan_boards`.
+"""The format of a campaign file, key by key. `plan_models` and `plan_boards` match it with models and boards.
 
 Times are seconds, frequencies Hz; people write times as `6h` or `100ms`.
 """
@@ -77,7 +76,7 @@ def _name(value: str) -> str:
 
 
 Count = Annotated[int, pydantic.Field(strict=True, ge=1)]
-# Numbers without a unit are refused, with words of their own: the schema has texts alone.
+# Numbers without a unit are refused, with an own message: the schema has texts alone.
 Seconds = Annotated[float, pydantic.BeforeValidator(_seconds, json_schema_input_type=Text)]
 CampaignName = Annotated[str, pydantic.Field(strict=True), pydantic.AfterValidator(_name)]
 # One more doubles a campaign's part of its owner's share: ten are a thousandfold.
@@ -87,8 +86,8 @@ Core = Annotated[int, pydantic.Field(strict=True, ge=0)]
 
 
 class ModelSpec(StrictModel):
-    """One model: from the zoo or a file, for one or more batch sizes. `name` is what it is called; default: the zoo's
-    name or the file's. Relative paths are taken from the campaign file's folder.
+    """One model: from the zoo or a file, for one or more batch sizes. `name` is its name here; default: the zoo's name
+    or the file's. Relative paths start at the campaign file's folder.
     """
 
     zoo: str | None = None
@@ -126,7 +125,7 @@ class ModelSpec(StrictModel):
 
     @property
     def variants(self) -> tuple[tuple[str, int | None], ...]:
-        """Name and batch of each model that this is; None: the batch that the model has."""
+        """Return name and batch of each variant; None: the batch that the model has."""
         if len(self.batch) < 2:
             return ((self.called, self.batch[0] if self.batch else None),)
         return tuple((f"{self.called} batch {batch}", batch) for batch in self.batch)
@@ -155,7 +154,7 @@ class BoardsSpec(StrictModel):
 
 
 class PointSpec(StrictModel):
-    """Clocks to hold a board at; `default` (nothing) leaves them alone. `cpu_freq_hz`: Hz by cluster, `*` for all."""
+    """Clocks to set on a board; `default` (nothing) leaves them alone. `cpu_freq_hz`: Hz by cluster, `*` for all."""
 
     power_mode: Annotated[str, pydantic.Field(strict=True, min_length=1)] | None = None
     cpu_freq_hz: Annotated[
@@ -190,9 +189,9 @@ class PointSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """When a campaign ends: at the limit that is reached first. `per_workload`: trials of one workload at one point
-    of one board type. `board_hours` counts the time for which boards are held by trials, those of winners included,
-    which are measured even where none is left.
+    """When a campaign ends: at the limit that is reached first. `per_workload`: trials of one workload at one point of
+    one board type. `board_hours` counts the time that boards are held, for verification too, which takes place even
+    where none is left.
     """
 
     model_config = pydantic.ConfigDict(json_schema_extra={"minProperties": 1})
@@ -210,11 +209,11 @@ class BudgetSpec(StrictModel):
 
 
 class SearchSpec(StrictModel):
-    """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is
-    left; `early_stopping_all`: trials of all workloads together without any gain after which the campaign ends.
+    """How candidates are found. `early_stopping`: trials of a workload without a gain after which it is left;
+    `early_stopping_all`: trials of all workloads together without any gain after which the campaign ends.
 
     `ops` are the operator kinds to tune, as `farm model show` names them; empty: all. `exact` leaves out algorithms
-    that round worse than the model as it stands.
+    with larger rounding errors than the model's own.
     """
 
     tuner: Literal["random", "ga", "xgb", "droplet", "grid"] = "xgb"
@@ -236,14 +235,14 @@ class SearchSpec(StrictModel):
     @pydantic.model_validator(mode="after")
     def _agrees_with_itself(self) -> SearchSpec:
         if self.loss is not None and self.tuner != XGB:
-            raise ValueError(f"loss means nothing for the tuner {self.tuner}; only {XGB} has a cost model that learns")
+            raise ValueError(f"loss has no meaning for the tuner {self.tuner}; only {XGB} has a cost model that learns")
         if ALL_OPS in self.ops:
             raise ValueError(f"ops are `{ALL_OPS}` or operators, not both")
         return self
 
 
 class MeasureOptions(StrictModel):
-    """How a candidate is measured; what is left out is the farm's setting (`FARM_MEASURE_…`).
+    """How a candidate is measured; defaults are the farm's settings (`FARM_MEASURE_…`).
 
     `verify_top`: how many of the best candidates of a workload are measured again at the end.
     """
@@ -255,7 +254,7 @@ class MeasureOptions(StrictModel):
     verify_top: Count = 3
 
 
-# What a file may hold in their places, for its schema: a zoo's name or a path, `default`.
+# The short forms in a file, for its schema: a zoo's name or a path, `default`.
 _OneModel = Text | ModelSpec
 _OnePoint = Literal["default"] | PointSpec
 
@@ -287,9 +286,9 @@ class CampaignSpec(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class CampaignFile:
-    """A campaign and the file that it was read from, for messages and for relative paths.
+    """A campaign and its file's path, for messages and relative paths.
 
-    One that no file holds has the name by which messages shall call it as a path in the current folder.
+    A campaign without a file has the name for messages as a path in the current folder.
     """
 
     path: pathlib.Path
@@ -297,12 +296,12 @@ class CampaignFile:
 
 
 def read_campaign(path: pathlib.Path) -> CampaignFile:
-    """Read and check a campaign file by itself. Raises UsageError naming lines and keys of everything that is wrong."""
+    """Read a campaign file and check it by itself. Raises UsageError naming lines and keys of all errors."""
     return _check(path, documents.read_located(path, CampaignSpec))
 
 
 def check_campaign(document: Mapping[str, Any], called: str) -> CampaignFile:
-    """The same for what would stand in a file; messages name it `called`. Raises UsageError."""
+    """Check a document without a file, called `called` in messages. Raises UsageError."""
     return _check(pathlib.Path(called), documents.check_document(document, CampaignSpec, called))
 
 

@@ -1,7 +1,4 @@
-"""From a campaign file to an order in the store: planned as things are now, refused where that is not what was planned.
-
-Nothing is started here.
-"""
+"""Make an order from a campaign file and put it into the store. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -40,11 +37,11 @@ def submit(
     begin: Callable[[], None] = lambda: None,
     compile_to: str | None = None,
 ) -> str:
-    """Plan a campaign and put it into the store as an order; returns its name. `note` is told what takes time, and
-    `begin` called before that, once nothing but the models themselves can be wrong. `compile_to`: see `Order`.
+    """Plan a campaign and write its order to the store; return its name. `note` gets messages before slow steps;
+    `begin` is called once only the models' contents can be wrong. `compile_to`: see `Order`.
 
-    Raises UsageError where the file cannot be carried out, its name is taken, or a model is not the one that was
-    planned last under this name; PermanentError where a model to be compiled is imported wrongly.
+    Raises UsageError where the file is impossible, its name is taken, or a model differs from the last plan of this
+    name; PermanentError where a model to be compiled is imported wrongly.
     """
     name = campaign.spec.name
     require_new_name(store, name)
@@ -66,22 +63,22 @@ def submit(
 
 
 def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: str, command: str) -> str:
-    """Submit what another campaign ordered under a new name, with limits of its budget changed; returns the name.
+    """Submit another campaign's order under a new name, with changed budget limits; return the name.
 
-    Models and boards are not looked at again: what is tuned is what that campaign tunes. Raises UsageError.
+    Models and boards are not read again: the same workloads are tuned. Raises UsageError.
     """
     source = store.fetch_fleet_campaign(name)
     require_new_name(store, new)
     order = Order.from_document(source.order)
     budget = Budget(**{**source.budget, **changes})
-    # Its artifacts would take the place of the other's.
+    # Its artifacts would replace the other's.
     order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None)
     store.submit_campaign(order.to_document(), command, store.fetch_workloads(source.id))
     return new
 
 
 def require_new_name(store: Store, name: str) -> None:
-    """Refuse what is no name, or is that of a campaign that there is, before time is spent. Raises UsageError."""
+    """Refuse an invalid name or one that is taken, before time is spent. Raises UsageError."""
     if not is_name(name):
         raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
     there = {each.name: each for each in store.fetch_fleet_campaigns()}
@@ -96,7 +93,7 @@ def require_new_name(store: Store, name: str) -> None:
 
 
 def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner: str) -> Order:
-    """What the engine has to know, with every default filled in. Types that nothing can be done on are left out."""
+    """Build the engine's order, with every default filled in. Types without work are left out."""
     targets = {each.board_type.name: _find_target(surveys) for each, surveys in gathered.surveyed}
     for made_for in filter(None, targets.values()):
         gpus.prepare_boards(made_for, settings)
@@ -121,7 +118,7 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
 
 
 def list_workloads(gathered: Gathered) -> list[dict[str, Any]]:
-    """The workloads of an order with their functions, once for each board type."""
+    """Return the workloads of an order with their functions, once for each board type."""
     rows = []
     for planned, (_, surveys) in zip(gathered.plan.types, gathered.surveyed, strict=True):
         chosen = {each.hash: each for each in planned.workloads}
@@ -131,7 +128,7 @@ def list_workloads(gathered: Gathered) -> list[dict[str, Any]]:
 
 
 def to_budget(spec: BudgetSpec) -> Budget:
-    """A budget as the scheduler counts it."""
+    """Convert a budget to the scheduler's."""
     return Budget(
         trials=spec.trials,
         wall_clock_s=spec.wall_clock,
@@ -141,7 +138,6 @@ def to_budget(spec: BudgetSpec) -> Budget:
 
 
 def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None:
-    """TVM's target that a type's code is made for; None where no model has anything to tune."""
     return next((each.target for _, survey in surveys for each in survey.workloads), None)
 
 
@@ -151,8 +147,8 @@ def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
         board_type=boards.board_type.name,
         simulated=boards.simulated,
         target=dict(target),
-        # Simulated boards share this host's cores with each other and with the search. What one thread took is known by
-        # its CPU time, whoever else ran; several would wait for each other. Emulated code is counted.
+        # Simulated boards share this host's cores with each other and with the search. One thread's time is measured as
+        # CPU time at any load; several threads would wait for each other. Emulated code is counted.
         threads=1 if boards.simulated and boards.target.is_for_host else boards.target.threads,
         pipeline=boards.board_type.pipeline,
         points={each.at.key: each.at.point for each in planned.points},
@@ -174,7 +170,7 @@ def _to_search(spec: SearchSpec, settings: Settings) -> SearchOrder:
 
 
 def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
-    """How candidates are timed, with what the file leaves out from the settings."""
+    """Return how candidates are timed; defaults are the settings."""
     return MeasureOrder(
         number=spec.number or settings.measure_number,
         repeat=spec.repeat or settings.measure_repeat,
@@ -186,7 +182,7 @@ def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
 
 
 def to_row(workload: workloads.Workload, weight: float, board_type: str) -> dict[str, Any]:
-    """A workload of an order as the store takes it."""
+    """Convert a workload to the store's row."""
     return {
         "hash": workload.hash,
         "name": workload.name,

@@ -1,6 +1,6 @@
-"""One model tuned from start to finish: a campaign of its own, carried out in this process, or by the engine that runs.
+"""Tune one model from start to finish: a campaign run by this process, or by the running engine.
 
-`farm tune` is this, and the first half of quickstart. What is ordered is in `one_model`.
+`farm tune` is this, and the first half of quickstart. `one_model` makes the order.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
 
-# Runs in a process of its own, so that nothing of it is left when the farm is told to end meanwhile.
+# A child process, so that an interrupt of the farm ends it completely.
 _WARM_LINKER = """
 import pathlib, sys
 from farm import linker
 linker.warm(pathlib.Path(sys.argv[1]), sys.argv[2] or None)
 """
-# The first use ever of the linker takes 5 to 30 s; without it the farm works all the same, some seconds slower.
+# The linker's very first use takes 5 to 30 s; without this the first build takes it.
 _WARM_TIMEOUT_S = 120.0
-# How often it is looked at how far it is.
+# How often progress is read.
 _LOOK_S = 0.2
 # An engine ends the agent of this machine within a second or two of the last campaign that wanted it.
 _MACHINE_TIMEOUT_S = 15.0
 
 
 class TuneListener(Protocol):
-    """Who is told how a run goes."""
+    """Receives the progress of a run."""
 
     def note(self, text: str) -> None:
-        """One line about what begins or was decided."""
+        """Take one line about a step or decision."""
 
     def show(self, campaign: FleetCampaign) -> None:
-        """How far tuning is; called several times a second."""
+        """Take the progress; called several times a second."""
 
     def finish(self, campaign: FleetCampaign) -> None:
-        """How far it was when it ended."""
+        """Take the progress at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What a tuning came to. Times in seconds; `overheads_s`: for how long each good trial held the session untimed.
+    """The result of tuning. Times in seconds; `overheads_s`: how long each good trial held the session untimed.
 
-    `board` is the store's row of the board that measured most, `measured` how many trials each made, `tasks` are those
-    of the campaign's progress, with the best that is known, `history` trials made and the model's latency then.
-    `final` is what came of the model when it was timed itself (`final_report`), None where nothing could be tuned.
+    `board` is the store's row of the board that measured most, `measured` each board's trials, `tasks` those of the
+    campaign's progress, with the best that is known, `history` pairs of trials and the model's latency. `final` is the
+    model's end-to-end A/B test (`final_report`), None where nothing could be tuned.
     """
 
     campaign: int
@@ -99,18 +99,18 @@ class Tuned:
 
     @property
     def trials_per_minute(self) -> float:
-        """How fast the search was, its beginning included."""
+        """The trials per minute, start-up included."""
         counted = self.trials["ok"] + self.trials["candidate_faults"]
         return counted / self.seconds_tuning * 60 if self.seconds_tuning > 0 else 0.0
 
     @property
     def records(self) -> int:
-        """How many of its workloads have a record, new or kept."""
+        """Count its workloads with a record, new or kept."""
         return int(self.verdict.get("records", 0)) + int(self.verdict.get("held", 0))
 
 
 def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | None:
-    """What a run stands for that made `trials` (by fault side) and holds so many checked records; None: it worked."""
+    """Return the error of a run with these `trials` (by fault side) and this many checked records; None: it worked."""
     if not any(trials.values()) or (trials["ok"] and records):
         return None
     if trials["ok"]:
@@ -122,17 +122,17 @@ def find_failure(trials: Mapping[str, int], records: int) -> PermanentError | No
 
 
 def tune(request: OneModelRequest, settings: Settings, store: Store, listener: TuneListener) -> Tuned:
-    """Tune a model, wait for the end, and say what came of it. Raises as `tuning` does."""
+    """Tune a model and return the result. Raises as `tuning` does."""
     with tuning(request, settings, store, listener) as tuned:
         return tuned
 
 
 @contextlib.contextmanager
 def tuning(request: OneModelRequest, settings: Settings, store: Store, listener: TuneListener) -> Iterator[Tuned]:
-    """Tune a model, and say what came of it; for the block this machine is kept from others where it was the board.
+    """Tune a model and yield the result; where this machine was the board, it is reserved for the block.
 
-    Raises UsageError, UnavailableError, BoardUnsafeError, and what the end of a campaign stands for that was not
-    finished (`watch.find_error`).
+    Raises UsageError, UnavailableError, BoardUnsafeError, and the error of a campaign that was not finished
+    (`watch.find_error`).
     """
     place = one_model.choose_place(request, store, settings)
     if place.boards and request.board is None:
@@ -147,7 +147,7 @@ def tuning(request: OneModelRequest, settings: Settings, store: Store, listener:
             listener.note("another command is this farm's engine, and carries it out")
             tuned = run.follow()
             if place.is_host:
-                wait_for_machine(_MACHINE_TIMEOUT_S)  # its engine lets go of it about now
+                wait_for_machine(_MACHINE_TIMEOUT_S)  # its engine releases it about now
         else:
             try:
                 tuned = run.carry_out()
@@ -158,7 +158,7 @@ def tuning(request: OneModelRequest, settings: Settings, store: Store, listener:
 
 
 class _Run:
-    """One tuning under way."""
+    """One tuning run."""
 
     def __init__(
         self, request: OneModelRequest, place: MeasuringPlace, settings: Settings, store: Store, listener: TuneListener
@@ -203,7 +203,7 @@ class _Run:
         return self._conclude(name)
 
     def follow(self) -> Tuned:
-        """Have the engine that runs carry it out."""
+        """Have the running engine execute it."""
         with self._surveying() as surveying:
             survey = surveying.take_all(self._note)[0]
         name = self._submit(survey)
@@ -213,7 +213,7 @@ class _Run:
                 for campaign in watch(self._settings, self._store, name):
                     self._look(campaign)
         except BaseException:
-            # Nobody waits for it any more; a store that is full refuses this too.
+            # The command has ended; a full store refuses this too.
             with contextlib.suppress(FarmError):
                 begun = self._has_begun(self._store.fetch_fleet_campaign(str(name)))
                 self._store.want_campaign(str(name), control.PAUSE if begun else control.CANCEL, name_user())
@@ -253,7 +253,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _warming(self) -> Iterator[None]:
-        """Use the linker for the first time beside the block, where that would disturb what this machine measures."""
+        """Use the linker for the first time beside the block, where that would disturb this machine's measurements."""
         if not self._place.is_host:
             yield
             return
@@ -271,8 +271,8 @@ class _Run:
             children.stop(warming)
 
     def _note_end(self, name: str | None, reason: str) -> None:
-        """Note why a campaign that is not over is not carried on here."""
-        # A store that is full refuses this too; the first error is the one to report.
+        """Note why a campaign that is not over stops here."""
+        # A full store refuses this too; the first error is the one to report.
         with contextlib.suppress(FarmError):
             campaign = None if name is None else self._store.fetch_fleet_campaign(name)
             if campaign is not None and not campaign.over and campaign.state is not CampaignState.PAUSED:
@@ -283,7 +283,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _letting_go(self, me: Mapping[str, Any]) -> Iterator[None]:
-        """Leave what was ordered of us by others, as it is after the block, to another engine."""
+        """Pass other users' campaigns to another engine after the block."""
         home = self._settings.home_path
         try:
             yield
@@ -296,7 +296,7 @@ class _Run:
                     self._store.note_campaign(each.id, after, each.reason or "waits for an engine", {})
 
     def hand_over(self) -> None:
-        """Start an engine for what others have ordered meanwhile, if there is any; we must be none any more."""
+        """Start an engine for other users' campaigns, if there are any; this process must be none any more."""
         me = process_identity()
         with contextlib.suppress(FarmError):
             left = self._store.fetch_fleet_campaigns(over=False)
@@ -304,18 +304,18 @@ class _Run:
                 client.spawn_engine(self._settings)
 
     def _has_begun(self, campaign: FleetCampaign) -> bool:
-        """Whether it has a trial, which its progress may not say yet: that is written now and then."""
+        """Whether it has a trial; progress is written at intervals and may not show it yet."""
         return any(self._store.count_trials(campaign.id).values())
 
     def _has_ended(self, name: str) -> bool:
-        """Look at it now and then: the engine's loop asks after every step."""
+        """Read its state at intervals: the engine's loop asks after every step."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + _LOOK_S
         return self._look(self._store.fetch_fleet_campaign(name))
 
     def _look(self, campaign: FleetCampaign) -> bool:
-        """Show how far it is; whether it has ended. Raises UnavailableError where no board came in time."""
+        """Show its progress; return whether it has ended. Raises UnavailableError where no board was free in time."""
         now = time.monotonic()
         if is_settled(campaign):
             self._listener.finish(campaign)
@@ -372,7 +372,7 @@ class _Run:
         )
 
     def _with_known(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A task with its record's time, or the best trial of all, earlier runs included, where it has no record."""
+        """Return a task with its record's latency, or else the best trial of all runs."""
         if task["from"] == "record":
             return task
         rows = self._store.fetch_known_candidates(
@@ -381,7 +381,7 @@ class _Run:
         return {**task, "best_s": min((row["median_s"] for row in rows if row["median_s"] is not None), default=None)}
 
     def _conclude_without(self) -> Tuned:
-        """Nothing of the model can be tuned."""
+        """Return the result where nothing of the model can be tuned."""
         store, request = self._store, self._request
         kind, source = request.board_type.name, request.model.source
         campaign = store.start_campaign(request.command, source.name, source.sha256, kind, request.trials, {})

@@ -1,4 +1,4 @@
-"""Follow a campaign from beside its engine: what the store says of it, as often as it changes."""
+"""Follow a campaign from outside its engine, by polling the store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ENGINE_GRACE_S = 10.0
 
 
 def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign]:
-    """The campaign as it is, several times a second, until nothing more comes of it by itself.
+    """Yield the campaign several times a second, until it is settled.
 
-    The last one that is told is over, paused or interrupted. Raises UsageError where there is none of this name.
+    The last one is over, paused or interrupted. Raises UsageError where there is none of this name.
     """
     gone_since: float | None = None
     while True:
@@ -38,13 +38,13 @@ def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign
         elif gone_since is None:
             gone_since = time.monotonic()
         elif time.monotonic() - gone_since > _ENGINE_GRACE_S:
-            # Nobody has it and nobody will: submitted to an engine that was killed before it looked.
+            # Submitted to an engine that was killed before it looked: no engine will take it.
             store.note_campaign(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
         time.sleep(_LOOK_S)
 
 
 def is_settled(campaign: FleetCampaign) -> bool:
-    """Whether a campaign stays as it is until an operator does something."""
+    """Whether a campaign stays as it is until an operator acts."""
     if campaign.state is CampaignState.PAUSED:
         return campaign.wanted == "pause"
     return campaign.over or campaign.state is CampaignState.INTERRUPTED
@@ -57,7 +57,7 @@ def wait_settled(
     timeout_s: float | None = None,
     on_progress: Callable[[FleetCampaign], None] = lambda campaign: None,
 ) -> FleetCampaign:
-    """Wait until nothing more comes of a campaign by itself; returns it. Raises DeadlineError after `timeout_s`."""
+    """Wait until a campaign is settled; return it. Raises DeadlineError after `timeout_s`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for campaign in watch(settings, store, name):
         on_progress(campaign)
@@ -69,7 +69,7 @@ def wait_settled(
 
 
 def find_error(campaign: FleetCampaign) -> FarmError | None:
-    """What the end of a campaign stands for; None where it is finished with at least one good trial."""
+    """Return the error of a campaign that has ended; None where it is finished with at least one good trial."""
     told = f"campaign {campaign.name} is {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
     if campaign.state is CampaignState.FINISHED:
         progress = campaign.progress or {}

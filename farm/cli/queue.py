@@ -9,7 +9,7 @@ import typer
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.cli.options import read_duration_s
-from farm.crew import queue_place, reservation
+from farm.crew import queue_entry, reservation
 from farm.processes import machine
 from farm.units import format_duration
 
@@ -43,7 +43,7 @@ def show(context: typer.Context) -> output.Document:
     if context.invoked_subcommand is not None:
         return
     with options.open_store(farm_settings.load()) as store:
-        document = queue_place.to_document(store)
+        document = queue_entry.to_document(store)
     yield document
     tables.print_table(
         ["ID", "For", "Who", "Since", "Priority", "Boards", "Why not yet"],

@@ -1,6 +1,6 @@
-"""Whether what went wrong on a board says something about the board, and telling the farm if it does.
+"""Decide whether a failure on a board speaks against the board, and report it if it does.
 
-Which status belongs to which side is the protocol's; here a side is only changed where the board was no longer ours.
+The protocol assigns each status to a side. Here the side changes only where the board was no longer ours.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from farm.crew.health import Kind, find_kind
 from farm.crew.site import Place
 from farm.errors import (
     BoardBusyError,
-    BoardNonsenseError,
     BoardUnsafeError,
     FarmError,
+    InvalidReplyError,
     LeaseOverError,
     TransientError,
     UnavailableError,
     UsageError,
 )
 
-# What a point that is not reached says: the board may not have it, or not now. Never anything about a candidate.
+# Statuses of a point that was not reached: the board may not have it, or not now. Never the candidate's fault.
 _PIN_TROUBLE = {
     PinStatus.REFUSED: ("the board does not have the operating point", UsageError),
     PinStatus.UNAVAILABLE: ("the board's clocks cannot be held", UnavailableError),
-    PinStatus.BUSY: ("somebody else holds the board's clocks", TransientError),
+    PinStatus.BUSY: ("another client holds the board's clocks", TransientError),
     PinStatus.FAILED: ("the operating point was not reached", TransientError),
 }
 
 
 def pin_outcome(report: PinReport, board: str, simulated: bool = False) -> Outcome:
-    """The outcome of a trial whose point was not reached."""
+    """Return the outcome of a trial whose point was not reached."""
     return Outcome(
         Status.CLOCK_DRIFTED, f"{_PIN_TROUBLE[report.status][0]}: {report.message}", board=board, simulated=simulated
     )
 
 
 def pin_error(report: PinReport, board: str) -> FarmError:
-    """The error for whoever cannot go on without the point."""
+    """Return the error for a caller that cannot go on without the point."""
     words, kind = _PIN_TROUBLE[report.status]
     return kind(f"{board}: {words}: {report.message}")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trouble:
-    """What is chance once and not so many times in a row; `kind` is what it is observed as, None if as nothing.
+    """A failure that is chance once and not several times in a row; `kind` is how it is observed, None: not at all.
 
-    `reason` is why the board is then better left, "" where its health alone decides; what `lasts` will not pass soon.
+    `reason` is why the board should be left, "" where its health decides; with `lasts` it will not pass soon.
     """
 
     times: int
@@ -57,27 +57,27 @@ class _Trouble:
     lasts: bool = False
 
 
-# One throttled trial may be the room's warm afternoon; so many in a row are the board's cooling.
+# One throttled trial may be the room's warm afternoon; this many in a row are the board's cooling.
 _HOT = _Trouble(3, Kind.THROTTLED, "", "{times} trials in a row: {message}")
 _DRIFTING = _Trouble(3, Kind.DRIFTED, "its clocks do not hold", "its clocks moved in {times} trials in a row")
 _UNPINNED = _Trouble(2, Kind.MISFIT, "its clocks could not be held", "{times} points in a row: {message}", True)
-# What the board lacks, or somebody has just now, is no fault of its own.
+# A limit of the board, or another client's hold, is no fault of the board.
 _REFUSING = dataclasses.replace(_UNPINNED, kind=None)
-# Nobody's fault once; a probe tells whose it is.
+# No one's fault once; a probe decides.
 _FAILING = _Trouble(3, Kind.FAULT, *("{times} calls in a row failed there: {message}",) * 2)
 _BUSY = dataclasses.replace(_FAILING, kind=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoardDoubt:
-    """Why a board is better left by who may have others; what `lasts` will not pass soon."""
+    """Why to leave a board if there are others; with `lasts` the cause will not pass soon."""
 
     reason: str
     lasts: bool
 
 
 class Blame:
-    """Judges the outcomes of one run. Not thread-safe. `doubt` is set once a board is better left."""
+    """Judges the outcomes of one run. Not thread-safe. `doubt` is set once the board should be left."""
 
     def __init__(self, site: Place) -> None:
         self.doubt: BoardDoubt | None = None
@@ -86,12 +86,12 @@ class Blame:
         self._key, self._times = "", 0
 
     def judge(self, outcome: Outcome, pin: PinStatus = PinStatus.OK, *, blameless: bool = False) -> Outcome:
-        """The outcome as it is to be kept. `pin`: what came of bringing the board to its point.
+        """Return the outcome as it is to be kept. `pin`: the result of setting the operating point.
 
-        `blameless`: that it failed says nothing about the board.
+        `blameless`: a failure says nothing about the board.
         """
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR) and not self._site.confirm():
-            # A later lease, or our own giving up, ended it: neither the board nor the candidate is to blame.
+            # A later lease, or our own release, ended it: neither the board nor the candidate is to blame.
             return dataclasses.replace(
                 outcome, status=Status.FARM_ERROR, message=f"the board was given up meanwhile: {outcome.message}"
             )
@@ -102,11 +102,11 @@ class Blame:
         return outcome
 
     def judge_error(self, error: FarmError) -> Outcome:
-        """The outcome of a trial that a board's session ended with.
+        """Return the outcome of a trial whose board's session ended with this error.
 
-        Raises the error where a board may not be used and there is no other one to take.
+        Raises the error where the board may not be used and there is no other one.
         """
-        if isinstance(error, BoardUnsafeError | BoardNonsenseError):
+        if isinstance(error, BoardUnsafeError | InvalidReplyError):
             if isinstance(error, BoardUnsafeError) and not self._site.can_change:
                 raise error
             self._site.observe(find_kind(error), error.message)
@@ -114,13 +114,13 @@ class Blame:
             return Outcome(Status.FARM_ERROR, error.message)
         if isinstance(error, LeaseOverError):
             self._site.note_refusal(error)
-        # What may pass is the board's doing; what cannot work by trying again is ours, as is that others may have it.
+        # A transient error is the board's; a permanent one is ours, and so is that another client holds it.
         busy = isinstance(error, BoardBusyError)
         status = Status.BOARD_LOST if isinstance(error, TransientError) and not busy else Status.FARM_ERROR
         return self.judge(Outcome(status, str(error), board=self._site.key.partition("/")[2]), blameless=busy)
 
     def _count(self, trouble: _Trouble | None, message: str) -> None:
-        """Note what the latest outcome was; what has been often enough in a row is told."""
+        """Count the latest outcome; report a series that is long enough."""
         again = trouble is self._trouble and self._key == self._site.key
         self._times = self._times + 1 if again else 1
         self._trouble, self._key = trouble, self._site.key

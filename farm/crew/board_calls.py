@@ -1,7 +1,7 @@
-"""Speaking to a board's process: started, asked, awaited or looked at, taken back, ended.
+"""Talk to a board's process: start, ask, wait or poll, revoke, end.
 
-What it does there is in `board_process`. Nothing here blocks on a process that is stuck: what is sent is short, big
-data lies in memory of ours (`farm.measure.arrays`).
+`board_process` is the process. Nothing here blocks on a stuck process: messages are short, and large data is in shared
+memory (`farm.measure.arrays`).
 """
 
 from __future__ import annotations
@@ -20,82 +20,82 @@ from farm.crew.board_process import Ended, Glance, Job, Leave, Open, Pin, Reques
 from farm.crew.coroutines import until
 from farm.errors import TransientError
 from farm.measure import session
-from farm.measure.arrays import Arrays, Given, pack_arrays, read, unpack_arrays
+from farm.measure.arrays import Arrays, SharedBuffer, pack_arrays, read, unpack_arrays
 from farm.processes.worker_processes import Child
 
 _MODULE = "farm.crew.board_process"
 # A process on a busy machine answers late.
 _SLACK_S = 15.0
-# What was handed over lately and may be asked for again: the programs of a sweep, of a model's final, and their inputs.
-# Up to so many, and beyond `_KEPT_ALWAYS` as long as they are not big together.
+# Cached buffers: programs of a sweep or of a model's final, and their inputs, which are asked for again. At most
+# `_KEPT`; beyond `_KEPT_ALWAYS` only as long as they total `_KEPT_BYTES`.
 _KEPT, _KEPT_ALWAYS, _KEPT_BYTES = 16, 6, 256 << 20
-# Between being told to end and ending: its call is cut, so that it only has to let go.
+# For a process to end by itself: its call is cut, so it only releases the board.
 _STOP_TIMEOUT_S = 3.0
 
 
 class ProcessLostError(TransientError):
-    """The process that held the session ended, or did not answer: no fault of the board's that is known of."""
+    """The process that held the session ended or hung: no known fault of the board."""
 
 
-class _Gifts:
-    """What boards' processes are given, each content once. Thread-safe."""
+class _SharedBuffers:
+    """The shared buffers that boards' processes read, each content once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: collections.OrderedDict[int, tuple[Any, Given]] = collections.OrderedDict()
+        self._latest: collections.OrderedDict[int, tuple[Any, SharedBuffer]] = collections.OrderedDict()
 
-    def give(self, what: bytes | Mapping[str, Any]) -> Given:
-        """Bytes, or arrays packed, for processes to read while the answer is kept. Known by identity."""
+    def share(self, what: bytes | Mapping[str, Any]) -> SharedBuffer:
+        """Share bytes, or packed arrays, while the result is kept. Contents are known by identity."""
         with self._lock:
             if (found := self._latest.get(id(what))) is not None:
                 self._latest.move_to_end(id(what))
                 return found[1]
-        given = Given(what if isinstance(what, bytes) else pack_arrays(what))
+        buffer = SharedBuffer(what if isinstance(what, bytes) else pack_arrays(what))
         with self._lock:
-            # With what it is of, so that nothing else is taken for it.
-            self._latest[id(what)] = (what, given)
+            # Together with its content, so that no other object gets its identity.
+            self._latest[id(what)] = (what, buffer)
             while len(self._latest) > (_KEPT if self._total_bytes < _KEPT_BYTES else _KEPT_ALWAYS):
                 self._latest.popitem(last=False)
-        return given
+        return buffer
 
     @property
     def _total_bytes(self) -> int:
-        return sum(len(given.handed) for _, given in self._latest.values())
+        return sum(len(buffer.name) for _, buffer in self._latest.values())
 
 
-_gifts = _Gifts()
+_buffers = _SharedBuffers()
 
 
 class JobOrder:
-    """A job as it is sent, and what its data lies in; kept by who sends it until it has ended."""
+    """A job as it is sent, and its buffers; the sender keeps it until the job has ended."""
 
-    def __init__(self, job: Job, *givens: Given) -> None:
-        self.job, self._givens = job, givens
+    def __init__(self, job: Job, *buffers: SharedBuffer) -> None:
+        self.job, self._shared = job, buffers
 
 
 def measure(spec: MeasureSpec, library: bytes) -> JobOrder:
     """Time a kernel."""
-    given = _gifts.give(library)
-    return JobOrder(TimeKernel(spec, given.handed), given)
+    buffer = _buffers.share(library)
+    return JobOrder(TimeKernel(spec, buffer.name), buffer)
 
 
 def run(spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> JobOrder:
     """Run a program on inputs, in the order of its arguments."""
-    given, packed = _gifts.give(program), _gifts.give(inputs)
-    return JobOrder(Run(spec, given.handed, packed.handed), given, packed)
+    buffer, packed = _buffers.share(program), _buffers.share(inputs)
+    return JobOrder(Run(spec, buffer.name, packed.name), buffer, packed)
 
 
 def read_outputs(ended: Ended) -> Arrays:
-    """A program's outputs; at once, since they are kept for some answers only. Raises TransientError."""
+    """Return a program's outputs; call it at once, since only some answers are kept. Raises TransientError."""
     data = read(ended.outputs)
     return unpack_arrays(data) if data else {}
 
 
 def plan_limit_s(job: Job, request_timeout_s: float) -> float:
-    """When a job that has begun counts as stuck at its process.
+    """Return the seconds after which a running job counts as stuck at its process.
 
-    The session has a deadline for each step, all of which end before: finding the board, connecting, asking who it is,
-    holding the point, the call itself.
+    The session's own deadlines all end before: finding the board, connecting, reading its description, setting the
+    point, the call.
     """
     steps_s = request_timeout_s + session.CONNECT_TIMEOUT_S + session.CLAIM_TIMEOUT_S + session.DESCRIBE_TIMEOUT_S
     limit_s = steps_s + session.PIN_TIMEOUT_S + _SLACK_S
@@ -113,32 +113,31 @@ class BoardProcess:
     """One board's process. Used by one thread, but for `revoke`."""
 
     def __init__(self, log: Path | None) -> None:
-        """Start it; `log` takes what it prints. Raises TransientError where there is no room for it."""
+        """Start it; `log` takes its output. Raises TransientError where there is no memory for it."""
         self._child = Child.start(_MODULE, log, os.environ)
         self._number = 0
-        # Whether somebody waits for `call`: only then is what it says, or its end, heard at once.
+        # Whether a coroutine awaits `call`: only then its messages or its end are read at once.
         self.is_awaited = False
         self._orders: dict[int, JobOrder] = {}
 
     @property
     def connection(self) -> Connection:
-        """Can be read as soon as `receive` has something."""
+        """Readable as soon as `receive` has something."""
         return self._child.connection
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.process.pid
 
     def ask(self, order: JobOrder, request: Request) -> int:
-        """Have it carry `request` out, whose job is the order's; its number. One that is gone: `receive` says so."""
+        """Send `request`, whose job is the order's; return its number. If the process is gone, `receive` raises."""
         self._number += 1
         self._orders[self._number] = order
         self._child.send(self._number, request)
         return self._number
 
     def revoke(self, number: int) -> None:
-        """Take a job back, begun or not: it then ends with None. From any thread; waits for nothing."""
+        """Revoke a job, begun or not: it then ends with None. From any thread; never waits."""
         self._child.send_urgent(str(number))
 
     @property
@@ -147,7 +146,7 @@ class BoardProcess:
         return self.connection.closed or self.connection.poll()
 
     def receive(self) -> tuple[int, Ended | None]:
-        """The number of a job that has ended, and how. Raises ProcessLostError where the process has ended."""
+        """Return the number of an ended job, and its end. Raises ProcessLostError where the process has ended."""
         try:
             number, ended = self.connection.recv()
         except (EOFError, OSError):
@@ -158,9 +157,9 @@ class BoardProcess:
         return number, ended
 
     async def call(self, order: JobOrder, request: Request, limit_s: float) -> Ended:
-        """Have it do a job, and wait; whoever closes the coroutine takes the job back.
+        """Run a job and wait for it; closing the coroutine revokes the job.
 
-        Raises ProcessLostError where the process ended or did not answer within `limit_s`, and so was ended.
+        Raises ProcessLostError where the process ended, or did not answer within `limit_s` and was killed.
         """
         number = self.ask(order, request)
         deadline = time.monotonic() + limit_s
@@ -169,7 +168,7 @@ class BoardProcess:
             while self.has_answer:
                 answered, ended = self.receive()
                 if answered == number:
-                    assert ended is not None  # only who closes this takes it back
+                    assert ended is not None  # only closing this revokes it
                     return ended
             if time.monotonic() > deadline:
                 self.kill()
@@ -186,13 +185,12 @@ class BoardProcess:
             self.is_awaited = False
 
     def hang_up(self) -> None:
-        """Tell it to end; waits for nothing. The board's agent puts its clocks back."""
+        """Tell it to end, without waiting. The board's agent restores its clocks."""
         self._child.hang_up()
 
     def stop(self) -> None:
-        """End it, and wait until it has; what does not end by itself is killed. Safe to call twice."""
+        """End it and wait; kill it where it does not end by itself. Safe to call twice."""
         self._child.stop(_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it now. Safe to call twice."""
         self._child.kill()

@@ -1,6 +1,6 @@
-"""The process that holds one board's session and does there what it is told: one job after the other, each to its end.
+"""The process that holds one board's session and runs jobs there, one after the other.
 
-Started and spoken to by `board_calls`. It has no store and judges nothing: what it answers is how a job ended.
+`board_calls` starts it. It has no store and judges nothing: it answers how each job ended.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, PinStatus, PowerS
 from farm.crew.blame import pin_outcome
 from farm.crew.held_board import Address, HeldBoard
 from farm.errors import FarmError
-from farm.measure.arrays import Given, Handed, pack_arrays, read, unpack_arrays
+from farm.measure.arrays import BufferName, SharedBuffer, pack_arrays, read, unpack_arrays
 from farm.processes.worker_processes import Parent
 
-# Answers whose outputs are kept for whoever asked: more than can be on their way.
+# Answers whose outputs are kept: more than can be in flight.
 _ANSWERS_KEPT = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """See that there is a session, waiting for the board so long; answers its description. `doubted`: see
-    `BoardSession`.
-    """
+    """Open a session, waiting this long for the board; answers its description. `doubted`: see `BoardSession`."""
 
     timeout_s: float
     doubted: bool = False
@@ -36,19 +34,19 @@ class Open:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Give the session back; answers nothing."""
+    """Close the session; answers nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pin:
-    """Hold the clocks; answers the report."""
+    """Pin the clocks; answers the report."""
 
     point: OperatingPoint
 
 
 @dataclasses.dataclass(frozen=True)
 class Glance:
-    """Look at power and temperature; answers the trace."""
+    """Sample power and temperature; answers the trace."""
 
     spec: PowerSpec
 
@@ -58,7 +56,7 @@ class TimeKernel:
     """Time a kernel; answers the outcome."""
 
     spec: MeasureSpec
-    library: bytes | Handed
+    library: bytes | BufferName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +64,8 @@ class Run:
     """Run a program on packed inputs; answers the outcome, and has outputs."""
 
     spec: RunSpec
-    program: bytes | Handed
-    inputs: bytes | Handed
+    program: bytes | BufferName
+    inputs: bytes | BufferName
 
 
 Job = Open | Leave | Pin | Glance | TimeKernel | Run
@@ -75,9 +73,9 @@ Job = Open | Leave | Pin | Glance | TimeKernel | Run
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A job on a board. With a `point` it is first brought there, and a session that was lost is opened anew.
+    """A job on a board. `point` is set first, and a lost session is reopened.
 
-    `reopen_s`: how long the board is waited for then; None: without a session nothing is done.
+    `reopen_s`: how long to wait for the board then; None: fail without a session.
     """
 
     where: Address
@@ -89,25 +87,25 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a job ended: with its answer, or an error that ended the session too, and the board's time.
+    """The end of a job: its answer, or an error that ended the session too, and the board's time.
 
-    `pin` says what came of bringing the board to the operating point; unless that is `ok`, nothing was run.
-    `had_session`: whether there was one when it began.
+    `pin` is the report of setting the operating point; unless it is `ok`, nothing was run. `had_session`: whether there
+    was one at the start.
     """
 
     result: Any
     board_s: float
-    outputs: bytes | Handed = b""
+    outputs: bytes | BufferName = b""
     pin: PinStatus = PinStatus.OK
     had_session: bool = True
 
 
 class _RevokedError(Exception):
-    """What is being done was taken back."""
+    """The running job was revoked."""
 
 
 class BoardHolder:
-    """Holds a board's session and carries jobs out, numbered upwards; one that was revoked answers None.
+    """Holds a board's session and runs jobs in order of their numbers; a revoked one answers None.
 
     Not thread-safe, but for `revoke` and `cut`.
     """
@@ -117,25 +115,24 @@ class BoardHolder:
         self._lock = threading.Lock()
         self._running: int | None = None
         self._revoked: set[int] = set()
-        self._given: collections.deque[Given] = collections.deque(maxlen=_ANSWERS_KEPT)
+        self._answers: collections.deque[SharedBuffer] = collections.deque(maxlen=_ANSWERS_KEPT)
 
     def cut(self) -> None:
-        """End the call under way."""
+        """End the running call."""
         self._board.cut()
 
     def close(self) -> None:
-        """Give the session back."""
         self._board.close()
 
     def revoke(self, number: int) -> None:
-        """Take a job back, past those that wait. The session of one that runs is cut; the next job opens another."""
+        """Revoke a job, before those that wait. The session of a running one is cut; the next job opens another."""
         with self._lock:
             self._revoked.add(number)
             if self._running == number:
                 self._board.cut()
 
     def carry_out(self, number: int, request: Request) -> Ended | None:
-        """Do it; None where it was taken back."""
+        """Run a job; None where it was revoked."""
         started = time.monotonic()
         had_session = self._board.has_session
         with self._as_running(number) as check:
@@ -161,7 +158,7 @@ class BoardHolder:
                     return None
                 return Ended(error, time.monotonic() - started, had_session=had_session)
 
-    def _work(self, job: Job) -> tuple[Any, bytes | Handed]:
+    def _work(self, job: Job) -> tuple[Any, bytes | BufferName]:
         match job:
             case Open():
                 return self._board.open(job.timeout_s, job.doubted), b""
@@ -177,12 +174,12 @@ class BoardHolder:
         outcome, arrays = self._board.run(job.spec, job.program, unpack_arrays(read(job.inputs)))
         if not arrays:
             return outcome, b""
-        self._given.append(Given(pack_arrays(arrays)))
-        return outcome, self._given[-1].handed
+        self._answers.append(SharedBuffer(pack_arrays(arrays)))
+        return outcome, self._answers[-1].name
 
     @contextlib.contextmanager
     def _as_running(self, number: int) -> Iterator[Callable[[], None]]:
-        """`number` is what runs; gives what raises _RevokedError once it was taken back."""
+        """Mark `number` as running; yield a check that raises _RevokedError once it was revoked."""
 
         def check() -> None:
             if self._is_revoked(number):
@@ -195,7 +192,7 @@ class BoardHolder:
         finally:
             with self._lock:
                 self._running = None
-                if number in self._revoked:  # a cut that came late has spoilt the session all the same
+                if number in self._revoked:  # a late cut has ended the session all the same
                     self._board.close()
                 self._revoked = {each for each in self._revoked if each > number}
 
@@ -205,14 +202,14 @@ class BoardHolder:
 
 
 def main(parent: Parent) -> None:
-    """Carry out what comes, until whoever started us is gone or wants us gone."""
+    """Run jobs until the parent process is gone or closes the connection."""
     holder = BoardHolder()
     parent.on_stop = holder.cut
     parent.on_urgent(lambda said: holder.revoke(int(said)))
     try:
         while True:
             message = parent.receive()
-            assert message is not None  # without a deadline there is one, or an end
+            assert message is not None  # without a deadline there is a message, or the end
             number, request = message
             parent.send(number, holder.carry_out(number, request))
     finally:

@@ -1,6 +1,6 @@
-"""How fast a board is against its type, and whether it still is what it was, from golden-kernel times. Pure.
+"""Compare a board's golden-kernel times with its type's and with its own history. Pure.
 
-Factors are shown and judge health; they never touch a measurement, which keeps its raw value.
+Factors are shown and judge health; measurements keep their raw values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farm.values import GoldenSample
 
 # Under FARM_HOME: the kernels that were built.
 KERNEL_FOLDER = "cache/golden"
-# A few runs show that it computes; a time that is compared with others' takes more of both.
+# A few runs show that it computes; comparing times takes more of both.
 RUNS, WARMUP = 5, 2
 # The golden kernel takes milliseconds; a board that needs this long hangs.
 RUN_TIMEOUT_S = 30.0
@@ -32,7 +32,7 @@ _MEMORY_BYTES = 256 << 20
 
 
 def require_kernel(kernels: golden.GoldenKernels, kind: BoardType | None, architecture: str) -> golden.GoldenKernel:
-    """The kernel for boards of a type, or of none that is known. Raises DeadlineError, UnavailableError."""
+    """Return the kernel for boards of a type, or for an unknown type. Raises DeadlineError, UnavailableError."""
     target = kind.target.to_tvm() if kind is not None and kind.target else None
     return kernels.require(golden.plan_target(target, architecture))
 
@@ -44,18 +44,18 @@ def run_kernel(
     warmup: int = WARMUP,
     energy: EnergySpec | None = None,
 ) -> tuple[Outcome, Arrays]:
-    """Its outcome and outputs, not judged."""
+    """Return its outcome and outputs, unchecked."""
     return session.run_model(plan_run(runs, warmup, energy), kernel.library, golden.make_inputs())
 
 
 def plan_run(runs: int = RUNS, warmup: int = WARMUP, energy: EnergySpec | None = None) -> RunSpec:
-    """What to ask of a board."""
+    """Describe the timing of a golden kernel."""
     limits = Limits(timeout_s=RUN_TIMEOUT_S, load_timeout_s=LOAD_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, threads=1)
     return RunSpec(Engine.KERNEL, entry=golden.ENTRY, runs=runs, warmup=warmup, limits=limits, energy=energy)
 
 
 def require_right(session: BoardSession, kernel: golden.GoldenKernel, energy: EnergySpec | None = None) -> Outcome:
-    """A run with the right result. Raises PermanentError, whose message does not name the board."""
+    """Run it and check the result. Raises PermanentError, whose message does not name the board."""
     outcome, outputs = run_kernel(session, kernel, energy=energy)
     check(outcome, outputs)
     return outcome
@@ -74,12 +74,12 @@ def check(outcome: Outcome, outputs: Arrays) -> None:
 _RESAMPLES = 2000
 _SEED = 0
 CONFIDENCE = 0.95
-# Below this a percentile interval of a median is too narrow to be believed; five values at least bound it by their
-# extremes with 93.75 % confidence (order statistics: 1 - 2 / 2**5).
+# Below this a percentile interval of a median is too narrow; five values bound it by their extremes with 93.75 %
+# confidence (order statistics: 1 - 2 / 2**5).
 MIN_SAMPLES = 5
-# Our choice: well above what repeated runs of one healthy board differ by, below what would spoil a comparison.
+# Our choice: well above the scatter of repeated runs of one healthy board, below what would spoil a comparison.
 DRIFT_TOLERANCE = 0.03
-# Boards of one type differ by binning, cooling and supply; more than this is another matter.
+# Boards of one type differ by binning, cooling and supply; more than this has another cause.
 TYPE_TOLERANCE = 0.10
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -87,10 +87,9 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """A ratio of two median times with its interval at `CONFIDENCE`: 1.05 is 5 % slower than what it is against.
+    """A ratio of two median times with its interval at `CONFIDENCE`: 1.05 is 5 % slower than the reference.
 
-    `samples` counts the board's own values, `boards` those that the type's median was taken over (1 for a board
-    against itself).
+    `samples` counts the board's own values, `boards` those behind the type's median (1 for a board against itself).
     """
 
     ratio: float
@@ -100,7 +99,7 @@ class Factor:
     boards: int
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether the whole interval lies more than `tolerance` away from 1, to either side.
+        """Whether the whole interval is more than `tolerance` away from 1, on either side.
 
         Slower and faster count alike: a change of 3 % means a change by a factor of 1.03.
         """
@@ -108,22 +107,22 @@ class Factor:
 
     @property
     def percent(self) -> str:
-        """For people, such as `+4.2 %`."""
+        """Format the deviation, such as `+4.2 %`."""
         return f"{(self.ratio - 1) * 100:+.1f} %"
 
 
 def fit_factor(board: str, medians_s: Mapping[str, Sequence[float]]) -> Factor | None:
-    """A board's factor against its type, or None where there is too little to say.
+    """Return a board's factor against its type, or None with too few data.
 
     `medians_s` has, per board of the type, one median per run of the golden kernel, in seconds, at one operating point.
-    The type's time is the median over boards of their medians, the board itself included: boards share one reference,
-    so that the factors of two of them may be divided, and a board measured often weighs no more than another. Boards
-    with fewer than `MIN_SAMPLES` runs are left out; fewer than two that remain say nothing about a type.
+    The type's time is the median over boards of their medians, the board itself included: with one common reference two
+    boards' factors can be divided, and a board measured often weighs no more than another. Boards with fewer than
+    `MIN_SAMPLES` runs are left out; at least two must remain.
 
-    The interval is a percentile bootstrap that resamples runs within boards; the boards themselves are given, not drawn
-    (stratified bootstrap: Davison & Hinkley 1997, Bootstrap Methods and their Application, sec. 3.2). A ratio of
-    location with an interval, and not of means: Kalibera & Jones 2013, Rigorous Benchmarking in Reasonable Time;
-    medians for skewed times: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems.
+    The interval is a percentile bootstrap that resamples runs within boards (stratified bootstrap: Davison & Hinkley
+    1997, Bootstrap Methods and their Application, sec. 3.2). A ratio with an interval: Kalibera & Jones 2013, Rigorous
+    Benchmarking in Reasonable Time. Medians for skewed times: Hoefler & Belli 2015, Scientific Benchmarking of Parallel
+    Computing Systems.
 
     Raises ValueError for a time that is no positive number.
     """
@@ -139,12 +138,11 @@ def fit_factor(board: str, medians_s: Mapping[str, Sequence[float]]) -> Factor |
 
 
 def compare_with_history(recent_s: Sequence[float], history_s: Sequence[float]) -> Factor | None:
-    """A board's recent golden-kernel medians, in seconds, against its own earlier ones.
+    """Compare a board's recent golden-kernel medians, in seconds, with its earlier ones.
 
-    None where either has fewer than `MIN_SAMPLES`. `Factor.exceeds(DRIFT_TOLERANCE)` is drift: not a difference that
-    could be chance, but one that matters (an interval beyond a margin, not a test for zero, which enough samples always
-    pass). Runs are taken as independent, so give one value per run and never the samples within it, which are not.
-    Raises ValueError for a time that is no positive number.
+    None where either has fewer than `MIN_SAMPLES`. `Factor.exceeds(DRIFT_TOLERANCE)` is drift: an interval beyond a
+    margin, not a test for zero, which enough samples always pass. Runs are taken as independent: give one value per
+    run, not its samples. Raises ValueError for a time that is no positive number.
     """
     if len(recent_s) < MIN_SAMPLES or len(history_s) < MIN_SAMPLES:
         return None
@@ -155,11 +153,11 @@ def compare_with_history(recent_s: Sequence[float], history_s: Sequence[float]) 
 
 
 def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance: float = DRIFT_TOLERANCE) -> str:
-    """Why a board's newest `recent` runs are not what its earlier ones were; empty where they are, or nobody can say.
+    """Explain how a board's newest `recent` runs differ from its earlier ones; empty where they do not, or it is
+    unknown.
 
-    `medians_s` is oldest first. A board that drifts for long becomes its own history; its factor against the type
-    (`find_outlier`) is what still tells then. After a change that is meant the history begins
-    anew by `farm board replace`.
+    `medians_s` is oldest first. A slow drift becomes the board's own history; then its factor against the type shows it
+    (`find_outlier`). After an intended change the history begins anew by `farm board replace`.
     """
     factor = compare_with_history(medians_s[-recent:], medians_s[:-recent])
     if factor is None or not factor.exceeds(tolerance):
@@ -168,7 +166,9 @@ def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance:
 
 
 def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], tolerance: float = TYPE_TOLERANCE) -> str:
-    """Why a board is not as others of its type are; empty where it is, or nobody can say. See `fit_factor`."""
+    """Explain how a board differs from others of its type; empty where it does not, or it is unknown.
+    See `fit_factor`.
+    """
     factor = fit_factor(board, medians_s)
     if factor is None or not factor.exceeds(tolerance):
         return ""
@@ -202,19 +202,18 @@ _RUNS = 30
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A board's golden-kernel runs, oldest first, and its factor against its type, None where too little is known."""
+    """A board's golden-kernel runs, oldest first, and its factor against its type, None with too few data."""
 
     samples: tuple[GoldenSample, ...]
     factor: Factor | None
 
     @property
     def latest(self) -> GoldenSample:
-        """The newest run."""
         return self.samples[-1]
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Describe it in one line."""
         runs = f"{self.latest.median_s * 1e3:.3f} ms in the latest of {len(self.samples)} runs of {self.latest.kernel}"
         if self.factor is None:
             return f"{runs}; too few runs or boards for a factor against its type"
@@ -222,7 +221,6 @@ class Calibration:
         return f"{runs}; {self.factor.percent} against {self.factor.boards} boards of its type (factor {interval})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         return {
             "kernel": self.latest.kernel,
             "operating_point": self.latest.operating_point,
@@ -241,7 +239,7 @@ def to_document(
 
 
 def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:
-    """The calibration of a row of `Store.fetch_boards`; None where the golden kernel has not run on it."""
+    """Return the calibration of a row of `Store.fetch_boards`; None where the golden kernel has not run on it."""
     latest = store.find_golden_sample(board["name"])
     if latest is None:
         return None

@@ -1,6 +1,6 @@
-"""Which boards of a fleet may do a run's work, and for which target its code is then made. Pure.
+"""Choose the boards of a fleet for a run, and the target of its code. Pure.
 
-Rows are those of `Store.fetch_boards`. Taking a board is `leased_site`'s business.
+Rows are those of `Store.fetch_boards`. `leased_site` takes the board.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farm.search import gpus
 from farm.store.standing import find_cause, unknown_board
 from farm.values import Health, State, is_for_gpu
 
-# What does not mend by itself.
+# Only an operator changes these.
 _OPERATORS = (Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED)
 
 
@@ -36,13 +36,13 @@ class BoardChoice:
         return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
 
     def without(self, reasons: Mapping[str, str]) -> BoardChoice:
-        """The choice without some of the boards, for these reasons."""
+        """Return the choice without some of the boards, for these reasons."""
         return BoardChoice(tuple(name for name in self.free if name not in reasons), {**self.reasons, **reasons})
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetPlan:
-    """What to compile for: TVM's target (None: this host's, with `cores` cores), and how many threads run it there."""
+    """The compile target: TVM's target (None: this host's, with `cores` cores), and the number of threads."""
 
     config: Mapping[str, Any] | None
     cores: int
@@ -50,22 +50,22 @@ class TargetPlan:
 
     @property
     def is_for_host(self) -> bool:
-        """Whether this host's linker, and so its processor, takes the code."""
+        """Whether the code runs on this host."""
         return self.config is None or gpus.is_virtual(self.config)
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a board that is labelled so may be used where these labels are asked for."""
+    """Whether a board with these labels has all the wanted ones."""
     return wanted.items() <= labels.items()
 
 
 def plan_pool(
     rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None, *, simulated: bool | None = None
 ) -> tuple[str, ...]:
-    """The boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
+    """Return the boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
 
-    Figures of real and simulated boards never mix: `simulated` says which are meant, None: real ones where there are
-    any. Raises UsageError where there is none.
+    Figures of real and simulated boards never mix: `simulated` selects the kind, None: real ones where there are any.
+    Raises UsageError where there is none.
     """
     if name is not None:
         known = {row["name"]: row for row in rows}
@@ -96,7 +96,7 @@ def plan_pool(
 
 
 def find_left_out(rows: Sequence[Mapping[str, Any]], board_type: str, pool: Sequence[str]) -> str:
-    """Which boards of the type `plan_pool` left out, and why; "" where none."""
+    """Explain which boards of the type `plan_pool` left out, and why; "" where none."""
     mine = [row for row in rows if row["board_type"] == board_type]
     chosen = [row for row in mine if row["name"] in pool]
     others = sorted(row["name"] for row in mine if chosen and row["simulated"] != chosen[0]["simulated"])
@@ -118,13 +118,13 @@ def plan_place(
     *,
     simulated: bool | None = None,
 ) -> tuple[tuple[str, ...], bool, TargetPlan]:
-    """The boards of `plan_pool`, whether they are simulated, and the target of their code.
+    """Return the boards of `plan_pool`, whether they are simulated, and the target of their code.
 
-    Raises UsageError where the type has no fixed target, what `plan_pool` and `require_hope` raise.
+    Raises UsageError where the type has no fixed target, and what `plan_pool` and `require_usable` raise.
     """
     require_fixed_target(board_type)
     pool = plan_pool(rows, board_type.name, name, simulated=simulated)
-    require_hope(rows, pool, board_type.name)
+    require_usable(rows, pool, board_type.name)
     mine = [row for row in rows if row["name"] in pool]
     about = next((row for row in mine if row["description"]), mine[0])
     target = plan_target(board_type, describe(about, board_type), host_cores)
@@ -141,17 +141,17 @@ def require_fixed_target(board_type: BoardType) -> None:
 
 
 def describe(row: Mapping[str, Any], board_type: BoardType) -> Mapping[str, Any]:
-    """The board's last description; for a board that was never reached, what its type says."""
+    """Return the board's last description; for a board that never connected, one from its type."""
     if row["description"]:
         return row["description"]  # type: ignore[no-any-return]
-    # A virtual board runs this machine's code unless its own is emulated; of a real one its type's target is believed.
+    # A virtual board runs this machine's code unless it is emulated; a real one has its type's target.
     kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
     architecture = platform.machine() if row["simulated"] and not runs_own_code(board_type) else kind
     return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
 
 
 def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> BoardChoice:
-    """Which boards of the pool can be taken now."""
+    """Return which boards of the pool can be taken now."""
     known = {row["name"]: row for row in rows}
     reasons = {name: find_reason(known.get(name)) for name in pool}
     return BoardChoice(
@@ -160,17 +160,17 @@ def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> Board
     )
 
 
-def find_hopeless(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> str:
-    """Why waiting for the pool is in vain, as an operator has to act first; "" where it may not be."""
+def find_blocked(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> str:
+    """Explain why the pool stays unusable until an operator acts; "" where it may not."""
     needing = [row for row in rows if row["name"] in pool and row["health"] in _OPERATORS]
     if len(needing) < len(pool):
         return ""
     return "; ".join(f"{row['name']}: {row['health']}: {row['health_reason']}" for row in needing)
 
 
-def require_hope(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_type: str) -> None:
+def require_usable(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_type: str) -> None:
     """Raise UnavailableError, or BoardUnsafeError, where an operator has to act before a board can be taken."""
-    if hopeless := find_hopeless(rows, pool):
+    if hopeless := find_blocked(rows, pool):
         unsafe = all(row["health"] == Health.UNSAFE for row in rows if row["name"] in pool)
         raise (BoardUnsafeError if unsafe else UnavailableError)(
             f"no {board_type} can be used: {hopeless}",
@@ -179,16 +179,16 @@ def require_hope(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_t
 
 
 def find_reason(row: Mapping[str, Any] | None) -> str:
-    """Why a board cannot be taken now; "" where it can."""
+    """Explain why a board cannot be taken now; "" where it can."""
     if row is None:
         return "it was removed"
     if row["state"] == State.LEASED:
         return str(row["state_reason"])
-    return find_unfit(row)
+    return find_unusable(row)
 
 
-def find_unfit(row: Mapping[str, Any] | None) -> str:
-    """Why a board must not be worked on, whoever holds it; "" where it may."""
+def find_unusable(row: Mapping[str, Any] | None) -> str:
+    """Explain why a board must not be used, by any holder; "" where it may."""
     if row is None:
         return "it was removed"
     cause = find_cause(row)
@@ -196,8 +196,7 @@ def find_unfit(row: Mapping[str, Any] | None) -> str:
 
 
 def plan_target(board_type: BoardType, description: Mapping[str, Any], host_cores: int) -> TargetPlan:
-    """The target for a board of a type that describes itself so: of its processor, or its GPU where the type is as
-    `gpus.require_device` gives it.
+    """Return the target for a board with this description: its processor, or its GPU (`gpus.require_device`).
 
     A simulated board that runs its host's code gets this host's target with the board's cores. Raises UnavailableError
     where a real board is of another architecture than its type.
@@ -205,8 +204,8 @@ def plan_target(board_type: BoardType, description: Mapping[str, Any], host_core
     plan = _plan_processor(board_type, description, host_cores)
     if not is_for_gpu(board_type.pipeline):
         return plan
-    # The stand-in for a virtual board's GPU is a library of this machine, also where the board's own code is emulated.
-    # The processor only starts kernels: which of this machine's it is makes no difference to their code.
+    # The double of a virtual board's GPU is a library of this machine, also where the board's own code is emulated. The
+    # processor only starts kernels, so it makes no difference which one it is.
     simulated = plan.config is None or bool(description.get("simulated"))
     host = {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu"} if simulated else plan.config
     config = gpus.to_config(board_type.name, plan_gpu(board_type), host or {}, simulated=simulated)

@@ -1,6 +1,6 @@
-"""Coroutines without an event loop: they wait for what is to be found, and `Loop.run` resumes whoever can go on.
+"""Poll-based coroutines: each awaits a predicate, and `Loop.run` resumes those whose predicate holds.
 
-Nothing here waits: who waits is looked at again by the engine's loop, which waits for Ray, or by a crew's thread.
+Nothing here blocks. The engine's loop, which waits for Ray, or a crew's thread polls them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farm.processes.listening import start_thread
 
 
 class Waiter:
-    """A bell that lies among the connections. Used by one thread, but for `ring`."""
+    """Self-pipe wake-up for `connection.wait`. Used by one thread, but for `ring`."""
 
     def __init__(self) -> None:
         self._ears, self._bell = socket.socketpair()
@@ -29,9 +29,9 @@ class Waiter:
         self._waited_for: frozenset[Any] = frozenset()
 
     def wait(self, connections: Collection[Connection], timeout_s: float, references: Collection[Any] = ()) -> None:
-        """Until a connection can be read, somebody rings, one of Ray's references is done or the time is over.
+        """Wait until a connection is readable, `ring` was called, a Ray reference is done or the time is over.
 
-        A bell that was rung for what somebody has taken already ends it, too.
+        A `ring` whose cause was handled already ends the wait, too.
         """
         now = frozenset(references)
         for reference in now - self._waited_for:
@@ -41,12 +41,12 @@ class Waiter:
             self._ears.recv(4096)
 
     def close(self) -> None:
-        """Nothing rings any more. Safe to call twice."""
+        """Close the pipe; `ring` then does nothing. Safe to call twice."""
         self._ears.close()
         self._bell.close()
 
     def ring(self, _: object = None) -> None:
-        """End the wait, or the next one. A full bell is being rung already, a closed one heard by nobody."""
+        """End the wait, or the next one. A full pipe wakes already, a closed one has no reader."""
         with contextlib.suppress(OSError):
             self._bell.send(b"!")
 
@@ -57,39 +57,39 @@ Find = Callable[[], Any]
 
 @types.coroutine
 def until(find: Callable[[], T | None]) -> Generator[Find, T, T]:
-    """Wait until `find` gives something (not None or False), and return that; or raise what it raises. It is called
-    often.
+    """Wait until `find` returns a value (not None or False), and return that; or raise its error. It is
+    called often.
     """
     return (yield find)
 
 
 async def pause(seconds: float) -> None:
-    """Wait so long."""
+    """Wait for `seconds`."""
     over_s = time.monotonic() + seconds
     await until(lambda: time.monotonic() >= over_s)
 
 
 async def on_thread(name: str, work: Callable[[], T]) -> T:
-    """What `work` gives, which takes long, on a thread that no end of the process waits for.
+    """Run `work`, which takes long, on a daemon thread, and return its result.
 
-    Raises what it raises, TransientError where no thread can be had.
+    Raises what it raises, TransientError where no thread can start.
     """
     future: Future[T] = Future()
 
     def do() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
+        except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
             future.set_exception(error)
 
     if not start_thread(name, do):
-        raise TransientError(f"no thread {name} can be had just now")
+        raise TransientError(f"no thread {name} can start now")
     await until(future.done)
     return future.result()
 
 
 class Promise(Generic[T]):
-    """It is awaited until somebody sets `answer`."""
+    """Is awaited until `answer` is set."""
 
     answer: T | None = None
 
@@ -98,7 +98,7 @@ class Promise(Generic[T]):
 
 
 class Running:
-    """A coroutine under way; it goes as far as its first wait at once."""
+    """A running coroutine; it runs to its first wait at once."""
 
     def __init__(self, coroutine: Coroutine[Find, Any, None]) -> None:
         self._coroutine = coroutine
@@ -106,12 +106,12 @@ class Running:
         self._resume(lambda: coroutine.send(None))
 
     def go_on(self) -> bool:
-        """Resume it where what it waits for is there; whether it was."""
+        """Resume it if its wait is over; return whether it was."""
         if self.is_over:
             return False
         try:
             found = self._find()
-        except Exception as error:  # noqa: BLE001  who waits for it gets it
+        except Exception as error:  # noqa: BLE001  its waiter gets it
             thrown = error
             self._resume(lambda: self._coroutine.throw(thrown))
             return True
@@ -132,23 +132,23 @@ class Running:
 
 
 class Loop:
-    """The jobs under way. Not thread-safe; never waits."""
+    """The running jobs. Not thread-safe; never waits."""
 
     def __init__(self) -> None:
         self._jobs: list[Running] = []
 
     def start(self, coroutine: Coroutine[Find, Any, None]) -> Running:
-        """Have it go on from now on; returns it for `close`."""
+        """Start a coroutine; return it for `close`."""
         self._jobs.append(job := Running(coroutine))
         return job
 
     def close(self) -> None:
-        """End all jobs where they wait, whatever one of them raises."""
+        """End all jobs where they wait, even if one of them raises."""
         with contextlib.ExitStack() as stack:
             for job in self._jobs:
                 stack.callback(job.close)
 
     def run(self) -> None:
-        """Have all go on until each of them waits for what is not there."""
+        """Resume all until each of them waits."""
         while sum(job.go_on() for job in list(self._jobs)):
             self._jobs = [job for job in self._jobs if not job.is_over]

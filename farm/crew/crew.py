@@ -1,6 +1,6 @@
-"""The boards of a run, all driven by one thread beside the command's own: this machine, one by name, or some of a type.
+"""The boards of a run, all driven by one thread: this machine, one by name, or some of a type.
 
-The main thread only waits, so that it hears signals, which never reach what is being leased or given back.
+The command's main thread only waits, so that signals reach it and never a lease in progress.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import Health
 
-# How often the main thread looks up while it waits.
+# How often the main thread wakes while it waits.
 _LOOK_S = 0.1
-# Between being told to end and ending: jobs are cut, so what is left is giving sessions and leases back.
+# For the thread to end: jobs are cut, so only sessions and leases are left.
 _END_TIMEOUT_S = 10.0
-# Boards that nobody has probed yet, as after services were started for this command.
+# For first probes of boards, as after services were started for this command.
 _PROBE_TIMEOUT_S = 45.0
 
 T = TypeVar("T")
@@ -45,13 +45,13 @@ OpenSite = Callable[[Store], contextlib.AbstractContextManager[Site]]
 
 
 class WorkStoppedError(Exception):
-    """The crew has ended: what its boards would have answered no longer matters."""
+    """The crew has ended: answers of its boards no longer matter."""
 
 
 class Crew(Closing):
     """Boards, and the one thread that drives them all. Use as a context manager; `boards` are those that were taken.
 
-    Work is a coroutine that awaits boards (`DrivenBoard`) and whatever else can be found by looking (`coroutines`).
+    Work is a coroutine that awaits boards (`DrivenBoard`) and anything else that can be polled (`coroutines`).
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class Crew(Closing):
         note: Callable[[str], None],
         list_pending: Callable[[], Sequence[Connection]] = lambda: (),
     ) -> None:
-        """`note` is told what boards are waited for; `list_pending`: connections that work awaits beside `boards`.
+        """Start the thread, and take no board. `note` gets what is waited for; `list_pending`: other connections of
+        work.
 
-        Starts the thread, and takes no board. Raises TransientError where there is no room for a thread.
+        Raises TransientError where there is no memory for a thread.
         """
         self.boards: list[DrivenBoard] = []
         # The thread's own, for work alone.
@@ -76,7 +77,7 @@ class Crew(Closing):
             self._waiting = Waiter()
         self._stopping = threading.Event()
         self._over = threading.Event()
-        # What work gets that comes when all is over.
+        # The error for work that arrives after the end.
         self._error: BaseException = WorkStoppedError()
         self._thread = threading.Thread(target=self._live, name="farm-crew", daemon=True)
         try:
@@ -87,11 +88,11 @@ class Crew(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether it does no work any more."""
+        """Whether it has ended."""
         return self._over.is_set()
 
     def start(self, work: Coroutine[Find, Any, T]) -> Future[T]:
-        """Have the thread do `work` beside what it does already. From any thread."""
+        """Start `work` on the thread. From any thread."""
         future: Future[T] = Future()
         self._inbox.put((future, work))
         self._waiting.ring()
@@ -100,11 +101,11 @@ class Crew(Closing):
         return future
 
     def call(self, work: Coroutine[Find, Any, T]) -> T:
-        """Have the thread do `work`, and wait for it, so that signals are heard. Raises what it raises."""
+        """Run `work` on the thread and wait, so that signals are handled. Raises what it raises."""
         return wait_for(self.start(work))
 
     async def take(self, open_site: OpenSite) -> DrivenBoard:
-        """Take a board, which is waited for, until `give_back`. Raises what opening its site raises."""
+        """Take a board, waiting for it, until `give_back`. Raises what opening its site raises."""
         with contextlib.ExitStack() as stack:
             site = stack.enter_context(open_site(self.store))
             board = DrivenBoard(site, self._note, self._log)
@@ -115,12 +116,12 @@ class Crew(Closing):
         return board
 
     def give_back(self, board: DrivenBoard) -> None:
-        """Let go of a board. For work alone."""
+        """Release a board. For work alone."""
         self.boards.remove(board)
         self._held.pop(board).close()
 
     def close(self) -> None:
-        """End all work where it waits (WorkStoppedError for who waits for it), and give all boards back."""
+        """End all work where it waits (its waiters get WorkStoppedError), and return all boards."""
         self._stopping.set()
         self._waiting.ring()
         self._thread.join(_END_TIMEOUT_S)
@@ -135,7 +136,7 @@ class Crew(Closing):
                     self._loop.run()
                     pending = [each.pending for each in self._held if each.pending is not None]
                     self._waiting.wait([*pending, *self._list_pending()], _LOOK_S)
-        except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
+        except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
             self._error = error
         self._over.set()
         self._refuse_rest()
@@ -147,7 +148,7 @@ class Crew(Closing):
                 self._loop.start(_carry_out(*self._inbox.get_nowait()))
 
     def _end(self) -> None:
-        with contextlib.ExitStack() as stack:  # whatever one of them raises, all are closed
+        with contextlib.ExitStack() as stack:  # if one of them raises, all are still closed
             for board, held in self._held.items():
                 stack.push(held)
                 board.hang_up()  # all at once, so that closing waits for none
@@ -167,12 +168,12 @@ async def _carry_out(future: Future[T], work: Coroutine[Find, Any, T]) -> None:
     except GeneratorExit:
         future.set_exception(WorkStoppedError())
         raise
-    except BaseException as error:  # noqa: BLE001  the edge of a thread: whoever waits gets it
+    except BaseException as error:  # noqa: BLE001  the edge of a thread: the waiter gets it
         future.set_exception(error)
 
 
 def wait_for(future: Future[T]) -> T:
-    """A future's result, in pieces so that signals are heard. Raises what it raised."""
+    """Return a future's result, waiting in pieces so that signals are handled. Raises what it raised."""
     while True:
         try:
             return future.result(_LOOK_S)
@@ -193,10 +194,10 @@ def open_crew(
     *,
     is_timed: bool = True,
 ) -> Iterator[tuple[Crew, Callable[[int], None]]]:
-    """A crew of one board: `name`, or any of the type; and what takes up to so many more that are free just now.
+    """Provide a crew with one board, `name` or any of the type, and a function that takes more free ones.
 
-    Work that is not timed does not wait for other commands that measure on this machine.
-    Raises UsageError, UnavailableError, DeadlineError, BoardUnsafeError.
+    Work that is not timed does not wait for other commands that measure on this machine. Raises UsageError,
+    UnavailableError, DeadlineError, BoardUnsafeError.
     """
     with contextlib.ExitStack() as stack:
         if name is None and board_type.host_is_board:
@@ -229,7 +230,7 @@ def open_crew(
                 services.probe(unproven, _PROBE_TIMEOUT_S)
             for board in plan_choice(store.fetch_boards(), pool).free[:count]:
                 try:
-                    # At once or not at all: what waits for another board meanwhile holds its own.
+                    # At once or not at all: work that waits for another board holds its own meanwhile.
                     crew.call(crew.take(functools.partial(take, board, patience_s=0.0)))
                 except FarmError as error:
                     note(f"going on without {board}: {error}")

@@ -1,8 +1,7 @@
-"""The board of a site, driven for who awaits it: found again or replaced when it is lost.
+"""The board of a site for coroutines: connected, reconnected or replaced when it is lost.
 
-Who closes a coroutine that waits here ends what the board does for it. Its session is held by a process
-(`board_process`); here is what has to be known of the store: leases, and who is to blame. Which point comes next, and
-what an answer means, is decided elsewhere (`visits.py`).
+Closing a waiting coroutine ends its call on the board. `board_process` holds the session; here are leases and blame.
+`visits` plans calls and reads answers.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ from farm.errors import (
 )
 from farm.measure.arrays import Arrays
 
-# Another client of the board is waited for at first as `farm tune` waits for it.
+# At first another client of the board is waited for as long as by `farm tune`.
 _CONNECT_TIMEOUT_S = 60.0
-# In pieces, after each of which other boards' needs are looked at.
+# In pieces, between which other boards are served.
 _REQUEST_TIMEOUT_S = 3.0
 _LOOK_S = 0.25
-# A board that hangs up again and again has a fault that no further try mends.
+# A board that hangs up this often has a fault that no retry repairs.
 _TRIES = 3
-# A look at the thermal zones; the power beside it is not wanted.
+# For the thermal zones; the power is not used.
 _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
 
 
 class DrivenBoard:
-    """The board of a site, which is its owner's to close. All boards must be like the first one. Not thread-safe."""
+    """The board of a site, which its owner closes. All boards must be like the first one. Not thread-safe."""
 
     def __init__(self, site: Site, note: Callable[[str], None], log: Path | None = None) -> None:
-        """`note` is told what is waited for; `log` takes what the board's process prints."""
+        """`note` gets what is waited for; `log` takes the output of the board's process."""
         self.description: Description | None = None
-        # For how long the board was busy with the latest job.
+        # How long the latest job occupied the board.
         self.board_s = 0.0
         self._like: Mapping[str, Any] = {}
         self._site, self._blame = site, Blame(site)
@@ -68,35 +67,34 @@ class DrivenBoard:
 
     @property
     def name(self) -> str:
-        """The board's name."""
         return self._site.key.partition("/")[2]
 
     @property
     def pid(self) -> int | None:
-        """The process that holds the session, for tests that harm it."""
+        """The process that holds the session, for tests that kill it."""
         return self._process.pid if self._process is not None else None
 
     @property
     def pending(self) -> Connection | None:
-        """Can be read as soon as who awaits an answer may go on; None where nobody does."""
+        """Readable as soon as a waiting coroutine may go on; None where there is none."""
         process = self._process
         return process.connection if process is not None and process.is_awaited else None
 
     def require_like(self, like: Mapping[str, Any]) -> None:
-        """From the next session on every board must be as this says."""
+        """From the next session on, every board must match this description."""
         self._like = like
 
     async def take(self) -> None:
-        """Wait until the site has a board, and have a process for it.
+        """Wait until the site has a board, and start a process for it.
 
-        Raises UnavailableError when the site's own deadline is over, TransientError where there is no room.
+        Raises UnavailableError after the site's own deadline, TransientError where there is no memory.
         """
         while not self.look():
             await pause(_LOOK_S)
         self._process = self._process or BoardProcess(self._log)
 
     async def open(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Description:
-        """Connect, waiting for the board, or for another one of its type where it is gone; returns its description.
+        """Connect, waiting for the board, or for another one of its type where it is gone; return its description.
 
         Raises UnavailableError, DeadlineError, BoardUnsafeError.
         """
@@ -112,7 +110,7 @@ class DrivenBoard:
                 raise
             except (TransientError, LeaseOverError) as error:
                 if isinstance(error, DeadlineError) and time.monotonic() < deadline:
-                    continue  # another client has it: that is nobody's fault
+                    continue  # another client has it: no fault
                 if not isinstance(error, ProcessLostError):
                     self._blame.judge_error(error)
                 tries += 1
@@ -125,15 +123,15 @@ class DrivenBoard:
         return found
 
     async def read_temperature_c(self) -> float | None:
-        """The hottest zone now; None where the board has none. Raises what `run` raises."""
+        """Return the hottest zone; None where the board has none. Raises what `run` raises."""
         before = (await self._ask(JobOrder(Glance(_GLANCE)))).result.before
         return visits.read_temperature_c(before.temperature_c if before else None)
 
     async def pin(self, point: OperatingPoint) -> PinReport:
-        """Hold the clocks at a point; an empty one lets go of what was held.
+        """Pin the clocks to a point; an empty one releases them.
 
-        Raises UsageError for what the board lacks, UnavailableError where nothing can be held, BoardUnsafeError,
-        TransientError where it did not work this time, and what `run` raises.
+        Raises UsageError for what the board lacks, UnavailableError where nothing can be pinned, BoardUnsafeError,
+        TransientError where it failed this time, and what `run` raises.
         """
         report: PinReport = (await self._ask(JobOrder(Pin(point)))).result
         if report.status is not PinStatus.OK:
@@ -142,7 +140,7 @@ class DrivenBoard:
         return report
 
     async def run(self, spec: RunSpec, program: bytes, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
-        """Run a program. Raises BoardLostError where the board is gone (`open` finds it again).
+        """Run a program. Raises BoardLostError where the board is gone (`open` reconnects).
 
         Raises PermanentError where the agent failed, BoardUnsafeError where there is no other board to take.
         """
@@ -155,12 +153,12 @@ class DrivenBoard:
         return self._judge((await self._ask(board_calls.measure(spec, library))).result)
 
     def hang_up(self) -> None:
-        """Have the session end soon; waits for nothing. `close` is still to come."""
+        """End the session soon, without waiting. `close` must follow."""
         if self._process is not None:
             self._process.hang_up()
 
     def close(self) -> None:
-        """Give the session back; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
+        """Close the session; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
         process, self._process = self._process, None
         if process is not None:
             process.stop()
@@ -180,7 +178,7 @@ class DrivenBoard:
         return judged
 
     async def _ask(self, order: JobOrder) -> Ended:
-        """A job's answer; whatever goes wrong, the session is over then."""
+        """Return a job's answer; any error ends the session."""
         try:
             ended = await self._call(order)
         except ProcessLostError as error:
@@ -191,18 +189,18 @@ class DrivenBoard:
         return ended
 
     def _judge_error(self, error: FarmError, had_session: bool) -> FarmError:
-        """What to raise for an error that ended a session."""
+        """Return the error to raise for one that ended a session."""
         if isinstance(error, BoardUnsafeError):
             self._blame.judge_error(error)
             return error
         if not had_session or (isinstance(error, PermanentError) and self._site.confirm()):
             return error
-        # Either the connection is gone, or the board was given up meanwhile. Raises where no other one may do.
+        # The connection is gone, or the board was released meanwhile. Raises where no other one may replace it.
         self._blame.judge_error(error)
         return BoardLostError(error.message, error.hint)
 
     async def _call(self, order: JobOrder) -> Ended:
-        """Have the process do a job. Raises ProcessLostError, TransientError where there is no room for one."""
+        """Run a job on the process. Raises ProcessLostError, TransientError where there is no memory for one."""
         process = self._process = self._process or BoardProcess(self._log)
         site = self._site
         where = to_address(site.tracker, site.key, site.lease)
@@ -219,9 +217,9 @@ class DrivenBoard:
         return ended
 
     def look(self) -> bool:
-        """See that the board may still be used, or whether there is another one; whether there is one.
+        """Check that the board may still be used, or replace it; return whether there is one.
 
-        Raises UnavailableError once there was none for too long.
+        Raises UnavailableError after too long without one.
         """
         self._site.ensure_alive()
         return self._site.has_board

@@ -1,5 +1,4 @@
-"""What an observation means for a board: the whole rule, as one pure function. Who observes, and who keeps the result
-(`Store.observe_board`), lives elsewhere.
+"""The effect of each observation on a board's health, as one pure function; `Store.observe_board` applies it.
 
     good ── fault, failed probe, misfit, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
     good, suspect ── k board-side faults within a window ──> quarantined ── cool-down, then n passing probes ──> good
@@ -17,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 
 from device_agent.protocol import StrEnum
-from farm.errors import BoardHostileError, BoardNonsenseError, BoardUnsafeError, FarmError, UsageError
+from farm.errors import BoardHostileError, BoardUnsafeError, FarmError, InvalidReplyError, UsageError
 from farm.values import Health, HealthHistory, Standing, Transition
 
 
@@ -30,8 +29,8 @@ class Kind(StrEnum):
     THROTTLED = "throttled"
     DRIFTED = "drifted"  # slower or faster than its own history or its type allows
     SLOW_SENSORS = "slow_sensors"
-    MISFIT = "misfit"  # of another type or protocol version, or without clocks to hold: somebody has to put it right
-    NONSENSE = "nonsense"  # an answer that cannot be true, or is none
+    MISFIT = "misfit"  # of another type or protocol version, or without clocks to pin: an operator must act
+    INVALID_REPLY = "nonsense"  # an invalid answer
     UNSAFE = "unsafe"  # clocks could not be restored
     HOSTILE = "hostile"  # it sent what would have harmed the coordinator
     DRAIN = "drain"
@@ -41,18 +40,18 @@ class Kind(StrEnum):
     RETIRE = "retire"
     LEASE_TAKEN = "lease_taken"
     LEASE_ENDED = "lease_ended"
-    LOST = "lost"  # the way to the board is cut
+    LOST = "lost"  # its connection is cut
     BACK = "back"
     POWER_CYCLED = "power_cycled"
-    POWER_FAILED = "power_failed"  # the command that was to cycle it
-    NOT_REVIVED = "not_revived"  # it does not do its work, and its power was cycled as often as it may be
+    POWER_FAILED = "power_failed"  # the command for it failed
+    NOT_REVIVED = "not_revived"  # it still fails after the maximum of power cycles
 
 
 COMMANDS = frozenset({Kind.DRAIN, Kind.UNDRAIN, Kind.QUARANTINE, Kind.CLEAR, Kind.RETIRE})
-_BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE})
-# No faults: they quarantine nobody, so that a board is back as soon as the cause is gone.
+_BOARD_FAULTS = frozenset({Kind.FAULT, Kind.PROBE_FAILED, Kind.INVALID_REPLY})
+# Not faults: they do not quarantine, so a board is back as soon as the cause is gone.
 _DOUBTS = frozenset({Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT})
-# What probes and faults may change; the rest waits for an operator.
+# Probes and faults change these; the others wait for an operator.
 _IN_SERVICE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
 
 # command -> the healths it applies to, where it leads
@@ -63,7 +62,7 @@ _COMMANDED = {
     Kind.CLEAR: (frozenset({Health.SUSPECT, Health.QUARANTINED, Health.UNSAFE, Health.RETIRED}), Health.SUSPECT),
     Kind.RETIRE: (frozenset(Health) - {Health.RETIRED}, Health.RETIRED),
 }
-# command -> the healths in which it is carried out already: giving it twice is no error
+# command -> the healths in which it is done already: repeating it is no error
 _DONE = {
     Kind.DRAIN: frozenset({Health.MAINTENANCE}),
     Kind.UNDRAIN: frozenset({Health.GOOD, Health.SUSPECT}),
@@ -78,7 +77,7 @@ _TEXT = {
     Kind.DRIFTED: "its times drifted",
     Kind.SLOW_SENSORS: "its sensors are slow",
     Kind.MISFIT: "it does not fit what is registered",
-    Kind.NONSENSE: "it answered nonsense",
+    Kind.INVALID_REPLY: "it gave an invalid reply",
     Kind.UNSAFE: "its clocks could not be restored",
     Kind.HOSTILE: "it attacked the coordinator",
     Kind.DRAIN: "drained by an operator",
@@ -98,24 +97,24 @@ _TEXT = {
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """Something seen of a board, or ordered by an operator; `detail` says more, for people."""
+    """An observation of a board, or an operator's command; `detail` says more, for people."""
 
     kind: Kind
     detail: str = ""
 
     @property
     def text(self) -> str:
-        """One line for people; never empty."""
+        """Describe it in one line; never empty."""
         return f"{_TEXT[self.kind]}: {self.detail}" if self.detail else _TEXT[self.kind]
 
 
 @dataclasses.dataclass(frozen=True)
 class HealthLimits:
-    """How much is forgiven: our choice, until a fleet's own history says better. Times are in seconds.
+    """How many faults are tolerated: our choice. Times are in seconds.
 
     `faults` board-side faults within `window_s` quarantine a board; it is back after `cooldown_s` without another, and
-    then `passes` probes passed in a row. A suspect board needs `suspect_passes`. Its power may be cycled `cycles` times
-    until it does its work again, and once it does so often within `cycle_window_s`.
+    then `passes` passing probes in a row. A suspect board needs `suspect_passes`. Its power may be cycled `cycles`
+    times until it works again, and this often within `cycle_window_s` at all.
     """
 
     faults: int = 3
@@ -135,10 +134,10 @@ class HealthLimits:
 def transition(
     standing: Standing, observation: Observation, history: HealthHistory, limits: HealthLimits, now_s: float
 ) -> Transition:
-    """What `observation` makes of a board. `now_s` is on the clock of the history's times.
+    """Apply `observation` to a board. `now_s` is on the clock of the history's times.
 
-    Pure. A command that is carried out already changes nothing. Raises UsageError for one that does not apply to the
-    board's health, naming what does.
+    Pure. A command that is done already changes nothing. Raises UsageError for one that does not apply to the board's
+    health, naming those that do.
     """
     kind, text = observation.kind, observation.text
     if kind in COMMANDS:
@@ -177,14 +176,14 @@ def transition(
 
 
 def find_kind(error: FarmError) -> Kind:
-    """What an error that a board raised, or had us raise, is observed as."""
+    """Return how an error of a board is observed."""
     match error:
         case BoardHostileError():
             return Kind.HOSTILE
         case BoardUnsafeError():
             return Kind.UNSAFE
-        case BoardNonsenseError():
-            return Kind.NONSENSE
+        case InvalidReplyError():
+            return Kind.INVALID_REPLY
     return Kind.FAULT
 
 
@@ -194,7 +193,7 @@ _USUAL = HealthLimits()
 def decide_by(
     observation: Observation, limits: HealthLimits = _USUAL
 ) -> Callable[[Standing, HealthHistory, float], Transition]:
-    """The rule for one observation, as `Store.observe_board` wants it: still open are the board and the time."""
+    """Return the rule for one observation, for `Store.observe_board`: board and time are still open."""
 
     def decide(standing: Standing, history: HealthHistory, now_s: float) -> Transition:
         return transition(standing, observation, history, limits, now_s)
@@ -219,7 +218,7 @@ def _obey(standing: Standing, observation: Observation, history: HealthHistory, 
 def _come_back(standing: Standing, history: HealthHistory, text: str) -> Transition:
     if standing.reachable:
         return Transition(standing, history, "")
-    # It may have rebooted, or be another kernel, or another machine: good is what a probe finds.
+    # It may have rebooted, or be another kernel or machine: a probe must pass first.
     health = Health.SUSPECT if standing.health is Health.GOOD else standing.health
     after = dataclasses.replace(standing, reachable=True, health=health)
     return Transition(after, dataclasses.replace(history, passes=0), text)
@@ -244,7 +243,7 @@ def _cycle(standing: Standing, observation: Observation, history: HealthHistory,
         return Transition(standing, tried, observation.text)
     if standing.health not in _IN_SERVICE or history.held:
         return Transition(standing, history, observation.text)
-    # What it did before it was switched off is not held against it: how often that may be is counted apart.
+    # Faults before the power cycle do not count; cycles are limited separately.
     fresh = HealthHistory(cooling_since_s=now_s, cycles_s=tried.cycles_s)
     return Transition(_with(standing, Health.SUSPECT), fresh, observation.text)
 
@@ -253,12 +252,12 @@ def _pass(standing: Standing, history: HealthHistory, limits: HealthLimits, now_
     if standing.health is Health.GOOD:
         return Transition(standing, history, "")
     if standing.health is Health.QUARANTINED:
-        # Passing while it still cools proves little: what heats up or wears out fails later.
+        # Passing during the cool-down proves little: what heats up or wears out fails later.
         if history.held or now_s - history.cooling_since_s < limits.cooldown_s:
             return Transition(standing, history, "")
         needed = limits.passes
     else:
-        # Faults stay in the window: a board that fails between passing probes is to be quarantined too.
+        # Faults stay in the window: a board that fails between passing probes is quarantined too.
         needed = limits.suspect_passes
     passes = history.passes + 1
     if passes < needed:

@@ -1,7 +1,6 @@
-"""One board's session as its process has it: opened when it is needed, and the operating point held there.
+"""One board's session inside its process: opened on demand, with a pinned operating point.
 
-Calls wait, each with a deadline, and raise; what trouble says of the board is `blame`'s business. Who takes the board
-is decided elsewhere, and its calls are made in `board_process`: see docs/adr/0028.
+Calls wait with a deadline and raise; `blame` judges errors. The calls come from `board_process`: see docs/adr/0028.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from device_agent.protocol import (
 from farm.connectivity.tracker import Tracker
 from farm.crew.site import find_difference
 from farm.errors import BoardLostError, BoardUnsafeError, FarmError, UnavailableError
-from farm.measure.arrays import Arrays, Handed
+from farm.measure.arrays import Arrays, BufferName
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.values import Lease
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a board is asked for, its name there, and the lease it is used under. Can be sent to a process."""
+    """Where a board is requested, its name there, and its lease. Picklable."""
 
     tracker: Tracker | AgentAddress
     key: str
@@ -42,7 +41,7 @@ class Address:
 
 
 def to_address(tracker: Tracker | AgentAddress, key: str, lease: Lease | None) -> Address:
-    """Where a board is; of a tracker that is a child of ours, where it listens."""
+    """Return a board's address; for a tracker that is our child, its host and port."""
     plain = tracker if isinstance(tracker, AgentAddress) else Tracker(tracker.host, tracker.port)
     return Address(plain, key, lease)
 
@@ -51,7 +50,6 @@ class HeldBoard:
     """A board at an address. Not thread-safe, but for `cut`. `description` is None before `open`."""
 
     def __init__(self) -> None:
-        """There is no board before `turn_to`."""
         self.description: Description | None = None
         self._where: Address | None = None
         self._like: Mapping[str, Any] = {}
@@ -65,20 +63,18 @@ class HeldBoard:
         return self._session is not None
 
     def turn_to(self, where: Address, like: Mapping[str, Any]) -> None:
-        """From now on it is this board, at the next `open`; `like` are fields of a description that it must have."""
+        """Use this board from the next `open` on; `like` are required fields of its description."""
         self._where, self._like = where, like
 
     @property
     def name(self) -> str:
-        """The board's name."""
         return self._where.key.partition("/")[2] if self._where else ""
 
     def open(self, timeout_s: float, doubted: bool = False) -> Description:
-        """See that there is a session with the board, which is waited for; returns what it says of itself.
+        """Open a session, waiting for the board; return its description.
 
-        `doubted`: see `BoardSession`.
-
-        Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError, LeaseOverError.
+        `doubted`: see `BoardSession`. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError,
+        LeaseOverError.
         """
         where = self._where
         if where is None:
@@ -95,13 +91,13 @@ class HeldBoard:
         return self.description
 
     def pin(self, point: OperatingPoint) -> PinReport:
-        """Hold the clocks at a point, unless they are there; an empty one lets go of what was held.
+        """Pin the clocks to a point, unless they are there; an empty one releases them.
 
         A point that is not reached is a report. Raises BoardUnsafeError, and what `run` raises.
         """
         if point == self._held:
             return PinReport(PinStatus.OK, reached=None if point.is_empty else point)
-        self._held = None  # whatever comes of it, the last point is held no more
+        self._held = None  # in any case the last point is pinned no more
         report = self._ask(lambda session: session.unpin() if point.is_empty else session.pin(point))
         if report.status is PinStatus.OK:
             self._held = point
@@ -113,8 +109,8 @@ class HeldBoard:
             )
         return report
 
-    def run(self, spec: RunSpec, program: bytes | Handed, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
-        """Run a program. Raises what `BoardSession.measure` raises; whatever it is, the session is over then."""
+    def run(self, spec: RunSpec, program: bytes | BufferName, inputs: Mapping[str, Any]) -> tuple[Outcome, Arrays]:
+        """Run a program. Raises what `BoardSession.measure` raises; the session is over then."""
         return self._ask(lambda session: session.run_model(spec, program, inputs))
 
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
@@ -122,16 +118,16 @@ class HeldBoard:
         return self._ask(lambda session: session.measure(spec, library))
 
     def power(self, spec: PowerSpec) -> PowerTrace:
-        """Look at its power and temperature. Raises what `run` raises."""
+        """Sample its power and temperature. Raises what `run` raises."""
         return self._ask(lambda session: session.power(spec))
 
     def cut(self) -> None:
-        """End the call under way, from another thread."""
+        """End the running call, from another thread."""
         if (session := self._session) is not None:
             session.cut()
 
     def close(self) -> None:
-        """Give the session back; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
+        """Close the session; the board's agent ends what runs there and restores the clocks. Safe to call twice."""
         session, self._session, self._held = self._session, None, None
         if session is not None:
             session.close()

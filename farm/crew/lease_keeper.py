@@ -1,6 +1,6 @@
-"""Keeps a lease for as long as its holder needs it: renews it on a thread, says once when it is lost, gives it back.
+"""Keep a lease: renew it on a thread, report its loss once, return it.
 
-What a holder does when its lease is lost is its own business; that the board refuses it from then on is the agent's.
+The holder decides what to do after a loss; the board's agent refuses it from then on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.values import Lease
 _RENEWALS_PER_TTL = 3
 
 
-# A store that is busy or full is asked again this soon, but not in vain more often than the lease has time for.
+# How soon a busy or full store is asked again, at most as often as the lease has time for.
 _RETRY_S = 1.0
 
 
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 class LeaseKeeper(Closing):
     """Holds one lease until `close`. Use as a context manager.
 
-    `lost` is set, and `on_lost` called once with the reason on the keeper's own thread, when the lease is over before
-    it was given back: ended by force, not renewed in time, or impossible to renew until it had lapsed. The thread has a
-    store of its own and starts no processes.
+    `lost` is set, and `on_lost` called once with the reason on the keeper's own thread, when the lease ends early: by
+    force, not renewed in time, or without a reachable store until it lapsed. The thread has its own store and starts no
+    processes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LeaseKeeper(Closing):
         *,
         ours: bool = True,
     ) -> None:
-        """`ours`: it is renewed and given back; a person's reservation is only watched."""
+        """`ours`: it is renewed and returned; a person's reservation is only watched."""
         self._open_store, self._ours = open_store, ours
         self._every_s = (lease.ttl_s if ours else min(lease.ttl_s, LEASE_TTL_S)) / _RENEWALS_PER_TTL
         self._lease = lease
@@ -69,12 +69,12 @@ class LeaseKeeper(Closing):
         return self._lease
 
     def close(self) -> None:
-        """Give the lease back, if it is still ours. Safe to call twice."""
+        """Return the lease, if it is still ours. Safe to call twice."""
         self._wanted.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def find_end(self, store: Store) -> str:
-        """Why the lease is over, which `store` is asked anew; "" where it is not. Not for the keeper's own thread."""
+        """Ask `store` why the lease is over; "" where it is not. Not for the keeper's own thread."""
         if self.lost.is_set():
             return self.reason
         try:
@@ -117,9 +117,9 @@ class LeaseKeeper(Closing):
                 self._warn("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
 
     def _is_over(self, error: FarmError) -> bool:
-        """Whether the store said so, or the lease has certainly lapsed while the store could not be asked.
+        """Whether the store said so, or the lease has lapsed while the store could not be asked.
 
-        Both clocks stand still or go on together with the store's, but for a machine that sleeps; the store knows then.
+        Both clocks run alike but on a machine that sleeps; then the store knows.
         """
         return isinstance(error, LeaseOverError) or time.monotonic() - self._renewed_at >= self._lease.ttl_s
 

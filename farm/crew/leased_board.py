@@ -1,6 +1,6 @@
-"""One board under one lease: taken, kept until it is given back, asked for anew when in doubt, and told of.
+"""One board under one lease: take, keep, check, observe, return.
 
-Who takes which board is decided in `choice` by whoever has one of these; its session is `held_board`'s business.
+`choice` selects boards; `held_board` has the session.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import find_unfit
+from farm.crew.choice import find_unusable
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.lease_keeper import LeaseKeeper
-from farm.crew.site import find_trouble
+from farm.crew.site import find_outage
 from farm.errors import LeaseOverError, TransientError, UsageError
 from farm.processes.machine import name_coordinator, name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, WorkKind
 
-# What `name_owner` writes.
+# The format of `name_owner`.
 _OWNER = re.compile(r"@(\S+) pid (\d+)$")
 
 
 def name_owner() -> str:
-    """Who we are, so that a person can find us."""
+    """Name this process, so that a person can find it."""
     return f"{name_user(str(os.getuid()))} pid {os.getpid()}"
 
 
@@ -39,8 +39,8 @@ def free_orphans(
 ) -> list[str]:
     """End the leases on boards among `names` whose owner was killed, instead of waiting for them to expire.
 
-    `purpose`: those for it alone. A session of the owner's ended with it; what may be left is fenced off. Returns the
-    boards that are free.
+    `purpose`: only leases for it. The owner's session ended with it; any remains are fenced off. Returns the boards
+    that are free.
     """
     freed = []
     for name in names:
@@ -72,19 +72,16 @@ class LeasedBoard:
         kind: WorkKind | None = None,
         request: int | None = None,
     ) -> None:
-        """Take its lease and keep it, or work under the reservation of who we are.
+        """Take its lease and keep it, or work under this user's reservation.
 
-        `find_tracker`: where it is asked for; None where that is our own to keep up.
-
-        `kind` and `request` are what `Store.acquire_lease` is told of the queue.
-
-        Raises TransientError, UnavailableError or BoardUnsafeError where it is not to be had, UsageError where it was
-        removed.
+        `find_tracker`: where it is requested; None for our own tracker. `kind` and `request` go to
+        `Store.acquire_lease`. Raises TransientError, UnavailableError or BoardUnsafeError where it cannot be taken,
+        UsageError where it was removed.
         """
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
-        # What its person does with a reserved board is done under the reservation, which outlasts it.
+        # The user's work on a reserved board runs under the reservation, which outlasts it.
         reserved = store.find_reservation(self.name, name_user()) if kind not in (None, WorkKind.TRIALS) else None
         taken = functools.partial(store.acquire_lease, self.name, name_owner(), purpose)
         lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
@@ -96,7 +93,6 @@ class LeasedBoard:
 
     @property
     def lease(self) -> Lease:
-        """The lease, as last renewed."""
         return self._keeper.lease
 
     @property
@@ -105,36 +101,36 @@ class LeasedBoard:
         return self._keeper.reason if self._keeper.lost.is_set() else self._over
 
     def find_end(self, rows: Mapping[str, Mapping[str, Any]]) -> str:
-        """Why it has to be left, given the store's rows of boards by name; "" where it may be worked on."""
+        """Return why it has to be left, given the store's rows of boards by name; "" where it may be used."""
         row = rows.get(self.name)
         if self.over:
             return self.over
         if row is not None and (row["lease"] or {}).get("token") != self.lease.token:
-            return "our lease was ended"  # by an operator, say; the keeper would only know at its next renewal
-        return find_unfit(row)
+            return "our lease was ended"  # such as by an operator; the keeper learns it at its next renewal
+        return find_unusable(row)
 
     def confirm(self) -> bool:
-        """Whether it is still ours and within reach, asked anew; where it is not, `over` says why."""
+        """Check anew whether it is still ours and connected; if not, `over` says why."""
         trouble = self._keeper.find_end(self._store)
         if not trouble and self._find_tracker is not None:
-            trouble = find_trouble(self._find_tracker())
+            trouble = find_outage(self._find_tracker())
         self._over = self._over or trouble
         return not trouble
 
     def note_refusal(self, error: LeaseOverError) -> None:
-        """It knows a later lease than ours: see that the next one is later than that."""
+        """Note that the board knows a later lease, so that the next one is later than that."""
         self._store.raise_token(error.greatest)
         self._over = self._over or error.message
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """Have the store keep what was seen of it, and decide what that means."""
+        """Report an observation to the store, which decides the board's health."""
         with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
             self._store.observe_board(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
 
     def note_leaving(self, reason: str) -> None:
-        """Have the store know why it is left before its time."""
+        """Write to the store why it is left early."""
         self._store.add_event("board_left", self.key, reason)
 
     def give_back(self) -> None:
-        """Give the lease back. Waits for the store. Safe to call twice."""
+        """Return the lease. Waits for the store. Safe to call twice."""
         self._keeper.close()

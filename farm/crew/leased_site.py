@@ -1,7 +1,6 @@
-"""A leased board of the fleet as the place where a run works: waited for, taken, kept, given up when unfit, replaced.
+"""A leased board of the fleet as a run's site: waited for, taken, kept, left when unfit, replaced.
 
-Which boards may be taken is decided in `choice`, whose turn it is in `queue_rules`; what is seen of one goes to the
-store, where `health` decides what it means.
+`choice` selects boards, `queue_rules` whose turn it is; observations go to the store, where `health` judges them.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any, Protocol
 
 from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
-from farm.crew.choice import BoardChoice, find_left_out, find_unfit, plan_choice, plan_pool, require_hope
+from farm.crew.choice import BoardChoice, find_left_out, find_unusable, plan_choice, plan_pool, require_usable
 from farm.crew.health import Kind
 from farm.crew.leased_board import LeasedBoard
-from farm.crew.queue_place import QueuePlace, explain, read_queue
-from farm.crew.site import find_trouble
+from farm.crew.queue_entry import QueueEntry, explain, read_queue
+from farm.crew.site import find_outage
 from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, UnavailableError
 from farm.processes.machine import name_user
 from farm.store import Store
@@ -24,31 +23,31 @@ from farm.store.leases import LEASE_TTL_S
 from farm.store.standing import is_reserved_by
 from farm.values import Lease, WorkKind
 
-# How often the store is looked at: for a free board, and for whether ours is still fit.
+# How often to look for a free board, or at the health of ours.
 _LOOK_S = 0.5
-# How often a user hears that a board is still waited for, where the reasons stay the same.
+# How often to repeat that a board is still waited for.
 _REMIND_S = 30.0
 
 
-class Reach(Protocol):
-    """What is needed of the farm's services."""
+class TrackerSource(Protocol):
+    """The farm's services, as far as boards need them."""
 
     @property
     def tracker(self) -> Tracker:
-        """The tracker at which boards within reach are asked for."""
+        """The tracker at which boards are requested."""
 
 
 class FleetSite(Closing):
-    """One leased board of a type, or the one that was named; another of its kind when that is lost. See `Site`.
+    """One leased board of a type, or the named one; another of its kind when that is lost. See `Site`.
 
-    Use as a context manager; the lease is given back at the end. Not thread-safe, like the store it is given.
+    Use as a context manager; the lease is returned at the end. Not thread-safe, as its store.
     """
 
     can_change = True
 
     def __init__(
         self,
-        services: Reach,
+        services: TrackerSource,
         store: Store,
         board_type: str,
         name: str | None,
@@ -57,11 +56,11 @@ class FleetSite(Closing):
         note: Callable[[str], None],
         ttl_s: float = LEASE_TTL_S,
     ) -> None:
-        """A board is looked for by `ensure_alive`, for up to `wait_s`; `note` is told what is waited for, and which
-        board it is. It waits in the store's queue, until `close`.
+        """`ensure_alive` looks for a board for up to `wait_s`; `note` gets what is waited for and which board was
+        taken. The queue entry lasts until `close`.
 
-        Raises UsageError where there is none to wait for; `ensure_alive` UnavailableError after `wait_s` with the
-        reason of each, or at once where an operator has to act first (BoardUnsafeError where all are unsafe).
+        Raises UsageError where there is no board to wait for. `ensure_alive` raises UnavailableError after `wait_s`
+        with the reason of each, or at once where an operator has to act first (BoardUnsafeError where all are unsafe).
         """
         self._services, self._store = services, store
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
@@ -69,18 +68,17 @@ class FleetSite(Closing):
         rows = store.fetch_boards()
         self._pool = plan_pool(rows, board_type, name)
         self._left_out = "" if name else find_left_out(rows, board_type, self._pool)
-        # The last one stays known, for what is still to be told of it.
+        # The last one stays known, for late reports on it.
         self._board: LeasedBoard | None = None
         self.has_board = False
         self._look_at = 0.0
         self._noted, self._remind_at = "", 0.0
         self._kind = WorkKind.of(purpose)
-        self._place = QueuePlace(store, self._kind, purpose, board_type, self._pool)
+        self._place = QueueEntry(store, self._kind, purpose, board_type, self._pool)
         self._begin_waiting()
 
     @property
     def tracker(self) -> Tracker:
-        """See `Site`."""
         return self._services.tracker
 
     @property
@@ -90,16 +88,14 @@ class FleetSite(Closing):
 
     @property
     def key(self) -> str:
-        """See `Site`."""
         return f"{self._board_type}/{self._pool[0]}" if self._board is None else self._board.key
 
     @property
     def lease(self) -> Lease | None:
-        """See `Site`."""
         return self._board.lease if self._board is not None and self.has_board else None
 
     def ensure_alive(self) -> list[str]:
-        """See `Site`. What it does is in the store's events."""
+        """See `Site`. Its steps are in the store's events."""
         if self._board is not None and self._board.over:
             self._leave(self._board.over)
         now = time.monotonic()
@@ -113,7 +109,6 @@ class FleetSite(Closing):
         return []
 
     def confirm(self) -> bool:
-        """See `Site`."""
         if self._board is None or not self.has_board:
             return False
         if not self._board.confirm():
@@ -121,19 +116,18 @@ class FleetSite(Closing):
         return self.has_board
 
     def note_refusal(self, error: LeaseOverError) -> None:
-        """See `Site`."""
         if self._board is not None:
             self._board.note_refusal(error)
             self._leave(error.message)
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """See `Site`. What makes the board unfit has it given up at the next look."""
+        """See `Site`. A board made unfit is left at the next look."""
         if self._board is not None:
             self._board.observe(kind, detail)
         self._look_at = 0.0
 
     def close(self) -> None:
-        """Give the board back, or the place in the queue. Safe to call twice."""
+        """Return the board, or the place in the queue. Safe to call twice."""
         self._place.leave()
         if self._board is not None:
             self._board.give_back()
@@ -144,7 +138,7 @@ class FleetSite(Closing):
         self._place.begin_anew()
 
     def _leave(self, reason: str) -> None:
-        """Let go of the board and look for another one from now on."""
+        """Leave the board and look for another one."""
         if self._board is not None and self.has_board:
             self._board.note_leaving(reason)
             self._note(f"left {self.name}: {reason}")
@@ -153,12 +147,12 @@ class FleetSite(Closing):
             self._look_at = 0.0
 
     def _look_for_board(self) -> None:
-        """Take a board if one is free. Raises UnavailableError once that was in vain for `wait_s`."""
+        """Take a free board. Raises UnavailableError after `wait_s` without one."""
         rows = self._store.fetch_boards()
-        require_hope(rows, self._pool, self._board_type)
+        require_usable(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
-        if trouble := find_trouble(self.tracker):
-            self._place.leave()  # others may have what we could not use
+        if trouble := find_outage(self.tracker):
+            self._place.leave()  # others may be able to use it
             choice = choice.without(dict.fromkeys(choice.free, trouble))
         elif reserved := self._find_reserved(rows):
             choice = BoardChoice(reserved, {})
@@ -176,7 +170,7 @@ class FleetSite(Closing):
                     self._kind,
                     self._place.number,
                 )
-            except (TransientError, UnavailableError, BoardUnsafeError) as error:  # somebody was faster
+            except (TransientError, UnavailableError, BoardUnsafeError) as error:  # another was faster
                 choice = choice.without({name: error.message})
                 continue
             self._place.end()
@@ -196,15 +190,15 @@ class FleetSite(Closing):
             self._note(f"waiting for a board{left}: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
 
     def _find_reserved(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-        """Boards that are reserved for who we are: they are ours already, whoever waits."""
+        """Return boards that are reserved for this user: they need no queue."""
         mine = [row for row in rows if row["name"] in self._pool and is_reserved_by(row, name_user())]
-        return tuple(row["name"] for row in mine if not find_unfit(row))
+        return tuple(row["name"] for row in mine if not find_unusable(row))
 
     def _choose(self, rows: Sequence[Mapping[str, Any]], choice: BoardChoice) -> BoardChoice:
-        """Of the boards that can be taken, those whose turn it is for us."""
+        """Return the boards that the queue grants us."""
         self._place.stay()
         queue, plan = read_queue(self._store, rows)
         mine = next((each for each in queue.requests if each.id == self._place.number), None)
-        if mine is None:  # our sign came too late: at the next look
+        if mine is None:  # our entry was renewed too late: at the next look
             return choice.without(dict.fromkeys(choice.free, "the request for it is being renewed"))
         return choice.without(explain(mine, queue, plan, choice.free))

@@ -1,4 +1,4 @@
-"""The farm on this machine: TVM's tracker and an agent for the host itself, both ours, both ended with us."""
+"""The farm on this machine: TVM's tracker and an agent for the host, as child processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_model(kind: BoardType) -> None:
 
 
 def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
-    """Register virtual boards of a type where there are none; returns the names of new ones.
+    """Register virtual boards of a type where there are none; return the names of new ones.
 
     Raises UsageError for a type that has no model, UnavailableError where they would run their own code and cannot.
     """
@@ -58,7 +58,7 @@ FIRST_AGENT_PORT = 9090
 class LocalFarm:
     """Tracker and agent as child processes, as a `Site`. `cores` are those the agent may use (all: None)."""
 
-    # The session alone keeps others away: nobody else knows this tracker.
+    # No lease: no other process knows this tracker.
     lease = None
     has_board = True
     can_change = False
@@ -77,14 +77,14 @@ class LocalFarm:
             raise
 
     def ensure_alive(self) -> list[str]:
-        """Start again what died; says what it was. The agent re-registers with a tracker that comes back."""
+        """Restart processes that died, and say which. The agent registers with a restarted tracker."""
         died = []
         if not self.tracker.is_alive:
             died.append("tracker")
             port = self.tracker.port
             self.tracker.stop()
             self.tracker = Tracker.start(port, self._folder / "tracker.log")
-            if self.tracker.port != port:  # somebody took the port meanwhile; the agent knows only the old one
+            if self.tracker.port != port:  # another process took the port meanwhile; the agent knows only the old one
                 children.stop(self._agent)
         if self._agent.poll() is not None:
             died.append("agent")
@@ -92,19 +92,18 @@ class LocalFarm:
         return died
 
     def restart_agent(self) -> None:
-        """End the agent at once; `ensure_alive` starts it again. It is our own child."""
+        """End the agent at once; `ensure_alive` restarts it. It is our own child."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._agent.pid, signal.SIGKILL)
 
     def confirm(self) -> bool:
-        """Whether the board is still ours: always."""
         return True
 
     def note_refusal(self, error: LeaseOverError) -> None:
-        """See `Site`. There are no leases here."""
+        pass
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """Keep nothing: this machine is judged by whoever sits at it."""
+        """Drop the observation: a person sits at this machine."""
 
     @property
     def _agent(self) -> subprocess.Popen[bytes]:
@@ -112,7 +111,6 @@ class LocalFarm:
         return self._started
 
     def stop(self) -> None:
-        """End both processes."""
         if self._started is not None:
             children.stop(self._started)
         self.tracker.stop()

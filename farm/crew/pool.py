@@ -1,6 +1,6 @@
-"""Boards that are kept for whatever is to be done: work runs on whichever is free, and elsewhere where that failed.
+"""A pool of boards: a job runs on any free one, and on another after a failure.
 
-For work that any board of a type may do, as a script's candidates; all of it on the crew's thread.
+For jobs that any board of a type may run, such as a script's candidates; all on the crew's thread.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from farm.crew.driven_board import DrivenBoard
 from farm.crew.site import COMMON
 from farm.errors import FarmError, InternalError, TransientError
 
-# How often work is done where nobody can say that it is to blame; on other boards as far as there are any.
+# How often a job of unknown fault is tried; on different boards as far as there are any.
 MAX_ATTEMPTS = 3
-# How often a board without work is looked at.
+# How often an idle board is checked.
 _LOOK_S = 0.5
-# What is wrong with a board is looked at again this soon.
+# The pause before a failed board is tried again.
 _AGAIN_S = 1.0
 
 Job = Callable[[DrivenBoard], Awaitable[Outcome]]
@@ -30,7 +30,7 @@ Job = Callable[[DrivenBoard], Awaitable[Outcome]]
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """The outcome that counts, for how long the board was busy with it, and boards where it was tried in vain."""
+    """The outcome that counts, the board's time for it, and boards where it failed before."""
 
     outcome: Outcome
     board_s: float
@@ -39,22 +39,22 @@ class Tried:
 
 @dataclasses.dataclass(eq=False)
 class _Slot:
-    """Room for a board; `board` is None while there is none that may be given work."""
+    """Room for a board; `board` is None while there is no usable one."""
 
     board: DrivenBoard | None = None
     busy: bool = False
     lost: bool = False
 
     def is_due(self, look_at: float) -> bool:
-        """Whether the board is to be looked at, where nothing was seen to be wrong at that time at the latest."""
+        """Whether the board is due for a check, given the time of the last good one."""
         return self.lost or (not self.busy and time.monotonic() >= look_at)
 
 
 class BoardPool:
-    """Up to `count` boards, all like the first one. They are given back when the crew ends."""
+    """Up to `count` boards, all like the first one. They are returned when the crew ends."""
 
     def __init__(self, crew: Crew, open_site: OpenSite, count: int, note: Callable[[str], None]) -> None:
-        """Start to take boards. Sites say how long work may wait while there is no board at all."""
+        """Begin to take boards. Their sites limit how long jobs wait without any board."""
         self._crew, self._open_site, self._note = crew, open_site, note
         self._under_way = 0
         self._failure: FarmError | None = None
@@ -64,7 +64,7 @@ class BoardPool:
             crew.start(self._keep(slot))
 
     async def describe(self) -> Mapping[str, Any]:
-        """What the first board says of itself; waits for one. Raises UnavailableError."""
+        """Return the first board's description; waits for one. Raises UnavailableError."""
         self._under_way += 1
         try:
             return await until(self._find_description)
@@ -72,9 +72,9 @@ class BoardPool:
             self._under_way -= 1
 
     async def run(self, job: Job) -> Tried:
-        """Have a board do `job`, the first that is free; another one where neither the job nor we are to blame.
+        """Run `job` on the first free board, and on another where neither the job nor we are to blame.
 
-        Raises UnavailableError where no board can be had.
+        Raises UnavailableError where there is no board.
         """
         tried: list[str] = []
         self._under_way += 1
@@ -91,21 +91,21 @@ class BoardPool:
             self._under_way -= 1
 
     def pids(self) -> dict[str, int]:
-        """Process id of each board's process, for tests that harm it."""
+        """Process id of each board's process, for tests that kill it."""
         boards = [slot.board for slot in self._slots if slot.board is not None]
         return {board.name: board.pid for board in boards if board.pid is not None}
 
-    def _require_hope(self) -> None:
+    def _raise_if_failed(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _find_description(self) -> Mapping[str, Any] | None:
-        self._require_hope()
+        self._raise_if_failed()
         return self._description or None
 
     def _find_free(self, tried: list[str]) -> _Slot | None:
-        """A board that is free: one on which it was tried only where there is no other board."""
-        self._require_hope()
+        """Return a free board: one that failed the job before only where there is no other."""
+        self._raise_if_failed()
         others = {slot.board.name for slot in self._slots if slot.board is not None} - set(tried)
         for slot in self._slots:
             if slot.board is not None and not slot.busy and not slot.lost and (slot.board.name in others or not others):
@@ -114,7 +114,7 @@ class BoardPool:
 
     async def _try(self, slot: _Slot, job: Job) -> tuple[Outcome, float]:
         board = slot.board
-        assert board is not None  # it was found to be free
+        assert board is not None  # it was free
         slot.busy, name = True, board.name
         try:
             outcome = await job(board)
@@ -127,7 +127,7 @@ class BoardPool:
         return outcome, board.board_s
 
     async def _keep(self, slot: _Slot) -> None:
-        """Have a board, and another one when that cannot be used any more, until nobody can be served."""
+        """Keep a board in a slot, replaced when it is lost, until no board can be had."""
         while self._failure is None:
             try:
                 board = await self._crew.take(self._open_site)
@@ -145,12 +145,12 @@ class BoardPool:
                     return
                 self._note(error.message)
                 await pause(_AGAIN_S)
-            except Exception as error:  # who waits must not wait for ever
+            except Exception as error:  # waiting jobs must not wait for ever
                 self._failure = InternalError(f"boards are driven no more: {error!r}")
                 raise
 
     async def _open(self, slot: _Slot, board: DrivenBoard) -> None:
-        """Have a session there. The first board says what the others have to be like."""
+        """Open a session. The first board determines the others' description."""
         while True:
             if self._description:
                 board.require_like({field: self._description[field] for field in COMMON})
@@ -164,7 +164,7 @@ class BoardPool:
         slot.board, slot.lost = board, False
 
     async def _look_after(self, slot: _Slot, board: DrivenBoard) -> None:
-        """Until its session, or the board itself, has to be found again."""
+        """Check the board until its session, or the board itself, has to be replaced."""
         while not slot.lost:
             await until(functools.partial(slot.is_due, time.monotonic() + _LOOK_S))
             slot.lost = slot.lost or not board.look()

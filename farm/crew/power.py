@@ -1,4 +1,4 @@
-"""Switching a board's power by the user's commands. Whether it is time to is not decided here."""
+"""Switch a board's power by the user's commands. Callers decide when."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from farm.processes import children
 from farm.store import Store
 from farm.values import Health, Lease
 
-# Whether a board that was switched off is left so because one command failed: no, it is tried once more.
+# Retries of the command that switches on, so that one failure does not leave the board off.
 _TRIES_ON = 2
-# What a lease on the board outlasts the commands by.
+# Time of the lease beyond the commands'.
 _MARGIN_S = 30.0
 
 
 def parse_power(document: dict[str, Any] | None) -> PowerCommands | None:
-    """The commands in the store's column; None where there are none."""
+    """Parse the commands in the store's column; None where there are none."""
     return None if document is None else PowerCommands.model_validate(document)
 
 
 def take_board(
     store: Store, name: str, owner: str, purpose: str, commands: PowerCommands, allowed: Collection[Health]
 ) -> Lease:
-    """Lease a board, in reach or not, for as long as switching it may take. Raises TransientError where it is taken."""
+    """Lease a board, connected or not, for the duration of switching. Raises TransientError where it is taken."""
     ttl_s = (1 + _TRIES_ON) * commands.timeout_s + commands.pause_s + _MARGIN_S
     return store.acquire_lease(name, owner, purpose, ttl_s=ttl_s, allowed=frozenset(allowed), within_reach=False)
 
 
 def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Event | None = None) -> str:
-    """Switch a board `off`, `on`, or `cycle` it; returns the last of what was printed. Blocks.
+    """Switch a board `off`, `on`, or `cycle` it; return the last output. Blocks.
 
-    `hurry` cuts the pause between off and on short. Raises UsageError where there is no command for it, PermanentError
-    or TransientError where one fails: of a board that was switched off and not on again, it says so.
+    `hurry` shortens the pause between off and on. Raises UsageError where there is no command for it, PermanentError or
+    TransientError where one fails; the message says if the board stays off.
     """
     if not commands.can(action):
         raise UsageError(
@@ -44,7 +44,7 @@ def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Ev
         )
     if (words := getattr(commands, action)) is not None:
         return _run(board, commands, words, action)
-    assert commands.off is not None and commands.on is not None  # noqa: PT018 - what `can` says
+    assert commands.off is not None and commands.on is not None  # noqa: PT018 - guaranteed by `can`
     _run(board, commands, commands.off, "off")
     (hurry or threading.Event()).wait(commands.pause_s)
     for left in reversed(range(_TRIES_ON)):

@@ -1,12 +1,12 @@
-"""Who gets a free board next, and which board campaigns have to give up for whom. Pure.
+"""Who gets a free board next, and which board campaigns have to return for whom. Pure.
 
-What waits and who has had how much is kept in the store (`farm.store.queue`); waiting is `queue_place`'s business.
+`farm.store.queue` keeps entries and usage; `queue_entry` waits.
 
-The shares: while campaigns wait for boards too, interactive work (all but trials) has at most `INTERACTIVE_SHARE` of
-those boards at once, and of the time where there is one alone; within that it goes first. Within each of the two kinds
-every asker weighs `2 ** priority`: who has fewest boards for its weight is next, of equals who had least of their time
-lately, of those who waits longest. A campaign's board is asked back after the trial under way; interactive work keeps
-what it has. Of a priority below 0 it takes only what no campaign wants.
+The shares: while campaigns wait too, interactive work (all but trials) has at most `INTERACTIVE_SHARE` of those boards
+at once, and of the time of a single board; within that it goes first. Within each of the two kinds every owner weighs
+`2 ** priority`: the owner with the fewest boards for its weight is next, then the one with the least recent time, then
+the one that waits longest. A campaign's board is asked back after the running trial; interactive work keeps its boards.
+With a priority below 0 it takes only boards that no campaign wants.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from farm.values import BoardRequest, WorkKind
 
 INTERACTIVE_SHARE = 2 / 3
-# What campaigns have of a board that they share with others before it is asked back, in s: opening a session and
-# changing its clocks takes some seconds of it.
+# How long a campaign keeps a shared board before it is asked back, in s; some seconds of it open a session and change
+# clocks.
 TURN_S = 60.0
-# Interactive work that has had no more than this of a single board's time lately need not wait for a turn's end.
+# Interactive work that used at most this of a single board's time lately need not wait for a turn's end.
 _WELL_BELOW = 0.5
-# Seconds by which one has to have had less than another to be preferred: less is noise.
+# Differences of used time below this are noise, in s.
 _LESS_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class QueueBoard:
-    """A board that may be worked on: who holds it ("": nobody), for what (None: no work, as a probe), how long (s)."""
+    """A usable board: its holder ("": none), for which work (None: none, such as a probe), how long (s)."""
 
     name: str
     board_type: str
@@ -40,15 +40,15 @@ class QueueBoard:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether somebody works on it who is waited for."""
+        """Whether it serves interactive work."""
         return self.kind not in (None, WorkKind.TRIALS)
 
 
 @dataclasses.dataclass
 class QueuePlan:
-    """`grants`: whose each free board is. `yields`: whose each board is that trials hold now, once its trial has ended.
+    """`grants`: whose each free board is. `yields`: who gets each board of trials after its running trial.
 
-    Both by board, the request's number. `why`: what each request that gets none now waits for, as far as the queue is
+    Both map a board to the request's number. `why`: what each request without a board waits for, as far as the queue is
     the reason.
     """
 
@@ -57,7 +57,7 @@ class QueuePlan:
     why: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def granted(self, numbers: Iterable[int]) -> list[str]:
-        """The free boards that are these requests'."""
+        """Return the free boards of these requests."""
         mine = set(numbers)
         return [name for name, number in self.grants.items() if number in mine]
 
@@ -68,10 +68,10 @@ def plan_queue(
     used_s: Mapping[tuple[str, str, WorkKind], float],
     leaving: Iterable[str] = (),
 ) -> QueuePlan:
-    """What becomes of free boards, and which ones trials give up. The same facts have the same answer, whoever asks.
+    """Plan the free boards, and which ones trials return. Deterministic: the same on every host.
 
-    `boards` are those that may be worked on. `used_s` is what owners have had by board and kind of work. `leaving` are
-    boards that are being given up already: they are what is given up first.
+    `boards` are usable ones. `used_s` is the recent time of owners by board and kind of work. `leaving` are boards
+    already on their way out, which are returned first.
     """
     plan = QueuePlan()
     for board_type in sorted({request.board_type for request in requests}):
@@ -102,7 +102,7 @@ class _Sharing:
         self._shared = self._boards.keys() & {name for each in self._trials for name in each.boards}
         self._taken = sum(self._boards[name].is_interactive for name in self._shared)
         self._most = max(1, math.floor(INTERACTIVE_SHARE * len(self._shared) + 1e-9))
-        # How many boards each owner has for each of the two kinds, and how much of their time.
+        # Each owner's boards and time by kind.
         self._has = Counter((board.holder, board.is_interactive) for board in boards if board.kind is not None)
         self._used: Counter[tuple[str, bool]] = Counter()
         shares: Counter[bool] = Counter()
@@ -118,7 +118,7 @@ class _Sharing:
             self._weights[each.owner] += 2.0**each.priority  # type: ignore[assignment]
 
     def share(self) -> None:
-        """Interactive work first, within its share; then trials; what neither wants so far goes to whoever waits."""
+        """Serve interactive work within its share, then trials, then give the rest to any that wait."""
         self._serve([each for each in self._interactive if each.priority >= 0], within_share=True)
         self._serve_trials()
         self._serve(self._interactive, within_share=False)
@@ -140,7 +140,7 @@ class _Sharing:
 
     def _serve_one(self, request: BoardRequest, within_share: bool) -> bool:
         free = [name for name in self._free if name in request.boards]
-        # What campaigns do not want costs nobody anything.
+        # Boards that campaigns do not want first.
         free.sort(key=lambda name: (name in self._shared, self._count_others(name, request), name))
         for name in free:
             if not within_share or name not in self._shared or self._has_room(None):
@@ -172,7 +172,7 @@ class _Sharing:
         return sum(name in each.boards for each in self._interactive if each.id != request.id)
 
     def _has_room(self, held: QueueBoard | None) -> bool:
-        """Whether interactive work may have one more of the boards that trials want: a free one, or what they hold."""
+        """Whether interactive work may have one more of the boards that trials want: a free one, or one of theirs."""
         if self._taken >= self._most:
             return False
         if len(self._shared) > 1 or self._share <= _WELL_BELOW:
@@ -191,7 +191,7 @@ class _Sharing:
         here = board.name in self._leaving
         return not here, board.name in self._shared, -self._has[board.holder, False] / weight, -board.held_s, board.name
 
-    # Trials, whose askers are engines: among its campaigns each engine shares by itself
+    # Trials: requests come from engines, and each engine shares its boards among its campaigns
 
     def _serve_trials(self) -> None:
         waiting = set(self._weights)
@@ -208,7 +208,7 @@ class _Sharing:
             self._has[owner, False] += 1
 
     def _find_trials(self, owner: str, name: str) -> BoardRequest | None:
-        """An owner's request that a board may fulfil."""
+        """Return an owner's request that a board fits."""
         mine = [each for each in self._trials if each.owner == owner and name in each.boards]
         return min((each for each in mine if self._left[each.id] > 0), key=lambda each: each.id, default=None)
 
@@ -219,7 +219,7 @@ class _Sharing:
         return self._has[owner, False] / weight, used, -waited_s, owner
 
     def _balance_trials(self) -> None:
-        """Have engines that hold more than their part give a board to one that holds less."""
+        """Move a board from engines above their share to one below."""
         for owner in sorted(self._weights, key=self._rank_trials):
             held = [each for each in self._boards.values() if each.kind is WorkKind.TRIALS and each.holder != owner]
             held.sort(key=self._rank_yield)
@@ -232,7 +232,7 @@ class _Sharing:
                     self._has[board.holder, False] -= 1
 
     def _is_fairer(self, owner: str, board: QueueBoard) -> bool:
-        """Whether a board that another engine holds had better be this one's: now, or as it is its turn."""
+        """Whether a board of another engine should be this one's: now, or at its turn."""
         mine, theirs = self._weights[owner], self._weights[board.holder] or 1.0
         after, before = (self._has[owner, False] + 1) / mine, self._has[board.holder, False] / theirs
         if not self._weights[board.holder] or after < before - 1e-9:

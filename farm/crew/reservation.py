@@ -1,7 +1,7 @@
-"""Boards that a person has for a while: taken in their turn, prolonged, and found again by the person's own commands.
+"""Boards reserved for a person: taken in turn, prolonged, and used by the person's own commands.
 
-A reservation is a lease of the kind `reserved` that nobody renews: see docs/adr/0042. Who else wants the board waits in
-the queue as for any other lease.
+A reservation is a lease of the kind `reserved` that is not renewed: see docs/adr/0042. Others wait for the board in the
+queue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from farm.crew.choice import find_reason
-from farm.crew.queue_place import QueuePlace, explain, read_queue
+from farm.crew.queue_entry import QueueEntry, explain, read_queue
 from farm.errors import TransientError, UnavailableError, UsageError
 from farm.processes.machine import name_user
 from farm.store import Store
@@ -19,9 +19,9 @@ from farm.values import Health, Lease, WorkKind
 MOST_S = 7 * 86400.0
 _MOST_WHY = 200
 _LOOK_S = 0.5
-# How often a user hears that the board is still waited for, where the reason stays the same.
+# How often to repeat that the board is still waited for.
 _REMIND_S = 30.0
-# Also what is out of order may be reserved, to look into it.
+# A broken board may be reserved for repair.
 _ALLOWED = frozenset(Health) - {Health.RETIRED}
 
 
@@ -34,10 +34,10 @@ def reserve(
     note: Callable[[str], None],
     person: str = "",
 ) -> tuple[Lease, bool]:
-    """Reserve a board for a person (default: who we are), in its turn; returns the lease, and whether it is a new one.
+    """Reserve a board for a person (default: this user) in turn; return the lease, and whether it is new.
 
-    One that the person has already lasts `for_s` from now. A campaign gives the board up after the trial under way.
-    Raises UsageError, UnavailableError where it is not to be had within `wait_s`.
+    An existing one of the person is prolonged to `for_s` from now. A campaign returns the board after the running
+    trial. Raises UsageError, UnavailableError where it is not free within `wait_s`.
     """
     person = person or name_user()
     if not 0 < for_s <= MOST_S:
@@ -48,7 +48,7 @@ def reserve(
     if (kept := store.find_reservation(name, person)) is not None:
         return store.prolong_lease(kept, for_s), False
     purpose = f"reserved: {why}" if why else "reserved"
-    place = QueuePlace(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
+    place = QueueEntry(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
     deadline, said, remind_at = time.monotonic() + wait_s, "", 0.0
     try:
         while True:
@@ -67,7 +67,7 @@ def reserve(
                     )
                     place.end()
                     return taken, True
-                except TransientError as error:  # somebody was faster
+                except TransientError as error:  # another was faster
                     reason = error.message
             if time.monotonic() >= deadline:
                 raise UnavailableError(
@@ -82,8 +82,8 @@ def reserve(
         place.leave()
 
 
-def _find_obstacle(store: Store, name: str, place: QueuePlace) -> str:
-    """Why the board cannot be taken now; "" where it can. What is of no use to others has no queue."""
+def _find_obstacle(store: Store, name: str, place: QueueEntry) -> str:
+    """Explain why the board cannot be taken now; "" where it can. A board that others cannot use has no queue."""
     rows = store.fetch_boards()
     [row] = [each for each in rows if each["name"] == name]
     reason = find_reason(row)

@@ -1,6 +1,6 @@
-"""Where a sweep's or a script's board is: what they need of it, whether it is this machine or a leased board.
+"""The interface of a run's board: this machine, or a leased board.
 
-The host's own is `farm.crew.local`; a leased one is found and kept in `farm.crew.leased_site`.
+This machine is `farm.crew.local`; a leased board is `farm.crew.leased_site`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from farm.values import Lease
 COMMON = ("board_type", "architecture", "simulated")
 
 
-# Asked only once something went wrong on a board, or before one is taken.
+# Asked only after a failure on a board, or before one is taken.
 _TRACKER_TIMEOUT_S = 2.0
 
 
 def find_difference(found: Mapping[str, Any], like: Mapping[str, Any]) -> str:
-    """Why a board with the description `found` cannot stand in for one that is `like`; "" where it can."""
+    """Explain how the description `found` differs from the required one; "" where it does not."""
     differing = (
         f"its {field} is {found[field]}, not {value}" for field, value in like.items() if found[field] != value
     )
     return next(differing, "")
 
 
-def find_trouble(tracker: Tracker | None) -> str:
-    """Why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
+def find_outage(tracker: Tracker | None) -> str:
+    """Explain why no board at all can be reached; "" where the tracker answers. No board is to blame for that."""
     if tracker is None:
         return "the farm's services are not up yet"
     try:
@@ -41,11 +41,11 @@ def find_trouble(tracker: Tracker | None) -> str:
 
 
 class Where(Protocol):
-    """Which board it is, and the way to it."""
+    """Which board it is, and how it is reached."""
 
     @property
     def tracker(self) -> Tracker:
-        """Where the board is asked for; may change with `ensure_alive`."""
+        """The tracker of the board; may change with `ensure_alive`."""
 
     @property
     def key(self) -> str:
@@ -53,39 +53,39 @@ class Where(Protocol):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that the board is used under; None where none is needed, or none is held."""
+        """The board's lease; None where none is needed, or none is held."""
 
 
 class Place(Protocol):
-    """Who is told what was seen of a board."""
+    """Receives observations of a board."""
 
     @property
     def key(self) -> str:
-        """See `Where`."""
+        pass
 
     @property
     def can_change(self) -> bool:
-        """Whether another board may take the place of one that is lost."""
+        """Whether another board may replace a lost one."""
 
     def confirm(self) -> bool:
-        """Whether the board is still ours, asked anew: what went wrong on one that is not says nothing about it."""
+        """Ask whether the board is still ours: failures on one that is not say nothing about it."""
 
     def note_refusal(self, error: LeaseOverError) -> None:
-        """A board knows a later lease than ours: leave it, and see that the next lease is later than that."""
+        """Leave a board that knows a later lease than ours, and make the next lease later than that."""
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """Keep what a run saw of its board, where the farm keeps such things."""
+        """Report an observation of the board, where the farm keeps such things."""
 
 
 class Site(Where, Place, Protocol):
-    """One board at a time, and the way to it. Not thread-safe."""
+    """One board at a time, and how it is reached. Not thread-safe."""
 
     @property
     def has_board(self) -> bool:
-        """Whether there is a board to work on now."""
+        """Whether there is a usable board now."""
 
     def ensure_alive(self) -> list[str]:
-        """Start again what died, take another board where ours is lost; says what was started. Waits for no board.
+        """Restart what died, replace a lost board; return what was restarted. Does not wait for a board.
 
-        Raises UnavailableError or DeadlineError where that has been in vain for too long.
+        Raises UnavailableError or DeadlineError after too long without success.
         """

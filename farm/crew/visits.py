@@ -1,6 +1,6 @@
-"""One visit to an operating point: how a board is to be asked, and what its answer says. Pure.
+"""One visit to an operating point: plan the call, read the answer. Pure.
 
-Asking is `driven_board.py`'s business, choosing points `adaptive.py`'s.
+`driven_board` makes the call; `farm.sweep.plan` chooses points.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from farm.measure.statistics import summarise
 from farm.points.grid import GPU, MEMORY
 from farm.points.values import Estimate, GridPoint, PointMeasurement
 
-# Of the window, for runs that are timed one by one; the rest of their time power is looked at.
+# Share of the window for runs that are timed one by one; the rest is for power.
 _TIMED_SHARE = 0.2
-# An interval of a median says something from 5 samples on, and hardly more after some hundred; the rest is to last.
+# A median's interval needs 5 samples, and gains little beyond some hundred.
 _LEAST_RUNS, _MOST_RUNS = 5, 2000
-# Runs that take seconds each average over much already, and so few must do.
+# Runs of seconds average over much by themselves, so few are enough.
 _LEAST_SLOW_RUNS, _SLOW_S = 3, 1.0
 # Caches and governors settle within this.
 _WARMUP_S = 0.1
 _MOST_WARMUPS = 20
-# The idle baseline varies less than what runs, so it needs less of the window.
+# The idle baseline varies less than a load, so it needs less of the window.
 IDLE_SHARE = 0.4
-# What the agent asks for at least, and what it adds at a window's edges (`device_agent/power/energy.py`).
+# The agent's minimum, and its margin at a window's edges (`device_agent/power/energy.py`).
 _LEAST_UPDATES, _EDGE_UPDATES = 3, 2
-# A guess of the latency is an upper bound but for what other clocks do; a worker that takes five times as long hangs.
+# The latency guess is an upper bound but for other clocks; a worker that takes five times as long hangs.
 _PATIENCE = 5.0
-# For a visit's worker: at least this, whatever the expected latency is.
+# The least time-out of a visit's worker.
 _LEAST_TIMEOUT_S = 30.0
-# A board this much hotter than it was idle leaks more; one that does not cool down in time is measured all the same.
+# A board this much hotter than idle leaks more; one that does not cool down in time is measured all the same.
 WARM_K = 15.0
 _COOLING_S = 20.0
 _AMBIENT_K = 25.0
-# The first run of a program is to show that it works, and roughly how long it takes.
+# The first runs of a program show that it works, and its rough latency.
 FIRST_RUNS = 3
-# What a later visit may repair, and what only another program would.
+# Retried, as another visit may succeed; other statuses need another program.
 _RETRIED = frozenset({Status.THROTTLED, Status.CLOCK_DRIFTED, Status.NOISY, Status.FARM_ERROR, Status.BOARD_LOST})
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How long power is looked at, in s: while the model runs, and idle before. Without sensor, `seconds` are timed."""
+    """How long power is sampled, in s: while the model runs, and idle before. Without sensor, `seconds` are timed."""
 
     seconds: float
     idle_s: float = 0.0
@@ -65,20 +65,18 @@ class Window:
 
     @property
     def has_sensor(self) -> bool:
-        """Whether there is anything to look at."""
         return self.min_updates > 0
 
     def to_energy(self) -> EnergySpec | None:
-        """What to ask of the agent."""
         if not self.has_sensor:
             return None
         return EnergySpec(min_updates=self.min_updates, limit_s=self.seconds, idle_s=self.idle_s)
 
 
 def plan_window(description: Description, wanted_s: float, usual_period_s: float | None = None) -> Window:
-    """A window of `wanted_s`, longer where the board's slowest sensor needs that for enough values.
+    """Plan a window of `wanted_s`, longer where the board's slowest sensor needs that for enough values.
 
-    `usual_period_s`: how often the type's sensors have a new value, for a board that could not tell.
+    `usual_period_s`: the update period of the type's sensors, for a board that could not tell.
     """
     if not description.rails:
         return Window(wanted_s)
@@ -86,7 +84,7 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
     periods = [info.update_period_s or usual_period_s for info in counted]
     known = [period_s for period_s in periods if period_s]
     if not known or len(known) < len(periods):
-        # The agent then fills whatever it is given, and says how many values there were.
+        # The agent then fills the window it is given, and reports the number of values.
         return Window(wanted_s, IDLE_SHARE * wanted_s, _LEAST_UPDATES)
     period_s = max(known)
     least_s = (_LEAST_UPDATES + _EDGE_UPDATES) * period_s
@@ -98,12 +96,12 @@ def plan_window(description: Description, wanted_s: float, usual_period_s: float
             f"the power sensor has a new value every {period_s:.2g} s"
         )
     updates = max(_LEAST_UPDATES, math.floor(seconds / period_s) - _EDGE_UPDATES)
-    # Idle is constant but for the sensor's own noise: fewer values will do than of a load.
+    # Idle is constant but for the sensor's own noise: it needs fewer values than a load.
     return Window(seconds, max(IDLE_SHARE * seconds, least_s), updates, note)
 
 
 def plan_start_c(idle_c: float | None, ambient_c: float | None) -> float | None:
-    """The temperature that a visit is to begin below; None where nothing is known to compare with."""
+    """Return the temperature below which a visit begins; None where there is no reference."""
     if idle_c is None:
         return None
     limit_c = idle_c + WARM_K
@@ -117,7 +115,7 @@ def plan_visit(
     memory_bytes: int,
     start_c: float | None = None,
 ) -> RunSpec:
-    """How to run a program at a point where it takes about `latency_s`."""
+    """Plan the runs of a program at a point where it takes about `latency_s`."""
     timed_s = _TIMED_SHARE * window.seconds if window.has_sensor else window.seconds
     slow = latency_s >= _SLOW_S
     runs = min(_MOST_RUNS, max(_LEAST_SLOW_RUNS if slow else _LEAST_RUNS, math.ceil(timed_s / latency_s)))
@@ -135,22 +133,22 @@ def plan_visit(
 
 
 def plan_first_run(threads: int, memory_bytes: int, timeout_s: float) -> RunSpec:
-    """How to run a program for the first time, for its outputs and a rough latency."""
+    """Plan a program's first run, for its outputs and a rough latency."""
     limits = Limits(timeout_s=timeout_s, memory_bytes=memory_bytes, threads=threads)
     return RunSpec(Engine.RELAX_VM, runs=FIRST_RUNS, warmup=1, limits=limits)
 
 
 def guess_latency_s(known: Iterable[tuple[GridPoint, float]], point: GridPoint) -> float | None:
-    """About how long a program takes at `point` at most, from where it was measured (point, s); None from nowhere.
+    """Guess an upper bound of a program's time at `point` from measured points (point, s); None without any.
 
-    As if all of it were bound by the clock, or the cores, that lost most.
+    As if all of it were limited by the clock, or core count, that fell most.
     """
     guesses = [latency_s * max(_clock_ratio(there, point), _core_ratio(there, point)) for there, latency_s in known]
     return min(guesses, default=None)
 
 
 def count_cores(point: GridPoint, threads: int) -> int:
-    """How many threads to use where fewer cores are online than the code is made for."""
+    """Return the number of threads where fewer cores are online than the code is made for."""
     units = sum(domain.units for domain in point.domains if domain.name not in (GPU, MEMORY))
     return max(1, min(threads, units)) if units else threads
 
@@ -166,17 +164,17 @@ def is_candidate_fault(outcome: Outcome) -> bool:
 
 
 def read_temperature_c(zones: dict[str, float] | None) -> float | None:
-    """The hottest zone."""
+    """Return the hottest zone."""
     return max(zones.values(), default=None) if zones else None
 
 
 def to_measurement(
     outcome: Outcome, key: str, at_s: float, board: str, *, needs_total: bool = False
 ) -> PointMeasurement | None:
-    """What an outcome says of its point; None where the program was not timed at all.
+    """Convert an outcome to a measurement of its point; None where nothing was timed.
 
-    `needs_total`: the board has a power sensor, so a visit without power counts for nothing. Raises PermanentError
-    where the program is to blame.
+    `needs_total`: the board has a power sensor, so a visit without power is invalid. Raises PermanentError where the
+    program is to blame.
     """
     if is_candidate_fault(outcome):
         raise PermanentError(f"the model does not run on {board} at {key}: {outcome.status} {outcome.message}")
@@ -213,14 +211,14 @@ def _to_power(total: RailPower | None) -> Estimate | None:
 
 
 def _to_estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | None:
-    """None also for what is not told apart from nothing: the load may be too small for the sensor."""
+    """Convert an interval; None also where it includes zero: the load may be too small for the sensor."""
     if value is None or interval is None or not value > 0:
         return None
     return Estimate(value, min(max(0.0, interval[0]), value), max(interval[1], value))
 
 
 def _clock_ratio(there: GridPoint, here: GridPoint) -> float:
-    """The most that any clock which the CPU's code depends on is slower here; 1 where none is."""
+    """Return the largest slow-down of any clock that matters to the CPU's code; 1 where none is slower."""
     clocks = {domain.name: domain.freq_hz for domain in there.domains if domain.name != GPU}
     ratios = [hz / domain.freq_hz for domain in here.domains if domain.freq_hz and (hz := clocks.get(domain.name))]
     return max([1.0, *ratios])

@@ -1,7 +1,7 @@
-"""What a board answers, read as by somebody who does not trust it: the one border between boards and the farm.
+"""Check a board's answers, which are not trusted: all of them pass here.
 
-Types, bounds and text are the protocol's business (`device_agent.load_json`); here it is whether an answer can
-be true and is this board's own. What may reach the farm at all is `farm.connectivity.frames`'.
+The protocol checks types, bounds and text (`device_agent.load_json`). Here values must be possible and of this board.
+`farm.connectivity.frames` decides which frames reach the farm.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from farm.errors import UnavailableError
 
 A = TypeVar("A", bound=protocol.Message)
 
-# A year: nothing that a board times, waits for or counts in seconds takes longer.
+# A year: no time that a board reports is longer.
 _LONGEST_S = 3.2e7
 # Since 1970, or since a board's start by all its cores together: the year 2286, and 40 years of eight cores.
 _LATEST_S = 1e10
 _SINCE_THEN = frozenset(["started_at", "started_s", "busy_s"])
-# No watt, joule or hertz of a board's comes near; a few of them together are still a number.
+# No watt, joule or hertz of a board is near; sums of a few are still finite.
 _HIGHEST = 1e15
 _MAX_SAMPLES = 100_000
-# Below absolute zero no sensor reads; above this the board has melted.
+# Absolute zero, and above any board's melting point.
 _TEMPERATURES_C = (-273.15, 1000.0)
-# A sensor's noise is on both sides of nothing; so is what is left above the idle baseline.
+# A sensor's noise is on both sides of zero; so is what is left above the idle baseline.
 _MAY_BE_NEGATIVE = frozenset(
     ["power_w", "power_ci_w", "energy_j", "energy_ci_j", "per_call_ci_j", "above_idle_j", "above_idle_ci_j", "samples"]
 )
-# What only the coordinator can find out.
+# Statuses that only the coordinator sets.
 _NEVER_A_BOARDS = frozenset({Status.BUILD_FAILED, Status.BUILD_TIMEOUT, Status.WRONG_RESULT, Status.BOARD_LOST})
 
 
@@ -60,23 +60,23 @@ def require_own_protocol(key: str, description: str) -> None:
 
 
 def read_text(value: object) -> str:
-    """A function's answer that is to be text. Raises ProtocolError; `str` would ask the board what it looks like."""
+    """Return a text answer. Raises ProtocolError; `str` would make a remote call."""
     if not isinstance(value, str):
-        raise ProtocolError(f"an answer of the kind {type(value).__name__} where text belongs")
+        raise ProtocolError(f"an answer of type {type(value).__name__} instead of text")
     return value
 
 
 def read_bytes(value: object) -> bytes:
-    """A function's answer that is to be bytes. Raises ProtocolError; `bytes` would take a number for a size."""
+    """Return an answer of bytes. Raises ProtocolError; `bytes` would take a number for a size."""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise ProtocolError(f"an answer of the kind {type(value).__name__} where bytes belong")
+        raise ProtocolError(f"an answer of type {type(value).__name__} instead of bytes")
     return bytes(value)
 
 
 def read_answer(kind: type[A], value: object, board: str, simulated: bool | None = None) -> A:
-    """A board's answer. Raises ProtocolError for what is none, cannot be true, or speaks for another board.
+    """Parse a board's answer. Raises ProtocolError where it is malformed, impossible, or another board's.
 
-    `simulated`: what the board said of itself before; None where this is the first that is heard of it.
+    `simulated`: the board's earlier statement; None for its first answer.
     """
     answer = kind.from_json(read_text(value))
     name = answer.name if isinstance(answer, Description) else getattr(answer, "board", board)
@@ -97,13 +97,13 @@ def _check_outcome(outcome: Outcome) -> None:
     if len(outcome.latency_s) > _MAX_SAMPLES:
         raise ProtocolError(f"Outcome.latency_s has {len(outcome.latency_s)} samples")
     if not all(0 < sample < _LONGEST_S for sample in outcome.latency_s):
-        raise ProtocolError("Outcome.latency_s has a sample that no run takes")
+        raise ProtocolError("Outcome.latency_s has an impossible sample")
     if outcome.status is Status.OK and not outcome.latency_s:
-        raise ProtocolError("Outcome.latency_s is empty, and yet all is well")
+        raise ProtocolError("Outcome.latency_s is empty with the status ok")
 
 
 def require_possible(outcome: Outcome) -> None:
-    """Raise ProtocolError where an outcome that another farm kept has a number that cannot be."""
+    """Raise ProtocolError where an outcome of another farm has an impossible number."""
     for said, problem in _find_problems(outcome):
         raise ProtocolError(f"Outcome.{said} {problem}")
     if len(outcome.latency_s) > _MAX_SAMPLES:
@@ -111,7 +111,7 @@ def require_possible(outcome: Outcome) -> None:
 
 
 def _find_problems(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every number that cannot be, with the field that it is in, of an answer and all that it is made of."""
+    """List the fields with impossible numbers in an answer and its parts."""
     if isinstance(value, protocol.Message):
         if isinstance(value, Energy) and value.busy.enough and value.per_call_j == 0:
             yield "per_call_j", "is zero"
@@ -129,7 +129,7 @@ def _find_problems(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _find_bounds(name: str) -> tuple[float, float]:
-    """Between which figures what a field holds has to lie."""
+    """Return the bounds of a field's value."""
     if name == "temperature_c":
         return _TEMPERATURES_C
     if name in _SINCE_THEN:

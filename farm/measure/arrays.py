@@ -1,4 +1,4 @@
-"""Arrays on their way to a board and back: NumPy's own .npz, uncompressed. What comes back is not trusted."""
+"""Arrays to and from a board: NumPy's own .npz, uncompressed. Those from a board are not trusted."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import numpy.typing as npt
 from device_agent.protocol import ProtocolError, TensorSpec
 from farm.errors import InternalError, TransientError
 
-# What is smaller travels in the message itself: several of them fit into what a pipe holds.
+# Smaller contents travel in the message itself: several of them fit into a pipe.
 _LEAST_BYTES = 32 << 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Handed:
-    """The name under which they can be read while their giver keeps them, and what they are."""
+class BufferName:
+    """The name of a shared-memory buffer, for readers while its owner keeps it, and its size."""
 
     path: str
     size: int
@@ -39,54 +39,54 @@ class Handed:
         return self.size
 
     def read(self) -> bytes:
-        """The bytes. Raises TransientError where their giver is gone."""
+        """Return the bytes. Raises TransientError where the owner is gone."""
         try:
             return Path(self.path).read_bytes()
         except OSError as error:
-            raise TransientError(f"what another process was to hand over is gone: {error}") from error
+            raise TransientError(f"the shared memory of another process is gone: {error}") from error
 
 
-class Given:
-    """Bytes for other processes, kept until this object is dropped. `handed` is what those are sent."""
+class SharedBuffer:
+    """A shared-memory buffer, kept until this object is dropped. `name` is what readers get."""
 
     def __init__(self, data: bytes) -> None:
-        self.handed: bytes | Handed = data
+        self.name: bytes | BufferName = data
         if len(data) < _LEAST_BYTES:
             return
-        descriptor = os.memfd_create("farm-handed", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("farm-name", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, descriptor)
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(data)
-        self.handed = Handed(f"/proc/{os.getpid()}/fd/{descriptor}", len(data), hashlib.sha256(data).hexdigest())
+        self.name = BufferName(f"/proc/{os.getpid()}/fd/{descriptor}", len(data), hashlib.sha256(data).hexdigest())
 
 
-def read(data: bytes | Handed) -> bytes:
-    """What was handed over. Raises TransientError."""
-    return data.read() if isinstance(data, Handed) else data
+def read(data: bytes | BufferName) -> bytes:
+    """Return the contents of a buffer or message. Raises TransientError."""
+    return data.read() if isinstance(data, BufferName) else data
 
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _MAX_ARRAYS = 1024
 _MAX_NAME = 1024
-# NumPy's reader of headers takes 10,000 characters; how long its own are depends on names and axes, some hundred.
+# NumPy's reader of headers takes 10,000 characters; its own are some hundred, depending on names and axes.
 _MAX_HEADER = 1 << 14
-# Truth values, numbers, and the numbers that NumPy itself does not know: its files have no name for bfloat16.
+# Booleans, numbers, and types unknown to NumPy: its files have no name for bfloat16.
 _KINDS = frozenset("biufcV")
-# APPNOTE.TXT of PKWARE, 4.3.7 and 4.3.16: what stands before a member, and at the end of an archive.
+# APPNOTE.TXT of PKWARE, 4.3.7 and 4.3.16: the header of a member, and the end of an archive.
 _MEMBER, _MEMBER_SIGNATURE = struct.Struct("<4s5H3I2H"), b"PK\x03\x04"
 _END, _END_SIGNATURE = struct.Struct("<4s4H2IH"), b"PK\x05\x06"
-# 4.5.3: sizes that do not fit stand in an extra field, where NumPy always has them.
+# 4.5.3: sizes that do not fit are in an extra field, where NumPy always puts them.
 _LONG, _IS_LONG, _LONG_ID = struct.Struct("<HHQQ"), 0xFFFFFFFF, 1
 _IS_UTF8 = 0x800
 
 
 class HarmfulArraysError(ProtocolError):
-    """An archive that becomes more than it is: no agent makes such a one by mistake."""
+    """An archive that expands beyond its size: no agent makes one by mistake."""
 
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """NumPy's own .npz, uncompressed; order is kept."""
+    """Pack arrays as NumPy's .npz, uncompressed and in order."""
     buffer = io.BytesIO()
     # Not `numpy.savez`, which takes names such as `file` for its own arguments.
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -97,10 +97,10 @@ def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_arrays(data: bytes) -> Arrays:
-    """Arrays in NumPy's .npz, uncompressed, as a board sends them. Raises ProtocolError on anything else.
+    """Read arrays in NumPy's .npz, uncompressed, from a board. Raises ProtocolError on anything else.
 
-    Members are read one behind the other, as they were written. An archive's index could name the same bytes any
-    number of times, so that it is only counted: together the arrays are never longer than `data`.
+    Members are read in sequence. An archive's index could name the same bytes any number of times, so it is only
+    counted: together the arrays are never longer than `data`.
     """
     view = memoryview(data)
     arrays: Arrays = {}
@@ -116,7 +116,7 @@ def unpack_arrays(data: bytes) -> Arrays:
         _check_end(view[at:], len(arrays))
     except ProtocolError:
         raise
-    # What NumPy's reader of headers (an `ast` of what stands there) raises over garbage.
+    # What NumPy's reader of headers (an `ast` of the text) raises over garbage.
     except (
         *(ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError),
         *(OverflowError, struct.error),
@@ -126,10 +126,10 @@ def unpack_arrays(data: bytes) -> Arrays:
 
 
 def _read_member(view: memoryview, at: int) -> tuple[str, memoryview, int]:
-    """The name and the content of the member that begins at `at`, and where the next one does."""
+    """Return name and content of the member at `at`, and the next offset."""
     _, _, flags, method, _, _, checksum, packed, size, name_size, extra_size = _MEMBER.unpack_from(view, at)
     if method != zipfile.ZIP_STORED or flags & ~_IS_UTF8:
-        raise HarmfulArraysError(f"an array packed as {method} with flags {flags:#x}, where no array is packed")
+        raise HarmfulArraysError(f"an array with compression {method} and flags {flags:#x}")
     at += _MEMBER.size
     name = bytes(view[at : at + name_size]).decode()
     at += name_size
@@ -139,17 +139,17 @@ def _read_member(view: memoryview, at: int) -> tuple[str, memoryview, int]:
             raise ProtocolError(f"an array called {name[:_MAX_NAME]!r} of unknown size")
     at += extra_size
     if size != packed or size > len(view) - at:
-        raise ProtocolError(f"an array that promises {size} bytes where {max(0, len(view) - at)} are left")
+        raise ProtocolError(f"an array of {size} bytes where {max(0, len(view) - at)} are left")
     if len(name) > _MAX_NAME or not name.endswith(".npy"):
         raise ProtocolError(f"an array called {name[:_MAX_NAME]!r}")
     content = view[at : at + size]
     if zlib.crc32(content) != checksum:
-        raise ProtocolError(f"an array called {name!r} that has changed on the way")
+        raise ProtocolError(f"an array called {name!r} with a wrong checksum")
     return name.removesuffix(".npy"), content, at + size
 
 
 def _check_end(rest: memoryview, count: int) -> None:
-    """What follows the last member is an index that names those alone."""
+    """Check that an index of exactly the members follows."""
     if len(rest) < _END.size:
         raise ProtocolError("its arrays cannot be read: they are cut short")
     signature, _, _, _, named, _, _, comment_size = _END.unpack(rest[-_END.size :])
@@ -181,9 +181,9 @@ Arguments = Sequence[tuple[Sequence[int], str]]
 
 
 def make_inputs(arguments: Arguments, seed: int) -> Arrays:
-    """Values for all arguments of a function, the output's included; the same for the same seed.
+    """Make values for all arguments of a function, the output's included; deterministic in the seed.
 
-    Whole numbers may be indices: they stay below the sizes of what they could be indices of.
+    Integers may be indices: they stay below the sizes that they may index.
     """
     random = np.random.default_rng(seed)
     arrays: Arrays = {}
@@ -199,7 +199,7 @@ def make_inputs(arguments: Arguments, seed: int) -> Arrays:
 
 
 def read_arguments(trace_json: str) -> tuple[TensorSpec, ...]:
-    """What a candidate's function takes when it is timed, from its trace: packed weights have their packed shape.
+    """Read the arguments of a timed candidate from its trace: packed weights have their packed shape.
 
     The form is MetaSchedule's (`TensorInfo.as_json`: kind, dtype, shape). Raises InternalError.
     """

@@ -1,4 +1,4 @@
-"""Asking for a board before there is a session: the fence at its agent, the tracker's offer, and who is in the way."""
+"""Request a board before there is a session: fence its agent, wait for the tracker, explain who holds it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from farm.errors import (
 )
 from farm.values import Lease
 
-# An agent that serves somebody answers all the same; ending a session takes it 2 s at most, a tunnel some more.
+# An agent with a client answers all the same; ending a session takes it 2 s at most, a tunnel some more.
 FENCE_TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 16
 _MAX_TEXT = 200
 
 
 def to_claim(lease: Lease) -> LeaseClaim:
-    """What is said of a lease to the agent."""
+    """Describe a lease for the agent."""
     return LeaseClaim(lease.store, lease.token, lease.owner[:_MAX_TEXT], lease.purpose[:_MAX_TEXT], lease.nonce)
 
 
 def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -> tuple[str, int] | None:
-    """Where the agent with this key listens, as the tracker knows it; None where none has registered.
+    """Return the address of the agent with this key from the tracker; None where none has registered.
 
     Raises what `Tracker.fetch_summary` raises.
     """
@@ -41,15 +41,15 @@ def find_agent(tracker: Tracker, key: str, timeout_s: float = FENCE_TIMEOUT_S) -
     for info in tracker.fetch_summary(timeout_s).get("server_info", ()):
         host, port = info.get("addr") or (None, None)
         if info.get("key") == f"server:{key}" and host and port:
-            found = (str(host), int(port))  # the last to come: an older one may not be known to be dead
+            found = (str(host), int(port))  # the last to register: an older one may be dead without being known to be
     return found
 
 
 def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = FENCE_TIMEOUT_S) -> ClaimReport:
-    """Have the agent at `address` take this lease for the latest of its store and end sessions of earlier ones.
+    """Have the agent at `address` record this lease as its store's latest and end sessions of earlier ones.
 
-    Returns its answer, also where that is a refusal. Raises TransientError where it cannot be reached or does not
-    answer in time, UnavailableError where what answers knows no fences.
+    Returns its answer, also a refusal. Raises TransientError where it is unreachable or late, UnavailableError where it
+    does not know fences.
     """
     where = f"the agent at {address[0]}:{address[1]}"
     deadline = time.monotonic() + timeout_s
@@ -70,7 +70,7 @@ def send_fence(address: tuple[str, int], claim: LeaseClaim, timeout_s: float = F
     except (OSError, EOFError) as error:
         raise TransientError(f"{where} did not take the fence of lease {claim.token}: {error}") from error
     except ValueError as error:  # ProtocolError and UnicodeDecodeError are such
-        raise UnavailableError(f"{where} answers nonsense to a fence: {error}") from error
+        raise UnavailableError(f"{where} gave an invalid reply to a fence: {error}") from error
 
 
 def _read(sock: socket.socket, size: int, deadline: float) -> bytes:
@@ -84,7 +84,7 @@ def _read(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-# Asked only for the words of an error.
+# Used only for the text of an error.
 _HOLDER_TIMEOUT_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -92,13 +92,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class AgentAddress:
-    """Where one agent listens, in place of a tracker: for a board that nobody else asks for."""
+    """The address of one agent, in place of a tracker: for a board with one client."""
 
     host: str
     port: int
 
     def request(self, key: str, timeout_s: float) -> tuple[str, int, str]:
-        """What a tracker would answer: host, port and the key to connect with."""
+        """Return host, port and connection key, as a tracker would."""
         del timeout_s  # the agent is there or not; connecting has a deadline of its own
         return self.host, self.port, key
 
@@ -106,10 +106,10 @@ class AgentAddress:
 def ask_for_board(
     tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> tuple[str, int, str]:
-    """Fence the board, and wait until it is offered: its host, port and the key to connect with.
+    """Fence the board and wait until it is offered: its host, port and connection key.
 
-    Raises LeaseOverError, DeadlineError, TransientError, UnavailableError, BoardBusyError where a client holds it; of
-    a board that is `doubted` LeaseOverError, DeadlineError where its agent says nothing, BoardBusyError for all else.
+    Raises LeaseOverError, DeadlineError, TransientError, UnavailableError, BoardBusyError where a client holds it. For
+    a `doubted` board: LeaseOverError, DeadlineError where its agent does not answer, else BoardBusyError.
     """
     _send_fence(tracker, key, claim, FENCE_TIMEOUT_S, doubted)
     try:
@@ -119,7 +119,7 @@ def ask_for_board(
         report = _send_fence(tracker, key, claim, _HOLDER_TIMEOUT_S, doubted) if busy else None
         holder = report.holder if report is not None else ""
         if doubted:
-            who = f"{holder or 'somebody'} holds the board without a lease of the farm's"
+            who = f"{holder or 'another client'} holds the board without a lease of the farm's"
             raise BoardBusyError(who if busy else error.message) from error
         if not holder:
             raise
@@ -127,7 +127,7 @@ def ask_for_board(
 
 
 def require_latest(key: str, report: ClaimReport) -> ClaimReport:
-    """An agent's answer to a claim. Raises LeaseOverError where it knows a later lease."""
+    """Check an agent's answer to a claim. Raises LeaseOverError where it knows a later lease."""
     if report.status is ClaimStatus.REFUSED:
         error = LeaseOverError(f"the board {key} refused us: {report.message}", "Take the board anew.")
         error.greatest = report.greatest
@@ -138,7 +138,7 @@ def require_latest(key: str, report: ClaimReport) -> ClaimReport:
 def _send_fence(
     tracker: Tracker | AgentAddress, key: str, claim: LeaseClaim | None, timeout_s: float, doubted: bool
 ) -> ClaimReport | None:
-    """The agent's answer, None where it cannot be had: then the request or the claim will tell."""
+    """Return the agent's answer; None where there is none: then the request or the claim decides."""
     if claim is None:
         return None
     address: tuple[str, int] | None = None
@@ -154,7 +154,7 @@ def _send_fence(
         if doubted and address is not None and isinstance(error, TransientError):
             if isinstance(error.__cause__, TimeoutError):
                 raise DeadlineError(f"its agent did not answer within {timeout_s:g} s: {error.message}") from error
-            # The way to it has just been cut, or its agent has ended: that is the keeper's to find out.
+            # The connection was just cut, or the agent has ended: the keeper finds out.
             raise BoardBusyError(error.message) from error
         _log.info("%s", error)
         return None

@@ -1,6 +1,6 @@
 """One board, held through TVM's RPC: open under a lease, call the agent's functions, cut what overruns, close.
 
-Retrying and choosing boards is the engine's business; a broken session is closed and a new one opened.
+The caller retries and chooses boards; a broken session is closed and a new one opened.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from farm.connectivity.tracker import Tracker
 from farm.errors import (
     BoardHostileError,
     BoardLostError,
-    BoardNonsenseError,
     BoardUnsafeError,
     DeadlineError,
+    InvalidReplyError,
     PermanentError,
     UnavailableError,
 )
 from farm.measure import answers, asking
-from farm.measure.arrays import Arrays, Handed, HarmfulArraysError, pack_arrays, read, unpack_arrays
+from farm.measure.arrays import Arrays, BufferName, HarmfulArraysError, pack_arrays, read, unpack_arrays
 from farm.measure.asking import AgentAddress, ask_for_board, require_latest
 from farm.values import Lease
 
@@ -57,24 +57,26 @@ _MOST = 1024
 _log = logging.getLogger(__name__)
 
 
-class SentPrograms:
-    """Those of one session. `keep` has the board keep a program, by its digest; it answers what it has then."""
+class UploadCache:
+    """The upload cache of one session. `keep` has the board keep a program, by its digest; it returns what the board
+    has then.
+    """
 
-    def __init__(self, keep: Callable[[str, bytes | Handed], object]) -> None:
+    def __init__(self, keep: Callable[[str, bytes | BufferName], object]) -> None:
         self._keep = keep
         self._there: frozenset[str] = frozenset()
         self._can_keep = True
         self._latest: tuple[bytes, str] = (b"", "")
 
-    def find(self, program: bytes | Handed) -> str | None:
-        """The digest that a program is run by, once the board has it; None where it is to be sent with the run.
+    def find(self, program: bytes | BufferName) -> str | None:
+        """Return the digest of a program that the board has; None where it must be sent with the run.
 
-        Raises what `keep` raises but for PermanentError: an agent without room for it runs it all the same.
-        Raises ProtocolError for an answer that cannot be.
+        Raises what `keep` raises except PermanentError: an agent without room still runs it. Raises ProtocolError for
+        an invalid answer.
         """
         if not self._can_keep or len(program) < LEAST_BYTES:
             return None
-        if isinstance(program, Handed):
+        if isinstance(program, BufferName):
             digest = program.sha256
         else:
             if program is not self._latest[0]:
@@ -100,7 +102,7 @@ def _read(answer: object) -> frozenset[str]:
     return frozenset(digests)
 
 
-# For the tracker to hand out the board.
+# For the tracker to offer the board.
 REQUEST_TIMEOUT_S = 60.0
 # For the agent to fork a session.
 CONNECT_TIMEOUT_S = 15.0
@@ -111,11 +113,11 @@ CLAIM_TIMEOUT_S = 15.0
 # The board verifies or gives up within a few seconds; a power mode's own tool may take four.
 PIN_TIMEOUT_S = 20.0
 # What a call may take beyond the worker's own deadline: upload at about 20 MB/s, fork, start, answer. The board's
-# deadline has to fire first, because it gives an outcome where ours only gives up.
+# deadline must fire first, because it gives an outcome where ours only gives up.
 _CALL_GRACE_S = 10.0
 _SLOWEST_BYTES_PER_S = 5e6
-# Of that grace, what an upload may take beyond its bytes. Less than a megabyte fits into buffers on the way: whether a
-# board has taken it cannot be seen.
+# The part of it for an upload beyond its bytes. Less than a megabyte fits into buffers on the route, so its arrival
+# cannot be seen.
 _UPLOAD_GRACE_S = 5.0
 _SEEN_UPLOAD_BYTES = 1 << 20
 
@@ -136,21 +138,21 @@ class BoardSession(Closing):
     ) -> None:
         """Wait for the board and connect. Raises DeadlineError, BoardLostError, UnavailableError, BoardUnsafeError.
 
-        With a lease, the agent first ends what an earlier lease of the same store left there, and from then on refuses
-        this session once a later one has come. A client that holds the board without a lease is waited for: raises
-        BoardBusyError where that was in vain. Raises LeaseOverError where a later lease is known already.
+        With a lease, the agent first ends the sessions of earlier leases of the store, and later refuses this one once
+        a newer lease has claimed the board. A client without a lease is waited for, up to BoardBusyError. Raises
+        LeaseOverError where a later lease exists already.
 
-        `doubted`: whose fault it is that the board cannot be had is found out: see `asking`.
+        `doubted`: find out who is at fault if the board does not answer; see `asking`.
         """
         self.key = key
         self._simulated: bool | None = None
         self._claim = None if lease is None else asking.to_claim(lease)
-        # Before a key is had, which must be used within seconds: on a busy machine loading TVM takes longer.
+        # Before the key is requested, which must be used within seconds: on a busy machine loading TVM takes longer.
         _import_rpc()
         host, port, match_key = ask_for_board(tracker, key, self._claim, request_timeout_s, doubted)
         self._relay = Relay(host, port)
         self._functions: dict[str, Any] = {}
-        self._programs = SentPrograms(self._keep)
+        self._programs = UploadCache(self._keep)
         try:
             self._session = self._connect(match_key)
             if self._claim is not None:
@@ -162,7 +164,7 @@ class BoardSession(Closing):
             if reason := self.description.clocks.unsafe:
                 raise BoardUnsafeError(
                     f"board {key} is unsafe: {reason}",
-                    "What it measures cannot be believed. Look at it; then, on the board: device-agent clocks restore",
+                    "Its results are invalid. Examine it; then, on the board: device-agent clocks restore",
                 )
         except BaseException:
             self._relay.cut()
@@ -170,25 +172,24 @@ class BoardSession(Closing):
 
     @property
     def name(self) -> str:
-        """The board's name, as it has to name itself, without what a tracker puts behind a key for one match."""
+        """The board's own name: without the tracker's suffix for one match."""
         return self.key.partition("/")[2].partition(":")[0]
 
     @property
     def sent_bytes(self) -> int:
-        """How much the board was sent so far."""
         return self._relay.sent_bytes
 
     def measure(self, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a candidate on the board (see `device_agent.protocol`). Raises DeadlineError, BoardLostError.
 
-        Raises PermanentError where the agent itself failed, BoardNonsenseError where what it answered cannot be,
-        BoardHostileError where it attacked us.
+        Raises PermanentError where the agent failed, InvalidReplyError for an invalid answer, BoardHostileError for an
+        attack.
         """
         deadline = plan_deadline_s(spec, len(library)) + self._emulating_s
         return self._ask(protocol.MEASURE, deadline, Outcome, spec.to_json(), library)
 
     def run_model(
-        self, spec: RunSpec, program: bytes | Handed, inputs: Mapping[str, npt.NDArray[Any]]
+        self, spec: RunSpec, program: bytes | BufferName, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> tuple[Outcome, Arrays]:
         """Run a program on inputs; the outputs come back in order. Raises what `measure` raises.
 
@@ -199,7 +200,7 @@ class BoardSession(Closing):
             digest = self._programs.find(program)
         except protocol.ProtocolError as error:
             raise self._doubt(error) from error
-        # One that is there is read and looked at, ten times as fast at least.
+        # One that is there is only read, ten times as fast at least.
         size = 2 * len(packed) + (2 * len(program) if digest is None else len(program) // 5)
         deadline = plan_deadline_s(spec, size) + self._emulating_s
         if digest is None:
@@ -209,36 +210,37 @@ class BoardSession(Closing):
         try:
             text, outputs = protocol.unpack_frame(answers.read_bytes(answer))
             if outputs and not spec.return_outputs:
-                raise protocol.ProtocolError(f"{len(outputs)} bytes of outputs that nobody asked for")
+                raise protocol.ProtocolError(f"{len(outputs)} bytes of outputs that were not requested")
             arrays = unpack_arrays(outputs) if outputs else {}
         except HarmfulArraysError as error:
-            raise self._accuse(str(error)) from error
+            raise self._hostile_error(str(error)) from error
         except protocol.ProtocolError as error:
             raise self._doubt(error) from error
         return self._read(Outcome, text), arrays
 
     def pin(self, point: OperatingPoint) -> PinReport:
-        """Hold the board's clocks at a point until `unpin`, another `pin` or the session's end, however it ends.
+        """Pin the board's clocks at a point until `unpin`, another `pin` or any end of the session.
 
         A point that the board refuses is a report, not an error. Raises what `measure` raises.
         """
         return self._ask(protocol.PIN, PIN_TIMEOUT_S, PinReport, point.to_json())
 
     def unpin(self) -> PinReport:
-        """Put the clocks back as they were before `pin`; ok where none are held. Raises what `measure` raises."""
+        """Restore the clocks from before `pin`; ok where none are pinned. Raises what `measure` raises."""
         return self._ask(protocol.UNPIN, PIN_TIMEOUT_S, PinReport)
 
     def power(self, spec: PowerSpec) -> PowerTrace:
-        """Look at the board's power for `spec.seconds`. Raises what `measure` raises."""
+        """Sample the board's power for `spec.seconds`. Raises what `measure` raises."""
         return self._ask(protocol.POWER, spec.seconds + _CALL_GRACE_S, PowerTrace, spec.to_json())
 
     def cut(self) -> None:
-        """End whatever call is under way, and the session with it. From any thread; `close` is still the owner's."""
+        """End the running call, and the session with it. From any thread; the owner still calls `close`."""
         self._relay.cut()
 
     def close(self) -> None:
-        """Give the board back. Never blocks; safe to call twice."""
-        # Dropping TVM's session first would send a farewell that nobody may read; the cut ends both sides at once.
+        """Close the session. Never blocks; safe to call twice."""
+        # Dropping TVM's session first would send a farewell to a board that may not read; the cut ends both sides at
+        # once.
         self._relay.cut()
         self._functions.clear()
         self._session = None
@@ -251,7 +253,7 @@ class BoardSession(Closing):
             raise
         require_latest(self.key, report)
 
-    def _keep(self, digest: str, program: bytes | Handed) -> object:
+    def _keep(self, digest: str, program: bytes | BufferName) -> object:
         deadline = _CALL_GRACE_S + 2 * len(program) / _SLOWEST_BYTES_PER_S
         return self._call(protocol.KEEP_PROGRAM, deadline, digest, read(program))
 
@@ -263,7 +265,7 @@ class BoardSession(Closing):
     def _describe(self) -> Description:
         try:
             text = self._call(protocol.DESCRIBE, DESCRIBE_TIMEOUT_S)
-            # Before the rest is read: what another version adds would pass for garbage.
+            # Before the rest is read: fields of another version would look like garbage.
             answers.require_own_protocol(self.key, answers.read_text(text))
         except UnavailableError:
             raise
@@ -283,13 +285,13 @@ class BoardSession(Closing):
         except protocol.ProtocolError as error:
             raise self._doubt(error) from error
 
-    def _doubt(self, error: protocol.ProtocolError) -> BoardNonsenseError:
-        return BoardNonsenseError(f"what the agent on {self.key} answered cannot be: {error}")
+    def _doubt(self, error: protocol.ProtocolError) -> InvalidReplyError:
+        return InvalidReplyError(f"invalid reply from the agent on {self.key}: {error}")
 
     def _call(self, function: str, deadline_s: float, *arguments: str | bytes) -> Any:
         def call() -> Any:
-            # Kept until the session ends: dropping a remote function makes TVM tell the board so and wait for its
-            # answer while it holds the interpreter's lock, which the relay's threads need to carry that answer.
+            # Kept until the session ends: dropping a remote function makes TVM tell the board and wait for its answer
+            # while it holds the interpreter's lock, which the relay's threads need to carry that answer.
             if function not in self._functions:
                 self._functions[function] = self._session.get_function(function)
             return self._functions[function](*arguments)
@@ -297,8 +299,7 @@ class BoardSession(Closing):
         upload = sum(len(each) for each in arguments if isinstance(each, bytes))
         answer = self._guarded(function, deadline_s, call, upload)
         if not isinstance(answer, str | bytes | bytearray):
-            # A handle of something on the board, perhaps, whose end TVM would tell the board as above. Not once this
-            # is cut.
+            # It may be a remote handle, whose end TVM would tell the board as above. Not once this is cut.
             self._relay.cut()
             raise self._doubt(protocol.ProtocolError(f"{function} answered a {type(answer).__name__}"))
         return answer
@@ -334,10 +335,10 @@ class BoardSession(Closing):
         started = time.monotonic()
         try:
             result = work()
-        except Exception as error:  # TVM raises its own, and whatever class the far side named
+        except Exception as error:  # TVM raises its own, and any class that the far side named
             if overrun.is_set():
                 raise DeadlineError(waited_for) from error
-            self._require_peace()
+            self._raise_if_refused()
             # The relay hears of a lost board a moment after TVM's client does.
             if self._relay.board_ended.wait(0.2):
                 elapsed = time.monotonic() - started
@@ -349,25 +350,27 @@ class BoardSession(Closing):
         finally:
             for timer in timers:
                 timer.cancel()
-        if overrun.is_set():  # the answer and the cut crossed; the session is useless, whatever the answer says
+        if overrun.is_set():  # the answer and the cut crossed; the session is useless with any answer
             raise DeadlineError(waited_for)
-        self._require_peace()
+        self._raise_if_refused()
         return result
 
-    def _require_peace(self) -> None:
+    def _raise_if_refused(self) -> None:
         if refused := self._relay.refused:
-            raise self._accuse(refused)
+            raise self._hostile_error(refused)
 
-    def _accuse(self, sent: str) -> BoardHostileError:
+    def _hostile_error(self, sent: str) -> BoardHostileError:
         self._relay.cut()
         return BoardHostileError(
             f"the board {self.key} attacked us and was cut off: it sent {sent}",
-            "It is to be quarantined, and looked at before it is used again: whoever owns it may own it no more.",
+            "It is quarantined. Examine it before it is used again: it may have been taken over.",
         )
 
 
 def _import_rpc() -> Any:
-    """TVM's RPC client. It needs the runtime library alone, unless this process has loaded the compiler already."""
+    """Import TVM's RPC client. It needs the runtime library alone, unless this process has loaded the
+    compiler already.
+    """
     chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
     if "tvm" not in sys.modules:
         os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
@@ -381,7 +384,7 @@ def _import_rpc() -> Any:
 
 
 def plan_deadline_s(spec: MeasureSpec | RunSpec, size: int) -> float:
-    """How long to wait for a call that carries `size` bytes: longer than whatever the board itself allows."""
+    """Plan how long to wait for a call that carries `size` bytes: longer than any limit of the board."""
     deadline_s = spec.limits.total_s + _CALL_GRACE_S + size / _SLOWEST_BYTES_PER_S
     if spec.device == protocol.GPU:
         deadline_s += protocol.PREPARE_S

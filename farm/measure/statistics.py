@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class SampleSummary:
-    """Of samples in one unit: `ci_low` and `ci_high` bound the median with 95 % confidence; `std` is of the samples."""
+    """Samples in one unit: `ci_low` and `ci_high` bound the median with 95 % confidence; `std` is of the samples."""
 
     count: int
     median: float
@@ -23,18 +23,18 @@ class SampleSummary:
     std: float
     ci_low: float
     ci_high: float
-    # Nine of ten, and 99 of 100, are no larger; of few samples the largest two tell.
+    # Nearest-rank percentiles: with few samples the largest two.
     p90: float = 0.0
     p99: float = 0.0
 
     def scaled(self, factor: float) -> dict[str, float | int]:
-        """All of it times `factor`, as a plain mapping; the count stays."""
+        """Return it times `factor`, as a plain mapping; the count stays."""
         values = dataclasses.asdict(self)
         return {name: value if name == "count" else value * factor for name, value in values.items()}
 
 
 def summarise(samples: Sequence[float]) -> SampleSummary:
-    """Summarise one or more samples; the interval is the percentile bootstrap's, worked out instead of drawn."""
+    """Summarise one or more samples; the interval is the percentile bootstrap's, in closed form."""
     values = np.sort(np.asarray(samples, dtype=np.float64))
     if values.size == 0:
         raise ValueError("no samples to summarise")
@@ -56,12 +56,12 @@ def summarise(samples: Sequence[float]) -> SampleSummary:
 
 @functools.lru_cache(maxsize=4096)
 def _find_interval(count: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Which of `count` sorted samples bound the bootstrap's medians: of each bound the two whose mean it is, from 0.
+    """Return the ranks of `count` sorted samples that bound the bootstrap's medians: two for each bound, from 0.
 
     A resample's m-th smallest value is at most the k-th of the samples with the probability I(k/n; m, n - m + 1), I the
     regularised incomplete beta function (Efron 1979, Annals of Statistics 7, p. 5); even counts have two middle values.
     """
-    from scipy import special  # a tenth of a second, which most commands need not spend
+    from scipy import special  # it takes a tenth of a second, which most commands need not spend
 
     tail = (1 - CONFIDENCE) / 2
     shares = np.arange(1, count + 1) / count

@@ -1,7 +1,7 @@
-"""The grid of a sweep: which operating points a board has, out of what the user asks for.
+"""The grid of a sweep: the operating points of a board that match a request.
 
-Frequencies come from what the board reports, never from a table; only how clocks depend on each other comes from the
-board type (`Coupling`). Reading what users type is in `requests.py`.
+Frequencies come from the board's report; how clocks depend on each other comes from the board type (`Coupling`).
+`requests` parses what users type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farm.points.values import DomainSetting, Grid, GridPoint, Merge
 
 GPU = "gpu"
 MEMORY = "memory"
-# Above this a fit over all points takes seconds per step, and nobody looks at such a table.
+# Above this a fit over all points takes seconds per step, and the table is too long to read.
 MAX_POINTS = 20_000
 
 
@@ -48,9 +48,9 @@ class GridRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What a power mode does to clocks that are not held. `gating` differs where other parts have power.
+    """A power mode's effect on clocks that are not pinned. `gating` differs where other parts have power.
 
-    `number` is what nvpmodel knows it by.
+    `number` is nvpmodel's.
     """
 
     cores_online: tuple[int, ...] | None = None
@@ -65,9 +65,9 @@ class Mode:
 class Coupling:
     """How clocks of a board depend on each other, as its type says.
 
-    `memory_floor_hz` by cluster: pairs of a CPU clock and the memory clock that goes with it from there on.
-    `floor_beats_hold`: whether that floor raises a memory clock that is held, which firmware decides; a board shows it
-    in the point that it reaches.
+    `memory_floor_hz` by cluster: pairs of a CPU clock and the memory clock that it requires from there on.
+    `floor_beats_hold`: whether that floor raises a pinned memory clock, which firmware decides; the point that the
+    board reaches shows it.
     """
 
     memory_floor_hz: Mapping[str, tuple[tuple[int, int], ...]] = dataclasses.field(default_factory=dict)
@@ -76,7 +76,7 @@ class Coupling:
 
     @classmethod
     def of(cls, board_type: BoardType, floor_beats_hold: bool = False) -> Coupling:
-        """What the board type's file says."""
+        """Read it from a board type."""
         return cls(
             {cluster.name: cluster.memory_floor_hz for cluster in board_type.clusters if cluster.memory_floor_hz},
             {
@@ -93,7 +93,7 @@ NO_COUPLING = Coupling()
 
 
 def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUPLING) -> Grid:
-    """Every combination of what is asked for; those that the board makes equal are merged, and said.
+    """Combine what is requested; merge points that are equal on the board, and report that.
 
     With nothing to vary that is one point: the board as it is. Raises UsageError for what the board lacks (listing what
     there is) and for too many points.
@@ -132,7 +132,7 @@ def plan_grid(clocks: Clocks, request: GridRequest, coupling: Coupling = NO_COUP
 
 
 def leave_out(grid: Grid, key: str) -> Grid:
-    """The grid without a point that the board refuses, and, where it has a power mode, without all points of that mode.
+    """Return the grid without a point that the board refuses, and with it all points of its power mode.
 
     Unchanged where nothing would be left.
     """
@@ -143,7 +143,7 @@ def leave_out(grid: Grid, key: str) -> Grid:
 
 
 def merge_reached(grid: Grid, key: str, reached: OperatingPoint) -> Grid:
-    """Leave out the point `key` where the board, when it was held there, reached the clocks of another grid point."""
+    """Merge the point `key` into another grid point whose clocks the board reached for it."""
     point = grid.find(key)
     if point is None:
         return grid
@@ -160,7 +160,7 @@ def merge_reached(grid: Grid, key: str, reached: OperatingPoint) -> Grid:
 
 
 def is_default(point: GridPoint, clocks: Clocks, coupling: Coupling) -> bool:
-    """Whether a board that is asked for nothing is at `point`: its current power mode alone, with that mode's limits.
+    """Whether a board without pinned clocks is at `point`: its current power mode alone, with that mode's limits.
 
     False where the board type does not know the mode: an operator may have moved a limit since.
     """
@@ -182,7 +182,7 @@ def is_default(point: GridPoint, clocks: Clocks, coupling: Coupling) -> bool:
 
 
 def format_point(point: OperatingPoint) -> str:
-    """A point for people and as a key, such as `cores=0,3-5 a57=1420.8MHz gpu=1300.5MHz`."""
+    """Format a point for people and as a key, such as `cores=0,3-5 a57=1420.8MHz gpu=1300.5MHz`."""
     words = [f"mode={point.power_mode}"] if point.power_mode else []
     words += [f"cores={format_cpus(point.cores_online)}"] if point.cores_online is not None else []
     clocks = {**point.cpu_freq_hz, GPU: point.gpu_freq_hz, MEMORY: point.memory_freq_hz}
@@ -191,7 +191,7 @@ def format_point(point: OperatingPoint) -> str:
 
 
 def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[int]) -> tuple[int, ...]:
-    """`wanted_hz` ascending, or all there is where it is empty. Raises UsageError listing what the board has."""
+    """Return `wanted_hz` ascending, or all there is where it is empty. Raises UsageError listing what the board has."""
     if not available_hz:
         raise UsageError(
             f"{name} of this board does not say which frequencies it has, so it cannot be swept",
@@ -206,9 +206,9 @@ def require_listed(name: str, wanted_hz: Sequence[int], available_hz: Sequence[i
 
 
 def find_reboot_modes(clocks: Clocks, coupling: Coupling) -> tuple[str, ...]:
-    """Power modes that the board takes on after a reboot only: those that gate other parts of it than the one set now.
+    """Return the power modes that need a reboot: those that gate other parts than the present one.
 
-    As far as the board type says. None where it is not known which mode is set now, which a board then decides itself.
+    As far as the board type says. None where the present mode is unknown; then the board decides.
     """
     current = coupling.modes.get(clocks.power_mode or "")
     if current is None:
@@ -230,7 +230,7 @@ def _plan_modes(clocks: Clocks, request: GridRequest, coupling: Coupling) -> tup
             f"power mode {named[0]} takes a reboot from {clocks.power_mode}, and a sweep never reboots a board",
             hint=f"run `sudo nvpmodel -m {coupling.modes[named[0]].number}` there, answer yes, then sweep it alone",
         )
-    # Of all modes those are meant that can be had now; what is left out is said with the sweep (`order.py`).
+    # Of all modes, those available now; `order` reports the others.
     return tuple(dict.fromkeys(request.power_modes)) or tuple(n for n in clocks.power_modes if n not in reboot)
 
 
@@ -247,7 +247,7 @@ def _plan_cores(clocks: Clocks, request: GridRequest) -> tuple[tuple[int, ...] |
 
 
 def _plan_cpus(clocks: Clocks, request: GridRequest) -> tuple[dict[str, int], ...]:
-    """Every combination of the clusters' clocks."""
+    """Return every combination of the clusters' clocks."""
     if request.cpu_freqs_hz is None:
         return ({},)
     known = [cluster.name for cluster in clocks.clusters]
@@ -294,7 +294,7 @@ def _online_now(clocks: Clocks) -> tuple[int, ...]:
 
 
 def _variant(mode: str | None, coupling: Coupling) -> str:
-    """What the mode does beyond clocks. A mode that nobody knows anything of is a matter of its own."""
+    """Name the mode's effect beyond clocks. An unknown mode is a variant of its own."""
     if mode is None:
         return ""
     return f"gating {coupling.modes[mode].gating}" if mode in coupling.modes else mode
@@ -303,7 +303,7 @@ def _variant(mode: str | None, coupling: Coupling) -> str:
 def _resolve(
     clocks: Clocks, point: OperatingPoint, online: Sequence[int], coupling: Coupling
 ) -> tuple[DomainSetting, ...]:
-    """What the board makes of a point."""
+    """Return the point that the board makes of this one."""
     mode = coupling.modes.get(point.power_mode or "", Mode())
     settings, floor_hz = [], 0
     for cluster in clocks.clusters:
@@ -332,7 +332,9 @@ def _resolve(
 
 
 def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
-    """Where the driver puts a cap: the next entry of its table, as seen on Tegra; the highest clock without a cap."""
+    """Return the clock at which the driver puts a cap: the next entry of its table, as seen on Tegra; the highest
+    without a cap.
+    """
     table = domain.available_hz
     if not table:
         return cap_hz or domain.max_hz
@@ -340,7 +342,7 @@ def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
 
 
 def _altered(point: GridPoint, clocks: Clocks) -> int:
-    """How many of the clocks that it asks for the board would change."""
+    """Count the requested clocks that the board would change."""
     asked = {**point.point.cpu_freq_hz, GPU: point.point.gpu_freq_hz, MEMORY: point.point.memory_freq_hz}
     changed = sum(d.held and asked.get(d.name) != d.freq_hz for d in point.domains)
     return int(changed) + int(format_point(point.point) != point.key)

@@ -1,4 +1,4 @@
-"""Reading what users type for a sweep: frequencies, cores, points. What a board has is `grid`'s business."""
+"""Parse what users type for a sweep: frequencies, cores, points. `grid` knows what a board has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farm.values import DEFAULT_POINT
 
 
 def find_clocks(board_type: BoardType, description: Mapping[str, Any]) -> Clocks | None:
-    """The clocks of a board's last description, else those of its type's file; None where neither has any."""
+    """Return the clocks of a board's last description, else those of its type's file; None where neither has any."""
     try:
         clocks = Description.from_dict(dict(description)).clocks if description else None
     except ProtocolError:
@@ -37,7 +37,7 @@ def _read_type(board_type: BoardType) -> Clocks | None:
     if not board_type.clusters and not board_type.power_modes:
         return None
     gpu, memory = board_type.gpu, board_type.memory
-    # Which of the tables a board has depends on its release: any of them will do until it has been asked.
+    # The table depends on the board's release: any of them will do until it has been asked.
     tables = (gpu.freqs_hz, *gpu.other_freqs_hz) if gpu else ()
     return Clocks(
         clusters=tuple(
@@ -54,10 +54,10 @@ ALL = "all"
 
 
 def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
-    """`all`, or a list of frequencies and ranges: `600,921.6MHz,1.2GHz..1.5GHz`.
+    """Parse `all`, or a list of frequencies and ranges: `600,921.6MHz,1.2GHz..1.5GHz`.
 
-    A range takes what the board has in it. Raises UsageError for what is no frequency, and for a range that the board
-    has nothing in; that a single frequency exists is checked with the grid.
+    A range stands for the board's frequencies in it. Raises UsageError for what is no frequency, and for an empty
+    range; single frequencies are checked with the grid.
     """
     if text.strip().lower() == ALL:
         return tuple(sorted(available_hz))
@@ -78,7 +78,7 @@ def parse_freqs(text: str, available_hz: Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_freq(text: str) -> int:
-    """One frequency in Hz; without a unit it is in MHz. Raises UsageError."""
+    """Parse one frequency in Hz; without a unit it is in MHz. Raises UsageError."""
     try:
         return parse_hz(text)
     except ValueError as error:
@@ -86,12 +86,12 @@ def parse_freq(text: str) -> int:
 
 
 def parse_core_sets(text: str) -> tuple[tuple[int, ...], ...]:
-    """Sets of CPUs, divided by `/`: `0-3/0,3-5` is two sets. Raises UsageError."""
+    """Parse sets of CPUs, divided by `/`: `0-3/0,3-5` is two sets. Raises UsageError."""
     return tuple(parse_cores(part) for part in text.split("/"))
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """One set of CPUs as the kernel writes it: `0,3-5`. Raises UsageError."""
+    """Parse one set of CPUs as the kernel writes it: `0,3-5`. Raises UsageError."""
     try:
         cores = parse_cpus(text)
     except ValueError as error:
@@ -102,7 +102,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def parse_point(text: str) -> OperatingPoint:
-    """A point as `grid.format_point` writes it: `mode=MAXN`, `cores=0-3 a57=921.6MHz gpu=921.6MHz`, or `default`.
+    """Parse a point as `grid.format_point` writes it: `mode=MAXN`, `cores=0-3 a57=921.6MHz gpu=921.6MHz`, or `default`.
 
     Raises UsageError.
     """

@@ -1,6 +1,6 @@
-"""Frozen facts of a sweep: a point of the grid, a measurement of it, a prediction of it, what the user wants.
+"""The types of a sweep: a grid point, its measurement, its prediction, the user's goal.
 
-A measurement and a prediction are different types on purpose: neither can be taken for the other.
+Measurements and predictions are different types, so that neither can be taken for the other.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from device_agent.protocol import OperatingPoint, Outcome, StrEnum, format_mhz
 
 
 def format_threads(threads: int) -> str:
-    """`1 thread`, `4 threads`."""
+    """Format a count: `1 thread`, `4 threads`."""
     return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 def format_conditions(threads: int, clocks: str, point: str) -> str:
-    """Threads and clocks in a few words; where no clock could be read, what was asked for (`point`)."""
+    """Format threads and clocks; without readable clocks, the requested `point`."""
     return f"{format_threads(threads)}, {clocks or f'clocks: {point}'}"
 
 
 def format_clocks(outcome: Outcome, clusters: Mapping[str, Collection[int]], *, on_gpu: bool = False) -> str:
-    """The clocks of the clusters (names and cores) in a run; "" where the board does not say.
+    """Format the clocks of the clusters (names and cores) in a run; "" where the board does not report any.
 
-    A clock that was held is told as it was asked for, what is read of it jitters; of one that follows the load, which
-    is low again once the run is over, the limit then in force: `a57 up to 1479MHz`.
+    A pinned clock is shown as requested, because readings jitter. One that follows the load, and is low again after the
+    run, is shown by its limit: `a57 up to 1479MHz`.
     """
     seen = outcome.after or outcome.before
     if seen is None:
         return ""
     held = outcome.point or OperatingPoint()
     limits = {int(core): hz for core, hz in (seen.cpu_max_hz or seen.cpu_freq_hz).items()}
-    # A machine whose cores nobody has described has one cluster.
+    # A machine without a description of its cores has one cluster.
     words = []
     for name, cores in (clusters or {"cpu": tuple(limits)}).items():
         if name in held.cpu_freq_hz:
@@ -64,7 +64,7 @@ class Estimate:
 
     @classmethod
     def of_log(cls, mean: float, sd: float) -> Estimate:
-        """From the mean and the standard deviation of the logarithm."""
+        """Make it from the mean and the standard deviation of the logarithm."""
         return cls(math.exp(mean), math.exp(mean - Z95 * sd), math.exp(mean + Z95 * sd))
 
     @property
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def log_sd(self) -> float:
-        """Standard deviation of the logarithm: half of the interval, relative to the value, over 1.96."""
+        """The standard deviation of the logarithm: half of the interval, relative to the value, over 1.96."""
         return (self.high - self.low) / (2 * Z95 * self.value)
 
     def contains(self, value: float) -> bool:
@@ -83,10 +83,10 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class DomainSetting:
-    """One clock of the board at a grid point. `units` counts what runs at it: cores online, 1 for GPU and memory.
+    """One clock of the board at a grid point. `units` counts what it drives: cores online, 1 for GPU and memory.
 
-    `freq_hz` is the clock held; with `held` false, where the board goes by itself under load, as far as is known (a
-    power mode's cap, the memory's floor). None where nothing is known.
+    `freq_hz` is the pinned clock; with `held` false, the clock under load as far as known (a power mode's cap, the
+    memory's floor), else None.
     """
 
     name: str
@@ -97,10 +97,10 @@ class DomainSetting:
 
 @dataclasses.dataclass(frozen=True)
 class GridPoint:
-    """One operating point of a grid. `point` is what to ask of the board, `key` its text, unique within the grid.
+    """One operating point of a grid. `point` is the request, `key` its text, unique within the grid.
 
-    `domains` are what it comes to, one entry per clock of the board, in the same order at every point. `variant` names
-    what clocks do not say (a power mode that gates parts of the GPU); "" where clocks say all.
+    `domains` has one entry per clock of the board, in the same order at every point. `variant` names what clocks do not
+    show (a power mode that gates parts of the GPU); "" where there is nothing.
     """
 
     key: str
@@ -111,7 +111,7 @@ class GridPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """Operating points that were not taken into the grid, because the board makes `kept` of them."""
+    """Operating points left out of the grid, because on the board they equal `kept`."""
 
     kept: str
     dropped: tuple[str, ...]
@@ -120,7 +120,7 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """All points of a sweep in a fixed order, and what was merged on the way."""
+    """All points of a sweep in a fixed order, and the merged ones."""
 
     points: tuple[GridPoint, ...]
     merged: tuple[Merge, ...] = ()
@@ -137,9 +137,9 @@ class PointMeasurement:
     """One visit to a grid point. `at_s` is seconds since the sweep began; a simulated board counts those it measured.
 
     Power and energy are null without a sensor: `power` the total in W, `energy` J per inference, `energy_above_idle`
-    the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit counts for
-    nothing (throttled, clocks moved by somebody else), "" where it counts; `retry` whether another visit may help.
-    Repeated visits of one point are entries of their own.
+    the same without the idle power at these clocks, `rail_power_w` W by rail. `invalid` says why the visit does not
+    count (throttled, clocks moved by another client), "" where it does; `retry` whether another visit may help.
+    Repeated visits of one point are separate entries.
     """
 
     key: str
@@ -160,13 +160,13 @@ class PointMeasurement:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it says something about its point. A throttled visit never does."""
+        """Whether it speaks of its point. A throttled visit never does."""
         return not self.invalid and not self.throttled
 
 
 @dataclasses.dataclass(frozen=True)
 class PointPrediction:
-    """What the fit expects of a point that nobody measured. Never to be shown without saying so."""
+    """The fit's expectation for a point without a measurement. Always to be shown as a prediction."""
 
     key: str
     latency: Estimate
@@ -176,7 +176,7 @@ class PointPrediction:
 
 
 class Objective(StrEnum):
-    """What the pick is to have least of."""
+    """What the pick minimises."""
 
     ENERGY = "energy"  # J per inference
     LATENCY = "latency"  # s per inference
@@ -184,7 +184,7 @@ class Objective(StrEnum):
     EDP = "edp"  # energy times latency, J s
 
     def of(self, latency_s: Any, power_w: Any, energy_j: Any) -> Any:
-        """The objective's value; numbers, or arrays of them. What it does not need may be anything."""
+        """Return the objective's value; numbers, or arrays of them. What it does not need may be anything."""
         match self:
             case Objective.ENERGY:
                 return energy_j
@@ -197,7 +197,7 @@ class Objective(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What the user asks of the pick: least `objective`, within a deadline and a limit of power where given.
+    """The user's goal: the least `objective`, within a deadline and a limit of power where given.
 
     The deadline is for the median latency, or with `deadline_on_p95` for the 95th percentile.
     """
@@ -209,5 +209,5 @@ class Goal:
 
     @property
     def needs_power(self) -> bool:
-        """Whether it means nothing on a board without a power sensor."""
+        """Whether it needs a power sensor."""
         return self.objective is not Objective.LATENCY or self.max_power_w is not None

@@ -45,7 +45,7 @@ from farm.values import DEFAULT_POINT, Record, Virtual
 from farm.version import __version__
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
-# A few of the Nano's fifteen clocks, spread over its upper half: untuned code takes seconds there, and below it more.
+# A few of the Nano's fifteen clocks, in its upper half: untuned code takes seconds there, and more below.
 _CPU_FREQS = "710.4,921.6,1224,1479"
 _WINDOW_S = 2.0
 # For the virtual board to start and pass its first probe.
@@ -56,7 +56,7 @@ SLOWEST_S = 0.6
 
 
 def find_own_type() -> BoardType | None:
-    """The board's type where it runs its own code; None where it runs this machine's."""
+    """Return the board's type where it runs its own code; None where it runs this machine's."""
     kind = require_board_type(BOARD_TYPE)
     return kind if emulation.runs_own_code(kind) else None
 
@@ -70,10 +70,9 @@ def sweep_virtual_board(
     listener: TuneListener,
     folder: Path,
 ) -> dict[str, Any]:
-    """Sweep, and write the page into `folder`; returns what the quickstart's document says of it. Raises FarmError.
+    """Sweep, and write the page into `folder`; return its part of the quickstart's document. Raises FarmError.
 
-    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is the store's for so
-    long only.
+    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is registered meanwhile.
     """
     began = time.monotonic()
     made = [SweepProgram(name, 1, each.library, inputs, _describe(each)) for name, each in compiled.items()]
@@ -109,7 +108,7 @@ def sweep_virtual_board(
 
 
 def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
-    """What a user types to have the whole sweep."""
+    """List the commands for the whole sweep."""
     options = ["--variants", f"{UNTUNED},{COMPILED}", "--cpu-freqs", _CPU_FREQS, "--exhaustive", "--out", "sweep"]
     options += [word for shape in shapes for word in ("--shape", shape)]
     model = source.origin.removeprefix(runner.ZOO)
@@ -121,7 +120,7 @@ def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _registered(store: Store) -> Any:
-    """A virtual board of that name; one that was there already stays."""
+    """Register a virtual board for the block; an existing one of that name stays."""
     if any(row["name"] == BOARD for row in store.fetch_boards()):
         yield
         return
@@ -129,7 +128,7 @@ def _registered(store: Store) -> Any:
     try:
         yield
     finally:
-        # Somebody may have taken it meanwhile, since it can be seen; then it is theirs to remove.
+        # Another client may have taken it meanwhile; then it stays.
         with contextlib.suppress(FarmError):
             store.remove_board(BOARD, by="quickstart")
 
@@ -146,13 +145,13 @@ def _shorten(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in rows]
 
 
-# A compiled model this much slower than the sum of its parts was not made of what was measured.
+# A compiled model this much slower than the sum of its parts does not consist of what was measured.
 _SUSPICIOUS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
 class QuickstartRequest:
-    """What the user asked for. `since` is when the command began (monotonic seconds).
+    """The user's request. `since` is when the command began (monotonic seconds).
 
     Another farm that measures on this machine is waited for `wait_s`.
     """
@@ -170,7 +169,7 @@ class QuickstartRequest:
 def run(
     request: QuickstartRequest, settings: Settings, store: Store, board_type: BoardType, listener: TuneListener
 ) -> dict[str, Any]:
-    """Do it; returns the document that `--json` prints, after writing it and the report into `request.out`."""
+    """Run all steps; return the document that `--json` prints, after writing it and the report into `request.out`."""
     source = request.source
     listener.note("starting the local farm: tracker, agent, Ray")
     order = one_model.OneModelRequest(
@@ -208,7 +207,7 @@ def run(
 
 
 def _compile_all(jobs: Mapping[str, Callable[[], Any]], name: str, listener: TuneListener) -> list[Any]:
-    """What each job returns, made one after the other in one process; `listener` hears how many are left."""
+    """Run the jobs one after the other in one process; `listener` gets how many are left."""
     made = []
     with Apart(list(jobs.values())) as apart:
         for number, what in enumerate(jobs, 1):
@@ -225,12 +224,12 @@ def _compile(
     book: Records,
     board_type: BoardType,
 ) -> compile.Compiled:
-    """The model as it was fastest. Loads TVM's compiler."""
+    """Compile the fastest variant of the model. Loads TVM's compiler."""
     return compile.compile_model(source.load(), shapes, target, workloads[0].pipeline, book, board_type.link_triple)
 
 
 def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> compile.Compiled | None:
-    """The model for the board that is swept; None where that runs this machine's code. Loads TVM's compiler."""
+    """Compile the model for the swept board; None where that runs this machine's code. Loads TVM's compiler."""
     own = find_own_type()
     if own is None:
         return None
@@ -242,7 +241,7 @@ def _compile_own(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> 
 def _compile_untuned(
     source: ModelSource, shapes: Mapping[str, tuple[int, ...]], target: Mapping[str, Any], board_type: BoardType
 ) -> compile.Compiled:
-    """The model for the board that is swept, as TVM comes. Loads TVM's compiler."""
+    """Compile the model with stock TVM for the swept board. Loads TVM's compiler."""
     own = find_own_type()
     if own is not None:
         board_type, target = own, to_config(find_target(own, True))
@@ -257,8 +256,10 @@ def _sweep(
     compiled: Mapping[str, compile.Compiled],
     final: Mapping[str, Any],
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The variants that are quick enough here over the clocks of a virtual board, and what is left out of that: why,
-    and the commands that make it. None where the sweep was not wanted, failed, or nothing is left out.
+    """Sweep the variants that are quick enough over the clocks of a virtual board.
+
+    Returns the result with what is left out, why, and the commands that make it. None where no sweep was requested, it
+    failed, or nothing is left out.
     """
     if not compiled:
         return None, None
@@ -283,13 +284,13 @@ def _sweep(
             listener,
             request.out / "sweep",
         )
-    except FarmError as error:  # the job itself is done
+    except FarmError as error:  # the main job is done
         return None, {"what": "The model was", "why": f"the sweep failed: {error.message}", "commands": commands}
     return swept, left_out
 
 
 def find_slow(final: Mapping[str, Any]) -> dict[str, str]:
-    """The variants of the sweep that do not run, or take too long here, by name, and why."""
+    """Return the sweep's variants that do not run or take too long here, by name, and why."""
     slow = {}
     for name, timed in ((UNTUNED, final["variants"].get("untuned")), (COMPILED, final["variants"][final["taken"]])):
         if timed is None:
@@ -376,7 +377,7 @@ def _document(
 
 
 def _say_sources(final: Mapping[str, Any], compiled: compile.Compiled) -> str:
-    """Where the schedules of what is compiled are from; a record that is the predicted code counts as predicted."""
+    """Describe the sources of the compiled schedules; a record that equals the prediction counts as predicted."""
     differing = 0 if final["taken"] == PREDICTED else final["differing"] - len(final["left_out"])
     if not differing:
         return "every function scheduled as predicted"
@@ -396,9 +397,9 @@ def _doubts(
     records: Sequence[Record],
     left_out: int = 0,
 ) -> list[str]:
-    """What the reader must know before believing the figures.
+    """List the caveats of the figures.
 
-    `recorded` is the model's latency from all records, of which so many are `left_out` of what is compiled.
+    `recorded` is the model's latency from all records, of which `left_out` are not in the compiled model.
     """
     notes = []
     if (unfit := len(records) - left_out - compiled.applied) > 0:

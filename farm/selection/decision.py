@@ -1,7 +1,6 @@
-"""What a contest comes to: who has the record, what it was compared with, and the evidence that the record carries.
+"""The result of a contest: the record's holder, its comparisons, and the evidence for the record.
 
-Pure. Who is measured is the business of `rounds`, who leads that of `tie`; checking what a winner computes, and writing
-records, is whose the contest is.
+Pure. `rounds` decides who is measured, `tie` who leads. Callers check the winner's output and write records.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from farm.values import Record
 
 @dataclasses.dataclass(frozen=True)
 class Conclusion:
-    """The end of a contest. `rivals` were compared with the winner; `held`: it had the record before. `median_s` is
-    what the record says, `evidence` what it rests on.
+    """The end of a contest. `rivals` were compared with the winner; `held`: it had the record before. `median_s` is the
+    record's latency, `evidence` its basis.
     """
 
     winner: str
@@ -34,7 +33,7 @@ class Conclusion:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A contest and what decides it: the rule, who was tried first ("": nobody to be kept), who has the record."""
+    """A contest and what decides it: the rule, the baseline (`first`, "": none), the incumbent."""
 
     contest: Contest
     rule: TieRule
@@ -42,12 +41,12 @@ class Decision:
     incumbent: Record | None = None
 
     def conclude(self, judgement: Judgement) -> Conclusion:
-        """The winner by the contest's last judgement: the leader, unless a tie leaves the record where it is, or what
-        was tried first is slower by too little.
+        """Return the winner by the contest's last judgement: the leader, unless a tie keeps the incumbent, or the
+        baseline is slower by too little.
         """
         winner = judgement.leader
         if self.incumbent is not None and self.incumbent.candidate in judgement.tied:
-            winner = self.incumbent.candidate  # a record is only replaced by what beats it
+            winner = self.incumbent.candidate  # a record is replaced only by a faster one
         elif self._keeps_first(judgement):
             winner = self.first
         rivals = sorted({*judgement.tied, *self.contest.beaten, judgement.leader} - {winner})
@@ -67,9 +66,9 @@ class Decision:
         )
 
     def _keeps_first(self, judgement: Judgement) -> bool:
-        """Whether what was tried first stays what is compiled, though another one leads by a little.
+        """Whether the baseline is kept though another leads by a little.
 
-        Not where it was never measured beside those who lead.
+        Not where it was never measured beside the leaders.
         """
         first, rounds = self.first, self.contest.rounds
         if first in ("", judgement.leader) or first in self.contest.failed:
@@ -78,11 +77,13 @@ class Decision:
         return len(beside) >= LEAST_ROUNDS and not tie.overtakes(rounds, judgement.leader, first, self.rule)
 
     def _is_kept(self, winner: str, judgement: Judgement) -> bool:
-        """Whether the record goes to what was tried first although another is known to be faster, if by little."""
+        """Whether the baseline gets the record although another is known to be a little faster."""
         return winner == self.first and winner not in (judgement.leader, *judgement.tied)
 
     def _compare_with(self, winner: str, judgement: Judgement, *, all_of_them: bool) -> dict[str, tuple[Ratio, str]]:
-        """Rivals by candidate, with their ratios, and whether they are faster, tied or slower; see `describe`."""
+        """Return rivals by candidate, with their ratios, and whether they are faster, tied or slower;
+        see `describe`.
+        """
         rounds, beaten = self.contest.rounds, self.contest.beaten
         if not all_of_them:
             found = {name: (ratio, "slower") for name, ratio in beaten.items() if name != winner}
@@ -97,7 +98,7 @@ class Decision:
         return found
 
     def _latencies(self, candidate: str) -> dict[str, list[float]]:
-        """Each round's median by board, in seconds."""
+        """Return each round's median by board, in seconds."""
         found: dict[str, list[float]] = {}
         for each in self.contest.rounds:
             if candidate in each.latency_s:
@@ -107,11 +108,11 @@ class Decision:
     def describe(
         self, winner: str, judgement: Judgement, contradictions: Sequence[str], latencies: Mapping[str, Sequence[float]]
     ) -> dict[str, Any]:
-        """What the record rests on, as plain data.
+        """Describe the evidence of the record as plain data.
 
-        A record's `median_s` is the median over boards of each board's median over rounds, raw: a board that is slow
-        stays slow. Ratios of who is tied are to the record's candidate, of who is slower to who led when that was seen;
-        where what was tried first is kept though another led, all are to it.
+        A record's `median_s` is the median over boards of each board's median over rounds, raw: a slow board stays
+        slow. Ratios of tied rivals are to the record's candidate, those of slower ones to the leader at that time;
+        where the baseline is kept though another led, all are to it.
         """
         kept = self._is_kept(winner, judgement)
         decided = "kept" if kept else "tie" if judgement.tied else "parted" if self.contest.beaten else "alone"
@@ -149,5 +150,5 @@ class Decision:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity, which JSON lacks."""
     return value if value < float("inf") else None

@@ -1,7 +1,6 @@
-"""Who of one task's candidates is measured next on which board, until `tie` has told them apart or called it a tie.
+"""Decide which of a task's candidates is measured next on which board, until `tie` finds a winner or a tie.
 
-Pure: boards, stores and libraries are the business of whose contest it is. A round belongs to one board; two boards
-share the rounds.
+Pure: the caller has boards, stores and libraries. A round belongs to one board; two boards share the rounds.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from device_agent.protocol import FaultSide, Status
 from farm.selection import tie
 from farm.selection.tie import Judgement, Round, TieRule
 
-# Less says nothing: two boards, or one and its own repetition.
+# Fewer show nothing: two boards, or one and its own repetition.
 LEAST_ROUNDS = 2
 
 
 BOARDS = 2
-# How long a task waits for a second board, or for a better one, before it goes on with what is there.
+# How long a task waits for a second or a better board before it goes on without.
 SECOND_BOARD_WAIT_S = 600.0
-# Rounds that may be spoilt, by faults that are no candidate's, before a task is decided on what there is.
+# Rounds spoilt by faults that are no candidate's, after which a task is decided on its data.
 MAX_SPOILT = 8
-# A board that spoilt so many of them is left out where another one can take its place.
+# A board that spoilt this many rounds is left out where another one can replace it.
 _MAX_SPOILT_ON_BOARD = 2
-# A candidate that is being measured when so many boards go down is out; see `checks.MAX_LOSSES`.
+# A candidate that was being measured when this many boards went down is out; see `checks.MAX_LOSSES`.
 _MAX_LOSSES = 3
-# A candidate that misses its deadline so often in rounds is out; once may be a slow host, which virtual boards share.
+# A candidate that misses its deadline this often in rounds is out; once may be a slow host, which virtual boards share.
 MAX_TIMEOUTS = 2
 
 
 @dataclasses.dataclass(eq=False)
 class RoundRun:
-    """A round under way on a board. `left` are not asked yet, in order; `is_lost`: its board went down."""
+    """A round that runs on a board. `left` are not requested yet, in order; `is_lost`: its board went down."""
 
     number: int
     board: str
@@ -55,11 +54,11 @@ class Contest:
         rounds: Iterable[Round] = (),
         note: Callable[[str, str], None] = lambda candidate, reason: None,
     ) -> None:
-        """`rounds` were measured before a restart; `seed` says who is first; `note` is told who failed, and why."""
+        """`rounds` are earlier ones; `seed` decides the order; `note` gets candidates that failed, and why."""
         self.alive: list[str] = []
         self.rounds: list[Round] = list(rounds)
         self.judgement: Judgement | None = None
-        # Rivals that were told from the leader, with the ratio that did it.
+        # Rivals that are proven slower than the leader, with the deciding ratio.
         self.beaten: dict[str, tie.Ratio] = {}
         # Candidates that failed, with the reason.
         self.failed: dict[str, str] = {}
@@ -76,14 +75,14 @@ class Contest:
         self._waiting_since_s: float | None = None
 
     def enter(self, candidates: Sequence[str]) -> None:
-        """These are to be measured; what earlier rounds say of them is taken into account at once."""
+        """Add candidates; earlier rounds count at once."""
         self.alive += candidates
         self._look = 0
         self.is_over = False
         self._decide()
 
     def drop(self, candidate: str, reason: str) -> None:
-        """A candidate failed by its own fault."""
+        """Remove a candidate that failed by its own fault."""
         if candidate not in self.failed:
             self.failed[candidate] = reason
             self._note(candidate, reason)
@@ -95,14 +94,14 @@ class Contest:
 
     @property
     def missing(self) -> int:
-        """Rounds that have to be begun before there is anything to decide."""
+        """Count the rounds that must begin before a decision."""
         if self.is_over or not self.alive:
             return 0
         return self._rule.looks[self._look] - len(tie.complete(self.rounds, self.alive)) - len(self._running)
 
     @property
     def left(self) -> tuple[int, int]:
-        """Measurements that are still to be made of who takes part: until the next look, and until the last."""
+        """Count the measurements that are left: until the next look, and until the last."""
         if self.is_over or not self.alive:
             return 0, 0
         made = len(tie.complete(self.rounds, self.alive)) * len(self.alive)
@@ -111,20 +110,20 @@ class Contest:
         return tuple(max(0, look * len(self.alive) - made) for look in (looks[self._look], looks[-1]))  # type: ignore[return-value]
 
     def count_wanted(self, held: Collection[str], boards: int) -> int:
-        """How many boards should be there for it, beside those that are and are left out; `boards` may be had."""
+        """Count the boards wanted beside those that are there and are left out; `boards` may be had."""
         usable = min(BOARDS, boards, max(0, self.missing) + len(self._running))
         return usable + min(len(self._shunned().intersection(held)), boards - usable) if usable else 0
 
     def begin(self, board: str, now_s: float, held: Collection[str], boards: int) -> RoundRun | None:
-        """A round for a free board, or None where it has none for this one.
+        """Return a round for a free board; None where there is none for this one.
 
-        `held` are the boards that are there now, this one included; `boards` are how many may be had sooner or later.
+        `held` are the boards that are there now, this one included; `boards` are how many can be had in time.
         """
         if self.missing <= 0 or not self._may_measure(board, now_s, held, boards):
             return None
         order = sorted(self.alive)
         random.Random(f"{self._seed} {' '.join(order)}").shuffle(order)
-        # Each candidate is first, second, … equally often: what a place in the order does to all cancels.
+        # Each candidate is equally often at each place of the order, so that effects of the place cancel.
         turn = self._next % len(order)
         run = RoundRun(self._next, board, order[turn:] + order[:turn])
         self._next += 1
@@ -132,7 +131,7 @@ class Contest:
         return run
 
     def on_measured(self, run: RoundRun, candidate: str, status: Status, message: str, latency_s: float | None) -> None:
-        """A measurement of a round that is under way ended."""
+        """Take in a measurement of a running round."""
         if latency_s is not None:
             run.latency_s[candidate] = latency_s
         elif status.fault_side is FaultSide.CANDIDATE and not self._excuse(candidate, status):
@@ -143,7 +142,7 @@ class Contest:
                 run.left.clear()
                 self.spoilt += 1
                 self._spoilt_on[run.board] += 1
-            # What waited at the board behind another one was not what took it down.
+            # A candidate that waited behind another one did not take the board down.
             if status is Status.BOARD_LOST and not run.is_lost:
                 run.is_lost = True
                 self._losses[candidate] += 1
@@ -158,7 +157,7 @@ class Contest:
         return self._timeouts[candidate] < MAX_TIMEOUTS
 
     def end(self, run: RoundRun) -> None:
-        """Nothing more comes of a round; what was measured counts where it is enough."""
+        """End a round; its measurements count if they are complete enough."""
         self._running.remove(run)
         if run.latency_s.keys() >= set(self.alive):
             self._waiting_since_s = None
@@ -178,14 +177,14 @@ class Contest:
         share = math.ceil(self._rule.looks[self._look] / BOARDS)
         partners = {name for name in rounds if name in held and name != board} - shunned
         if rounds[board] == 0 and len(partners) >= BOARDS:
-            # A third one only takes the place of one that went.
+            # A third board only replaces one that left.
             return sum(max(0, share - rounds[name]) for name in partners) < self.missing
         if rounds[board] < share:
             return True
         return self._has_waited(now_s)
 
     def _has_waited(self, now_s: float) -> bool:
-        """Whether another board was waited for long enough; the first call begins it."""
+        """Whether another board was waited for long enough; the first call begins the wait."""
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         return now_s - self._waiting_since_s >= SECOND_BOARD_WAIT_S
@@ -194,7 +193,7 @@ class Contest:
         return {name for name, count in self._spoilt_on.items() if count >= _MAX_SPOILT_ON_BOARD}
 
     def _decide(self) -> None:
-        """Look at the rounds as soon as there are enough for the next look, or no more can be had."""
+        """Judge once there are enough rounds for the next look, or no more can be had."""
         while self.alive and not self.is_over:
             looks = self._rule.looks
             rounds = tie.complete(self.rounds, self.alive)
@@ -217,7 +216,7 @@ class Contest:
                 self._stop()
 
     def _stop(self) -> None:
-        """It is over: of rounds that are under way, no more is measured than was asked for."""
+        """End the contest: running rounds measure only what was requested."""
         self.is_over = True
         for run in self._running:
             run.left.clear()

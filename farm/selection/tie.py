@@ -1,8 +1,8 @@
-"""Which of some candidates is fastest, from rounds that measured them one after the other; or that it cannot be told.
+"""Find the fastest of several candidates from interleaved rounds, or call it a tie.
 
-Pure. A round measures every candidate once on one board. Only ratios within a round are compared, so that what a board
-does to all of them alike (a slower board, a day that gets warmer) cancels: rounds are the blocks of a randomised block
-design (Box, Hunter & Hunter 2005, Statistics for Experimenters, ch. 4). Who measures is the business of `rounds`.
+Pure. A round measures every candidate once on one board. Only ratios within a round are compared, so that common
+effects of a board (slow, or warming up) cancel: rounds are the blocks of a randomised block design (Box, Hunter &
+Hunter 2005, Statistics for Experimenters, ch. 4). `rounds` decides who is measured.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 
-# After how many rounds candidates are compared, where the budget allows it.
+# The numbers of rounds after which candidates are compared, where the budget allows it.
 LOOKS = (4, 8, 16)
 
-# Least of a board's rounds for which its own opinion is asked: with two, one odd sample is half of it.
+# Rounds of a board for a verdict of its own: with two, one outlier is half of it.
 _OWN_OPINION = 3
-# In so many of its rounds a challenger is faster by the advantage: all of two or three, three of four.
+# The share of rounds in which a challenger must be faster by the advantage: all of two or three, three of four.
 _OVERTAKEN = 0.75
-# A fifth of the ratios at each end is trimmed: withstands that many wild rounds and costs little where none is (Wilcox
-# 2017, Introduction to Robust Estimation and Hypothesis Testing, 4th ed., sec. 3.3 and 4.3).
+# A fifth of the ratios at each end is trimmed: robust against that many outliers, and cheap without any (Wilcox 2017,
+# Introduction to Robust Estimation and Hypothesis Testing, 4th ed., sec. 3.3 and 4.3).
 _TRIMMED = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class TieRule:
-    """When candidates count as told apart.
+    """When candidates are statistically distinguishable.
 
-    It is asked after so many rounds (`looks`) of all boards together; the last is when it gives up. `confidence` is for
+    They are compared after each of `looks` rounds, counted over all boards; the last look decides. `confidence` is for
     a whole decision, over all looks and rivals. Candidates within `band` of each other (a part of latency) are a tie.
-    What was tried first is kept unless another is faster by more than `advantage` (see `overtakes`).
+    The baseline is kept unless another is faster by more than `advantage` (see `overtakes`).
 
-    Of three candidates, one that is faster by five times a measurement's noise shows after four or eight rounds, one by
-    2.5 times in 99 % of decisions within 16 (tests/unit/test_tie.py). With these numbers of rounds intervals miss as
-    often as they say; with five or ten, where trimming has just begun, half as often again.
+    Of three candidates, one that is faster by five times a measurement's noise is found after four or eight rounds, one
+    by 2.5 times in 99 % of decisions within 16 (tests/unit/test_tie.py). With these numbers of rounds intervals have
+    their nominal error rate; with five or ten, where trimming has just begun, 1.5 times that.
     """
 
     looks: tuple[int, ...] = LOOKS
@@ -57,7 +57,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How much longer a rival takes than the leader (1.05: by 5 %), with an interval, from so many rounds."""
+    """How much longer a rival takes than the leader (1.05: by 5 %), with an interval, over `rounds`."""
 
     candidate: str
     value: float
@@ -67,11 +67,11 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the interval leaves no room for the rival being as fast."""
+        """Whether the interval excludes that the rival is as fast."""
         return self.low > 1.0
 
     def is_within(self, band: float) -> bool:
-        """Whether the interval leaves no room for a difference that matters."""
+        """Whether the interval excludes a relevant difference."""
         return self.low >= 1 / (1 + band) and self.high <= 1 + band
 
 
@@ -79,7 +79,7 @@ class Ratio:
 class Judgement:
     """The fastest so far, and each rival's ratio to it, the fastest rival first.
 
-    `open` are rivals that more rounds may tell from the leader, `tied` those that count as equally fast.
+    `open` are rivals that more rounds may distinguish, `tied` those that count as equally fast.
     """
 
     leader: str
@@ -89,13 +89,13 @@ class Judgement:
 
     @property
     def slower(self) -> tuple[str, ...]:
-        """Rivals that need not be measured any more."""
+        """List the rivals that need no more measurements."""
         return tuple(ratio.candidate for ratio in self.ratios if ratio.is_slower)
 
 
 @dataclasses.dataclass(frozen=True)
 class Contradiction:
-    """Boards that disagree whether a candidate is faster than another, each clearly."""
+    """Boards that disagree, each clearly, whether a candidate is faster than another."""
 
     candidate: str
     other: str
@@ -104,7 +104,7 @@ class Contradiction:
 
 
 def complete(rounds: Iterable[Round], candidates: Collection[str]) -> list[Round]:
-    """The rounds in which all of these were measured."""
+    """Return the rounds in which all of these were measured."""
     return [each for each in rounds if all(candidate in each.latency_s for candidate in candidates)]
 
 
@@ -112,12 +112,11 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
     """Compare candidates over the rounds that have them all: at least two where there is more than one candidate.
 
     Intervals are for the trimmed mean of the logarithms of a round's ratios, by Student's t with winsorised variance
-    (Tukey & McLaughlin 1963, Sankhya A 25, 331-352). Looking several times and at several rivals must not make a winner
-    out of noise: each interval leaves out an equal part of what the rule allows (Bonferroni; for looks: Pocock 1977,
-    Biometrika 64, 191-199, who shows that equal parts lose little). With `last`, none stays open: who cannot be told
-    from the leader by now is tied with it.
+    (Tukey & McLaughlin 1963, Sankhya A 25, 331-352). For repeated looks and several rivals, each interval has an equal
+    part of the rule's error (Bonferroni; for looks: Pocock 1977, Biometrika 64, 191-199, who shows that equal parts
+    lose little). With `last`, open rivals count as tied.
 
-    The leader is who has the least median of ratios to its rounds' geometric means; of equals, the first by name.
+    The leader has the least median of ratios to its rounds' geometric means; of equals, the first by name.
     """
     names = sorted(candidates)
     used = complete(rounds, names)
@@ -128,7 +127,7 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
     leader = _find_leader(logs)
     ratios = _ratios(logs, names, leader, error)
     if any(ratio.high < 1.0 for ratio in ratios):
-        # The median of few lopsided ratios may err where their interval does not.
+        # The median of few skewed ratios may err where their interval does not.
         leader = names.index(min(ratios, key=lambda ratio: (ratio.high, ratio.candidate)).candidate)
         ratios = _ratios(logs, names, leader, error)
     ratios.sort(key=lambda ratio: (ratio.value, ratio.candidate))
@@ -139,7 +138,7 @@ def judge(rounds: Sequence[Round], candidates: Collection[str], rule: TieRule, *
 
 
 def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: TieRule) -> list[Ratio]:
-    """Ratios to a candidate that need not lead, with intervals as `judge` makes them; the fastest first.
+    """Return ratios to any candidate, with intervals as `judge` makes them, the fastest first.
 
     Over the rounds that have them all: at least two.
     """
@@ -152,8 +151,8 @@ def compare(rounds: Sequence[Round], base: str, others: Collection[str], rule: T
 def overtakes(rounds: Iterable[Round], challenger: str, favourite: str, rule: TieRule) -> bool:
     """Whether a candidate is faster than the favourite by more than the rule's advantage in three of four rounds.
 
-    A kernel alone finds its data in the nearest cache; in its model, where the kernel before has left them. Differences
-    of a few percent do not carry over, so the favourite is kept.
+    Timed alone, a kernel finds its data in the nearest cache; in its model, where the kernel before left them.
+    Differences of a few percent do not carry over, so the favourite is kept.
     """
     both = complete(rounds, (challenger, favourite))
     faster = sum(each.latency_s[challenger] * (1 + rule.advantage) < each.latency_s[favourite] for each in both)
@@ -163,9 +162,9 @@ def overtakes(rounds: Iterable[Round], challenger: str, favourite: str, rule: Ti
 def find_contradictions(
     rounds: Sequence[Round], leader: str, rivals: Iterable[str], rule: TieRule
 ) -> list[Contradiction]:
-    """Rivals that are clearly slower than the leader on one board and clearly faster on another.
+    """Find rivals that are clearly slower than the leader on one board and clearly faster on another.
 
-    Each board is asked alone, as often as it has three rounds of both.
+    Each board is judged alone, if it has three rounds of both.
     """
     found = []
     for rival in sorted(rivals):
@@ -186,12 +185,11 @@ def find_contradictions(
 
 
 def _as_logs(rounds: Sequence[Round], names: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Logarithms of latencies, one row per round."""
     return np.log(np.array([[each.latency_s[name] for name in names] for each in rounds], dtype=np.float64))
 
 
 def _find_leader(logs: npt.NDArray[np.float64]) -> int:
-    # Rounded, so that equals stay equal whatever the order in which they were summed up.
+    # Rounded, so that equals stay equal in any order of summation.
     centres = np.round(np.median(logs - logs.mean(axis=1, keepdims=True), axis=0), 12)
     return int(np.argmin(centres))
 
@@ -206,7 +204,7 @@ def _ratios(logs: npt.NDArray[np.float64], names: Sequence[str], leader: int, er
 
 
 def _trimmed_interval(values: npt.NDArray[np.float64], error: float) -> tuple[float, float]:
-    """The trimmed mean, and half the width of its interval, which misses with probability `error`."""
+    """Return the trimmed mean, and half the width of its interval, which misses with probability `error`."""
     count = len(values)
     cut = int(_TRIMMED * count)
     kept = np.sort(values)[cut : count - cut]
@@ -219,5 +217,5 @@ def _trimmed_interval(values: npt.NDArray[np.float64], error: float) -> tuple[fl
 
 
 def _exp(value: float) -> float:
-    """Of what may be infinite."""
+    """Exponentiate without overflow."""
     return math.inf if value > 700 else math.exp(value)

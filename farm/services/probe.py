@@ -27,9 +27,9 @@ from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_ki
 from farm.crew.held_board import to_address
 from farm.errors import (
     BoardBusyError,
-    BoardNonsenseError,
     BoardUnsafeError,
     FarmError,
+    InvalidReplyError,
     LeaseOverError,
     TransientError,
     UnavailableError,
@@ -222,7 +222,7 @@ class _Visit:
         """What there is to observe. Raises _SkippedError."""
         try:
             return await self._look()
-        except (BoardUnsafeError, BoardNonsenseError) as error:
+        except (BoardUnsafeError, InvalidReplyError) as error:
             return Finding(find_kind(error), error.message)
         except LeaseOverError as error:
             with _our_side():

@@ -1,7 +1,6 @@
-"""Sees campaigns whose engine was killed, on whichever host, and starts the process that has an engine of ours go on.
+"""Find campaigns whose engine was killed, on any host, and start a process that continues them with this host's engine.
 
-That process is `farm.campaign.engine.take_over`, since what an engine is is not known here. Only for who said that this
-host may (`farm up --take-over`), and only on a store that hosts share.
+Only with `farm up --take-over`, and only on a store that hosts share.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from farm.services.keeper import Keeper
 
 _LOOK_S = 5.0
-# A campaign that kills every engine is given one more at growing pauses only.
+# A campaign that kills every engine gets another at growing pauses.
 _BACKOFF = Backoff(first_s=60.0, last_s=3600.0)
-# Loading TVM's and Ray's modules for an engine, on a machine that is busy; it waits for that engine to be ready.
+# The process waits until its engine has loaded TVM and Ray, on a busy machine.
 _LIMIT_S = 180.0
 LOG_FILE = "take-over.log"
 
@@ -34,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class TakeOver:
-    """Looks while it is `on`. Used by the keeper's main thread alone."""
+    """Active while `on`. Used by the keeper's main thread alone."""
 
     def __init__(self, store: Store, logs: Path, on: bool = False) -> None:
-        """`logs` is the folder for what the process says."""
+        """`logs` is the folder for the process's output."""
         self.on = on
         self._store, self._log_file = store, logs / LOG_FILE
         self._look_at = 0.0
@@ -46,7 +45,7 @@ class TakeOver:
         self._until = 0.0
 
     def watch(self, keeper: Keeper | None = None) -> None:
-        """Have what was left taken over; cheap to call on every turn."""
+        """Start the process for campaigns that have no engine; cheap to call on every turn."""
         now = time.monotonic()
         if self._process is not None and (self._process.poll() is not None or now > self._until):
             self.close()
@@ -60,11 +59,11 @@ class TakeOver:
             names = [name for name in left if self._tries.setdefault(name, Restarts(_BACKOFF)).due]
             if names:
                 self._begin(names)
-        except FarmError as error:  # the store is busy, or there is no room for a process
+        except FarmError as error:  # the store is busy, or there is no memory for a process
             _log.warning("%s", error)
 
     def close(self) -> None:
-        """End the process, if one runs. What it has submitted stays so, for any engine."""
+        """End the process, if one runs. Campaigns that it has resumed wait for any engine."""
         if self._process is not None:
             children.stop(self._process)
             self._process = None
@@ -73,6 +72,6 @@ class TakeOver:
         for name in names:
             self._tries[name].note_end()
             _log.info("campaign %s was left by an engine that is gone; taking it over", name, extra={"campaign": name})
-        command = python_command("-m", "farm.campaign.engine.take_over", *names)
+        command = python_command("-m", "farm.campaign.engine", "--take-over", *names)
         self._process = children.start(command, self._log_file, os.environ)
         self._until = time.monotonic() + _LIMIT_S

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
-from farm.crew import queue_place
+from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.crew.calibration import to_document as to_board_document
 from farm.report.campaign_document import make_document, shorten
@@ -172,7 +172,7 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
 def show_queue(request: Request) -> JSONResponse:
     """Show the queue for boards, as `farm queue --json` does."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(queue_place.to_document(store))
+        return JSONResponse(queue_entry.to_document(store))
 
 
 @router.get("/events", responses=_answer(documents.EventList))

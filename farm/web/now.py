@@ -23,7 +23,7 @@ EVENTS = 20
 # Events that are faults of a board.
 FAULTS = frozenset(
     {
-        Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT,
+        Kind.FAULT, Kind.PROBE_FAILED, Kind.INVALID_REPLY, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT,
         Kind.UNSAFE, Kind.HOSTILE, Kind.LOST,
     }
 )  # fmt: skip

@@ -19,7 +19,7 @@ from device_agent.protocol import format_mhz
 from farm import errors, units
 from farm.artifacts import listed
 from farm.campaign import artifacts
-from farm.crew import queue_place
+from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
@@ -101,7 +101,7 @@ def show_now(
             request,
             "now.html",
             campaigns=[now.to_campaign_row(each, boards) for each in campaigns],
-            queue=queue_place.to_document(store)["requests"],
+            queue=queue_entry.to_document(store)["requests"],
             rows=rows[first : first + BOARDS_PER_PAGE],
             turning=turn(request, page, len(rows), BOARDS_PER_PAGE),
             counts=now.count_boards(boards),

@@ -1,4 +1,4 @@
-"""A board's process as whoever drives it has it: what it is handed, and how it ends, dies and hangs."""
+"""A board's process as whoever drives it has it: what it is name, and how it ends, dies and hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan
 from farm.crew.board_process import Open, Request
 from farm.crew.held_board import Address
 from farm.errors import DeadlineError, TransientError
-from farm.measure.arrays import Given, read
+from farm.measure.arrays import SharedBuffer, read
 from farm.measure.asking import AgentAddress
 from tests.awaiting import await_here
 
@@ -39,13 +39,13 @@ def process(tmp_path: pathlib.Path) -> Iterator[BoardProcess]:
 
 def test_what_is_handed_over_is_gone_with_its_giver() -> None:
     """Small data is itself, big data can be read under its name for as long as its giver keeps it."""
-    assert Given(b"small").handed == b"small"
-    given = Given(BIG)
-    handed = given.handed
-    assert (len(handed), read(handed)) == (len(BIG), BIG)
-    del given
+    assert SharedBuffer(b"small").name == b"small"
+    buffer = SharedBuffer(BIG)
+    name = buffer.name
+    assert (len(name), read(name)) == (len(BIG), BIG)
+    del buffer
     with pytest.raises(TransientError, match="gone"):
-        read(handed)
+        read(name)
 
 
 def test_a_program_is_handed_over_once() -> None:

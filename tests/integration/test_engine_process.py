@@ -77,7 +77,7 @@ def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
     assert client.stop_engine(settings)
     assert engine.wait(10) == 0
     campaign = store.fetch_fleet_campaign("c")
-    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine was told to end")
+    assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine was ended by a signal")
     assert store.fetch_fleet_campaign("d").state is CampaignState.PAUSED
     assert (is_held(settings.home_path), find_engine(settings.home_path)) == (False, None)
     assert not client.stop_engine(settings)

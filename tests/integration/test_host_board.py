@@ -19,7 +19,7 @@ import pytest
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
 from farm.artifacts.on_board import LOCAL, hold_board
 from farm.campaign.engine import board_held
-from farm.campaign.engine.boards import Arrived, BoardCrew, Left, TrialMeasured
+from farm.campaign.engine.boards import Arrived, EngineBoards, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.errors import UnavailableError
 from farm.processes.machine import machine_lock
@@ -44,7 +44,7 @@ class NoServices:
 class Bench:
     """A crew that has this machine as its only board."""
 
-    def __init__(self, crew: BoardCrew, store: Store, name: str, others: Collection[int], notes: list[str]) -> None:
+    def __init__(self, crew: EngineBoards, store: Store, name: str, others: Collection[int], notes: list[str]) -> None:
         """`others`: processes of ours that are not the crew's, by id; `notes`: what the crew says."""
         self.crew, self.store, self.name, self._others, self._notes = crew, store, name, others, notes
         self.numbers = iter(range(1, 1000))
@@ -124,7 +124,7 @@ def bench(store: Store) -> Iterator[Bench]:
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
     others, notes = {each.pid for each in psutil.Process().children()}, list[str]()
-    with BoardCrew(NoServices(), store, settings, "campaign", notes.append) as crew:
+    with EngineBoards(NoServices(), store, settings, "campaign", notes.append) as crew:
         name = crew.want_host(True)
         crew.want({BOARD_TYPE: [name]})
         bench = Bench(crew, store, name, others, notes)

@@ -27,7 +27,7 @@ from farm.crew.board_process import BoardHolder, Ended, Request, TimeKernel
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.crew.held_board import Address
-from farm.errors import BoardHostileError, BoardNonsenseError, LeaseOverError
+from farm.errors import BoardHostileError, InvalidReplyError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays
 from farm.measure.asking import AgentAddress
@@ -118,8 +118,8 @@ class Place:
         (TAKE_OVER, BoardHostileError, Kind.HOSTILE),
         (
             hostile_board.answer(dataclasses.replace(GOOD, latency_s=(-1.0,)).to_json()),
-            BoardNonsenseError,
-            Kind.NONSENSE,
+            InvalidReplyError,
+            Kind.INVALID_REPLY,
         ),
     ],
     ids=["attack", "nonsense"],
@@ -205,7 +205,7 @@ HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.n
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (hostile_board.answer(b"{}"), "where text belongs"),
+        (hostile_board.answer(b"{}"), "instead of text"),
         (returning(hostile_board.number(hostile_board.NONE), hostile_board.none()), "answered a NoneType"),
         (returning(*HUGE), "answered a Tensor"),
         (hostile_board.answer('{"a":' * 100_000), "nested too deeply"),
@@ -218,7 +218,7 @@ def test_what_cannot_be_is_not_believed(data: bytes, says: str) -> None:
     with (
         answering(protocol.MEASURE, data) as board,
         BoardSession(board, KEY) as session,
-        pytest.raises(BoardNonsenseError, match=says),
+        pytest.raises(InvalidReplyError, match=says),
     ):
         session.measure(MeasureSpec(()), b"")
 
@@ -229,7 +229,7 @@ def test_a_number_is_not_taken_for_the_size_of_outputs() -> None:
     with (
         answering(protocol.RUN_MODEL, number) as board,
         BoardSession(board, KEY) as session,
-        pytest.raises(BoardNonsenseError, match="answered a int"),
+        pytest.raises(InvalidReplyError, match="answered a int"),
     ):
         session.run_model(protocol.RunSpec(protocol.Engine.KERNEL), b"", {})
 
@@ -252,7 +252,7 @@ def test_outputs_that_nobody_asked_for_are_not_read() -> None:
     with (
         answering(protocol.RUN_MODEL, sent) as board,
         BoardSession(board, KEY) as session,
-        pytest.raises(BoardNonsenseError, match="that nobody asked for"),
+        pytest.raises(InvalidReplyError, match="that were not requested"),
     ):
         session.run_model(protocol.RunSpec(protocol.Engine.KERNEL, return_outputs=False), b"", {})
 

@@ -11,7 +11,7 @@ import pytest
 from farm.crew import reservation
 from farm.crew.health import Kind
 from farm.crew.leased_site import FleetSite
-from farm.crew.queue_place import QueuePlace
+from farm.crew.queue_entry import QueueEntry
 from farm.errors import UnavailableError, UsageError
 from farm.store import Store
 from farm.values import Virtual, WorkKind
@@ -98,7 +98,7 @@ def test_a_reservation_ends_by_itself_and_waits_its_turn(home: Home) -> None:
         assert new
         assert kept.token > lease.token
         assert store.find_reservation("a", "ann@lab") is None
-        campaign = QueuePlace(store, WorkKind.TRIALS, "campaign", TYPE, ["b"], campaign="long")
+        campaign = QueueEntry(store, WorkKind.TRIALS, "campaign", TYPE, ["b"], campaign="long")
         campaign.stay()
         held = store.acquire_lease("b", "engine pid 1", "campaign", kind=WorkKind.TRIALS, request=campaign.number)
         campaign.end()

@@ -125,7 +125,7 @@ def test_an_engine_that_a_fault_ended_is_followed_by_another(url: str) -> None:
             (explain_end(caught.value), True),
             (explain_end(UnavailableError("the disk is full")), True),
             (explain_end(UsageError("it is no model")), False),
-            ("its engine was told to end", False),
+            ("its engine was ended by a signal", False),
         ):
             store.note_campaign(1, CampaignState.INTERRUPTED, reason)
             assert (store.fetch_left_campaigns(lambda _: False) == ["c"]) is is_left

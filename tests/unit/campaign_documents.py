@@ -177,9 +177,9 @@ def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
             "recorded": recorded | {"peak_memory_bytes": 181 << 20, "bytes": 46 << 20},
         },
         "gain": {"value": predicted_s / taken_s, "low": 1.06, "high": 1.09} if gained else None,
-        "said": "1.07 times as fast as without a trial"
+        "said": "1.07 times as fast as the untuned prediction"
         if gained
-        else "the trials gained nothing: with its records it takes 1.03 times as long as by prediction",
+        else "tuning found no speedup: with its records the model takes 1.03 times as long as by prediction",
     }
 
 

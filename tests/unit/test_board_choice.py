@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.crew.choice import find_hopeless, find_left_out, plan_choice, plan_pool, plan_target
+from farm.crew.choice import find_blocked, find_left_out, plan_choice, plan_pool, plan_target
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
 
@@ -75,8 +75,8 @@ def test_each_board_that_cannot_be_had_has_its_reason() -> None:
 def test_waiting_is_in_vain_only_where_an_operator_must_act() -> None:
     """Maintenance, unsafe and retired do not end by themselves; one board that may mend is worth waiting for."""
     held = [row("a", health="maintenance", health_reason="drained"), row("b", health="unsafe", health_reason="stuck")]
-    assert find_hopeless(held, ("a", "b")) == "a: maintenance: drained; b: unsafe: stuck"
-    assert find_hopeless([*held, row("c", health="quarantined")], ("a", "b", "c")) == ""
+    assert find_blocked(held, ("a", "b")) == "a: maintenance: drained; b: unsafe: stuck"
+    assert find_blocked([*held, row("c", health="quarantined")], ("a", "b", "c")) == ""
 
 
 @pytest.mark.parametrize(

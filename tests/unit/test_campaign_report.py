@@ -57,8 +57,10 @@ def test_gains_are_those_of_the_model_itself() -> None:
     assert gained.factor == pytest.approx(0.0131 / 0.0122)
     assert (nothing.factor, nothing.last_s) == (1.0, 0.0131)
     page = write_page(document, [gained, nothing])
-    assert "- **resnet18 takes 12.2 ms on jetson-nano @ default**: 1.07 times as fast as without a trial." in page
-    assert "The trials gained nothing: with its records it takes 1.03 times as long" in page
+    assert (
+        "- **resnet18 takes 12.2 ms on jetson-nano @ default**: 1.07 times as fast as the untuned prediction." in page
+    )
+    assert "Tuning found no speedup: with its records the model takes 1.03 times as long" in page
     assert "first schedules" not in page
     document["progress"]["verdict"]["finals"][0]["doubt"] = "the board was too busy: the load average was 9.0"
     doubted = write_page(document, [gained, nothing])

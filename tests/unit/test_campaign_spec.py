@@ -127,7 +127,7 @@ def test_wrong_keys_and_values(tmp_path: pathlib.Path, old: str, new: str, messa
         ("operating_points: [{cores: 4}]", "operating_points.0.cores: CPU numbers are needed here"),
         ("operating_points: [{cores: some}]", "operating_points.0.cores: it names no CPUs"),
         ("operating_points: [{cores: []}]", "operating_points.0.cores: at least one is needed here"),
-        ("search: {tuner: ga, loss: rank}", "search: loss means nothing for the tuner ga"),
+        ("search: {tuner: ga, loss: rank}", "search: loss has no meaning for the tuner ga"),
         (
             "search: {tuner: xbg}",
             "search.tuner: it must be 'random', 'ga', 'xgb', 'droplet' or 'grid' (it is 'xbg'); did you mean xgb?",

@@ -12,9 +12,9 @@ from farm.errors import (
     BoardBusyError,
     BoardHostileError,
     BoardLostError,
-    BoardNonsenseError,
     BoardUnsafeError,
     FarmError,
+    InvalidReplyError,
     LeaseOverError,
     PermanentError,
 )
@@ -87,9 +87,9 @@ def test_throttling_counts_when_it_repeats() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(BoardHostileError("it sent a call"), Kind.HOSTILE), (BoardNonsenseError("latency -1"), Kind.NONSENSE)],
+    [(BoardHostileError("it sent a call"), Kind.HOSTILE), (InvalidReplyError("latency -1"), Kind.INVALID_REPLY)],
 )
-def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | BoardNonsenseError, kind: Kind) -> None:
+def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | InvalidReplyError, kind: Kind) -> None:
     """The trial is the farm's failure with the reason, and the farm is told which it was."""
     place = Place()
     outcome = Blame(place).judge_error(error)
@@ -99,7 +99,7 @@ def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | B
 
 def test_nonsense_on_the_only_board_is_tried_again() -> None:
     """It ends no run at once; an attack does."""
-    assert Blame(Place(can_change=False)).judge_error(BoardNonsenseError("x")).status is Status.FARM_ERROR
+    assert Blame(Place(can_change=False)).judge_error(InvalidReplyError("x")).status is Status.FARM_ERROR
     with pytest.raises(BoardHostileError):
         Blame(Place(can_change=False)).judge_error(BoardHostileError("x"))
 

@@ -38,5 +38,5 @@ def test_an_engine_that_was_believed_gone_lets_go(tmp_path: pathlib.Path, engine
             store.want_campaign("c", "run", "op")
             assert store.take_campaign(1, engine)
         orders._look_at = 0.0
-        with pytest.raises(StoreFaultError, match="believed gone, and lost c"):
+        with pytest.raises(StoreFaultError, match="no heartbeat for too long, and lost c"):
             orders.poll(state, verifying)

@@ -52,7 +52,7 @@ def test_exit_codes_follow_the_contract() -> None:
         "DeadlineError": 3,
         "BoardBusyError": 3,
         "BoardLostError": 3,
-        "BoardNonsenseError": 3,
+        "InvalidReplyError": 3,
         "StoreFaultError": 3,
         "PermanentError": 1,
         "CodeRefusedError": 1,

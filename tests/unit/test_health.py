@@ -15,7 +15,15 @@ from farm.values import Health, HealthHistory, Standing, State, Transition
 
 LIMITS = HealthLimits(faults=3, window_s=100.0, cooldown_s=50.0, passes=2)
 OUT_OF_SERVICE = frozenset({Health.MAINTENANCE, Health.UNSAFE, Health.RETIRED})
-BAD_NEWS = (Kind.PROBE_FAILED, Kind.FAULT, Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT, Kind.NONSENSE)
+BAD_NEWS = (
+    Kind.PROBE_FAILED,
+    Kind.FAULT,
+    Kind.THROTTLED,
+    Kind.DRIFTED,
+    Kind.SLOW_SENSORS,
+    Kind.MISFIT,
+    Kind.INVALID_REPLY,
+)
 
 STANDINGS = [
     Standing(reachable, leased, health)
@@ -289,7 +297,7 @@ def test_no_life_returns_a_board_to_service_without_an_operator(
         if was in OUT_OF_SERVICE and health not in OUT_OF_SERVICE:
             assert kind in COMMANDS or (kind is Kind.HOSTILE and health is Health.QUARANTINED)
         if health is Health.QUARANTINED and (
-            was is not health or kind in (Kind.FAULT, Kind.PROBE_FAILED, Kind.NONSENSE)
+            was is not health or kind in (Kind.FAULT, Kind.PROBE_FAILED, Kind.INVALID_REPLY)
         ):
             quarantined_at = now_s
         if health is Health.GOOD and was is not Health.GOOD:

@@ -18,7 +18,7 @@ from device_agent.protocol import (
     RunSpec,
     StartConditions,
 )
-from farm.errors import BoardNonsenseError, UnavailableError
+from farm.errors import InvalidReplyError, UnavailableError
 from farm.measure.answers import require_own_protocol
 from farm.measure.session import BoardSession, plan_deadline_s
 
@@ -71,7 +71,7 @@ def test_another_version_is_refused_by_number() -> None:
 
 def test_a_garbled_description_is_not_believed() -> None:
     """The right version with a description that lacks half is nonsense, and the board suspect."""
-    with pytest.raises(BoardNonsenseError, match="cannot be: Description lacks"):
+    with pytest.raises(InvalidReplyError, match="nano/7: Description lacks"):
         Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe()
 
 
@@ -82,7 +82,7 @@ def test_reports_and_traces_are_read() -> None:
     assert Answering(report.to_json()).unpin() == report
     trace = PowerTrace(None, board="7")
     assert Answering(trace.to_json()).power(PowerSpec(0.5)) == trace
-    with pytest.raises(BoardNonsenseError, match="nano/7 answered cannot be"):
+    with pytest.raises(InvalidReplyError, match="invalid reply from the agent on nano/7"):
         Answering("{}").unpin()
 
 

@@ -12,7 +12,7 @@ from device_agent.protocol import ProtocolError
 from device_agent.session import session
 from device_agent.session.session import Programs
 from farm.errors import PermanentError
-from farm.measure.session import LEAST_BYTES, SentPrograms
+from farm.measure.session import LEAST_BYTES, UploadCache
 
 
 def name(program: bytes) -> str:
@@ -67,7 +67,7 @@ def test_large_programs_are_sent_once(tmp_path: pathlib.Path) -> None:
         sent.append(program)
         return json.dumps(kept.keep(digest, program)[-1:])
 
-    there = SentPrograms(keep)
+    there = UploadCache(keep)
     assert there.find(b"small") is None
     assert [there.find(each) for each in (LARGE, LARGE, OTHER, OTHER, LARGE)] == [
         name(each) for each in (LARGE, LARGE, OTHER, OTHER, LARGE)
@@ -84,7 +84,7 @@ def test_a_board_without_room_gets_programs_with_every_run() -> None:
         asked += 1
         raise PermanentError("keep_program failed on nano: No space left on device")
 
-    there = SentPrograms(keep)
+    there = UploadCache(keep)
     assert [there.find(LARGE), there.find(LARGE), asked] == [None, None, 1]
 
 
@@ -92,4 +92,4 @@ def test_a_board_without_room_gets_programs_with_every_run() -> None:
 def test_a_board_that_says_nonsense_is_doubted(answer: object) -> None:
     """What it has is said as a list of digests, and a short one."""
     with pytest.raises(ProtocolError):
-        SentPrograms(lambda digest, program: answer).find(LARGE)
+        UploadCache(lambda digest, program: answer).find(LARGE)

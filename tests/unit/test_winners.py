@@ -268,7 +268,7 @@ def test_a_winner_that_is_slower_than_untuned_code_is_not_taken(store: Store) ->
     assert rack.drive(verification)
     assert rack.record() is None
     [reason] = verification.verdict.undecided.values()
-    assert "untuned code is as fast" in reason
+    assert "untuned code is at least as fast" in reason
     assert UNTUNED in {row["candidate"] for row in rack.winner_trials(campaign)}
     # It is no candidate of a later search.
     assert UNTUNED not in {row["candidate"] for row in store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)}
@@ -782,7 +782,7 @@ def test_a_search_that_dies_is_asked_again(store: Store) -> None:
     for _ in range(10):
         for request in verification.step(0.0):
             if isinstance(request, ReplayWanted):
-                request.answer = Replay(None, "the search had to be started again", lost=True)
+                request.answer = Replay(None, "the search was restarted", lost=True)
             elif isinstance(request, BuildWanted):
                 rack.answer(verification, request)
     assert verification.done

@@ -1,5 +1,5 @@
-"""Execute campaigns on a fleet: the loop around the scheduler, its boards, builds, searches and finals.
+"""Run campaigns on a fleet: the loop around the scheduler, its boards, builds, searches and verification.
 
-What is done next is decided in `farm.campaign.scheduler`; here decisions are carried out, and what came of them is
-written to the store before anything else rests on it.
+`farm.campaign.scheduler` decides what is done next. Here decisions are executed, and their results are written to the
+store before anything depends on them.
 """

@@ -1,6 +1,6 @@
-"""What the engine keeps of one campaign while it carries it out: its order, its jobs' code, what it has used.
+"""The engine's data on one running campaign: its order, the code of its jobs, the budget it has used.
 
-It holds facts and does nothing; what the scheduler knows of the campaign is in its own state.
+The scheduler keeps its own state of the campaign.
 """
 
 from __future__ import annotations
@@ -20,49 +20,48 @@ if TYPE_CHECKING:  # loads NumPy
     from farm.campaign.engine.board_held import TrialMeasured
 
 
-# A candidate so much slower than the best so far is worth no more than that it is slow. Wide enough for the first
-# trials of a search, whose best is far from what it ends with.
+# A candidate this much slower than the best so far need not be timed exactly. The first trials of a search are far from
+# its final best.
 SLOWER = 15.0
-# A busy board may take so long to read its sensors, and to start a candidate's threads and touch its memory.
+# A busy board takes this long to read its sensors, start a candidate's threads and touch its memory.
 RUN_FLOOR_S = 2.0
-# Samples that were made long take that long however fast a candidate is; where other programs take the processor from
-# it, so many times longer. A candidate must not be blamed for that.
+# Load on the host stretches long samples up to this factor. A candidate must not be blamed for that.
 _STARVED = 5.0
 # The agent lengthens a short sample by this margin (`device_agent/worker/timing.py`), usually in a second round.
 _GROWTH_MARGIN = 1.2
-# What it calls before it counts: its warm-up, and one call of the evaluator's own per sample.
+# Calls before timing starts: the warm-up, and one call of the evaluator's own per sample.
 _CALLS_BESIDE = 1
-# Loading is the board's file system and linker, which know nothing of how fast a candidate is.
+# Loading depends on the board's file system and linker, not on the candidate.
 LOAD_S = 10.0
 
 
 def plan_run_timeout_s(
     best_s: float | None, samples: int, min_repeat_s: float, limit_s: float, number: int = 1
 ) -> float:
-    """How long a candidate may run, given the best latency so far of its workload there; `limit_s` where none is known.
+    """Plan a candidate's time-out from the best latency so far of its workload there; `limit_s` where there is none.
 
-    `samples` of `number` calls are taken, each made as long as `min_repeat_s`. A candidate up to `SLOWER` times the
-    best is timed in full. Never below `RUN_FLOOR_S`, never above `limit_s`.
+    `samples` of `number` calls are taken, each at least `min_repeat_s` long. A candidate up to `SLOWER` times the best
+    is timed in full. The result is at least `RUN_FLOOR_S` and at most `limit_s`.
     """
     if best_s is None:
         return limit_s
     slow_s = SLOWER * best_s
     wanted_s = RUN_FLOOR_S + samples * (number + _CALLS_BESIDE) * slow_s
-    if number * best_s < min_repeat_s:  # samples of good candidates are made longer, in a second round
+    if number * best_s < min_repeat_s:  # samples of fast candidates are lengthened in a second round
         wanted_s += samples * (_STARVED * _GROWTH_MARGIN * min_repeat_s + _CALLS_BESIDE * slow_s)
     return min(limit_s, wanted_s)
 
 
-# Points of the curve of latency over trials that are kept; every second one goes when there are more.
+# Points kept of the curve of latency over trials; beyond that every second one is dropped.
 _HISTORY = 200
 
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """A candidate on its way through the engine, from its proposal on, with its code once it is built.
+    """A candidate on its way through the engine, from proposal to result, with its code once it is built.
 
-    `failure` is how its build failed by its own fault. `measured` is what boards said of it, by assignment: two may
-    answer before one of them counts.
+    `failure` is a build failure that is the candidate's fault. `measured` holds the boards' results by assignment: two
+    boards may answer before one of them counts.
     """
 
     task: TaskKey
@@ -85,20 +84,20 @@ class Active:
     used_s: float = 0.0
     # How long a counted trial held a board on average.
     trial_s: float | None = None
-    # The counted trials, and the wall clock (s), at the first report that had any: starting up is no pace.
+    # Counted trials and wall clock (s) at the first report with trials: start-up is left out of the pace.
     pace_from: tuple[int, float] | None = None
-    # How long earlier engines' searches looked for candidates.
+    # How long earlier engines' searches worked.
     searched_s: float = 0.0
     faults: dict[str, int] = dataclasses.field(default_factory=lambda: {f"{side}_faults": 0 for side in FaultSide})
     history: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
     history_step: int = 1
     warm: dict[str, str] = dataclasses.field(default_factory=dict)
-    # What every task has come to, as progress shows it.
+    # Every task with its result so far, as progress shows it.
     tasks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     # The clocks that candidates ran at, by board type and point.
     clocks: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
-    # Times of records by board type, point and workload; once winners are `decided`, those are what counts.
+    # Latencies of records by board type, point and workload; they count once verification has `decided`.
     recorded: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
     decided: bool = False
 
@@ -107,43 +106,40 @@ class Active:
         return self.order.name
 
     def type_of(self, board_type: str) -> TypeOrder:
-        """What is done on boards of a type."""
         return next(each for each in self.order.types if each.board_type == board_type)
 
     def workload_of(self, task: TaskKey) -> WorkloadOrder:
-        """The workload of a task."""
         return next(each for each in self.type_of(task.board_type).workloads if each.hash == task.workload)
 
     def is_heaviest(self, task: TaskKey) -> bool:
-        """Whether a task's workload is the one of its board type that computes most in a call."""
+        """Whether a task's workload has the most work per call of its board type."""
         return task.workload == max(self.type_of(task.board_type).workloads, key=lambda each: each.flop).hash
 
     def next_attempt(self, task: TaskKey, candidate: str) -> int:
-        """The number of a candidate's next attempt, from 1. A candidate's entry goes with `forget`.
+        """Return the number of a candidate's next attempt, from 1. `forget` removes the entry.
 
-        One that was given up keeps its entry: a search that starts anew may propose it again.
+        A candidate that was given up keeps its entry: a restarted search may propose it again.
         """
         key = (task.board_type, task.workload, task.point, candidate)
         self.attempts[key] = self.attempts.get(key, 0) + 1
         return self.attempts[key]
 
     def forget(self, task: TaskKey, candidate: str) -> None:
-        """A candidate is concluded: its attempts are counted in the store alone."""
+        """Drop the entry of a candidate that is concluded: its attempts are counted in the store."""
         self.attempts.pop((task.board_type, task.workload, task.point, candidate), None)
 
     def note_counted(self, task: TaskKey, latency_s: float | None) -> None:
-        """A trial of a task counts; None: it failed by its candidate's fault."""
+        """Count a trial of a task; None: it failed by its candidate's fault."""
         for row in self._find_rows(task):
             row["counted"] += 1
             if latency_s is not None and (row["best_s"] is None or latency_s < row["best_s"]):
                 row["best_s"] = latency_s
 
     def count_fault(self, side: FaultSide) -> None:
-        """Count a failure by its side."""
         self.faults[f"{side}_faults"] += 1
 
     def note_clocks(self, task: TaskKey, outcome: Outcome) -> None:
-        """What the board's clocks were in a task's trial."""
+        """Keep the board's clocks in a task's trial."""
         place = (task.board_type, task.point)
         if place not in self.clocks:
             clusters = {
@@ -153,7 +149,7 @@ class Active:
             self.clocks[place] = format_clocks(outcome, clusters, on_gpu=on_gpu)
 
     def note_ended(self, task: TaskKey, reason: str) -> None:
-        """A task is searched no further."""
+        """Note why a task is searched no further."""
         for row in self._find_rows(task):
             row["ended"] = reason
 
@@ -162,7 +158,7 @@ class Active:
         return [row for row in self.tasks if (row["workload"], row["board_type"], row["point"]) == place]
 
     def note_history(self, counted: int, latencies: Mapping[str, float]) -> None:
-        """Keep how good the campaign is after so many trials, in bounded space."""
+        """Append a point to the latency curve, in bounded space."""
         if latencies and (not self.history or counted >= self.history[-1][0] + self.history_step):
             self.history.append((counted, dict(latencies)))
             if len(self.history) > _HISTORY:
@@ -171,7 +167,7 @@ class Active:
 
 
 def to_measure_spec(active: Active, work: Work, best_s: float | None) -> MeasureSpec:
-    """How a candidate is timed; its time-out follows the best of its task so far (s)."""
+    """Return how to time a candidate; its time-out follows the best of its task so far (s)."""
     order = active.order.measure
     timeout_s = plan_run_timeout_s(best_s, order.repeat, order.min_repeat_s, order.timeout_s)
     return MeasureSpec(

@@ -1,6 +1,6 @@
-"""One leased board as campaigns have it: its lease, its process, the calls sent there, and what is seen of it.
+"""One leased board of the engine: its lease, its process, its queue of calls, its observations.
 
-When boards are taken and left, and what the engine is told, is `boards`' business.
+`boards` decides when boards are taken and left.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from farm.values import WorkKind
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """A board is leased and its session is open: it may be given work. `is_host`: while it measures, search and build
-    rest, since it is the machine that they run on.
+    """A board is leased and its session is open.
+
+    `is_host`: it is the machine that searches and builds, which rest while it measures.
     """
 
     board: str
@@ -43,10 +44,10 @@ class Arrived:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A board may be used no more. Whatever it had still to do ends with this; no `TrialMeasured` or `Ran` follows.
+    """A board may be used no more; its open calls end with this, without `TrialMeasured` or `Ran`.
 
-    `lost`: it went down under what it was measuring, of which no `TrialMeasured` told. `doubted_after`: what it
-    measured after this mark of the store's (`Store.fetch_mark`) is not to be believed.
+    `lost`: it failed during a measurement. `doubted_after`: results after this mark of the store (`Store.fetch_mark`)
+    are not trusted.
     """
 
     board: str
@@ -57,9 +58,7 @@ class Left:
 
 @dataclasses.dataclass(frozen=True)
 class AskedBack:
-    """A board is somebody else's in the queue: it is left as soon as it has nothing more to do, and is to be given
-    nothing more. `Left` follows.
-    """
+    """The queue has given a board to another user: it gets no more work and is left once idle. `Left` follows."""
 
     board: str
     reason: str
@@ -67,7 +66,7 @@ class AskedBack:
 
 @dataclasses.dataclass(frozen=True)
 class TrialMeasured:
-    """A measurement ended. `board_s` is for how long the board was busy with it, bringing its clocks there included."""
+    """A measurement ended. `board_s` is how long it occupied the board, setting its clocks included."""
 
     assignment: Any
     board: str
@@ -77,7 +76,7 @@ class TrialMeasured:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """A program's run ended; `job` is whose it was."""
+    """A program's run ended; `job` is the caller's."""
 
     job: Any
     board: str
@@ -88,18 +87,18 @@ class Ran:
 BoardEvent = Arrived | Left | AskedBack | TrialMeasured | Ran
 
 
-# An agent that takes a dead one's place is at the tracker in some seconds, a board whose session was cut at once.
+# An agent that replaces a dead one registers within seconds, a board whose session was cut at once.
 REQUEST_TIMEOUT_S = 30.0
-# A process that loads TVM's runtime, on a machine where many start at once; then the board is waited for.
+# Loading TVM's runtime, on a machine where many processes start at once.
 _CONNECT_TIMEOUT_S = 120.0
 
 
 @dataclasses.dataclass
 class Call:
-    """Something that a board was asked for. `key` is whose it is (`kind` says what), `order` what its process is to do
-    at `point`.
+    """A call to a board's process. `key` is the caller's (`kind` says of what), `order` what the process does at
+    `point`.
 
-    `number` is the process's for it; `began_s` is when nothing was before it any more, on the monotonic clock.
+    `number` is the process's; `began_s` (monotonic) is when it became first in the queue.
     """
 
     kind: str
@@ -112,12 +111,12 @@ class Call:
 
     @property
     def limit_s(self) -> float:
-        """When it counts as stuck, once it has begun."""
+        """Return the seconds after its start at which the call counts as stuck."""
         return plan_limit_s(self.order.job, REQUEST_TIMEOUT_S)
 
 
-class CrewBoard(LeasedBoard):
-    """A leased board. For `Blame` it is the place that a run works at. Not thread-safe."""
+class EngineBoard(LeasedBoard):
+    """A leased board. For `Blame` it is the site of a run. Not thread-safe."""
 
     def __init__(
         self,
@@ -128,16 +127,16 @@ class CrewBoard(LeasedBoard):
         log: Path | None,
         host: HostBoard | None = None,
     ) -> None:
-        """Take its lease, start the process, and have it open a session, which is not waited for.
+        """Take the lease, start the process and let it open a session, without waiting.
 
-        `log` takes what the process prints; `host` is this machine where that is the board, whose tracker is taken
-        then. Raises what `LeasedBoard` raises.
+        `log` takes the process's output. `host` is this machine where it is the board; its tracker is used then. Raises
+        what `LeasedBoard` raises.
         """
         self.host, self._tracker = host, tracker
         self.board_type, self.labels = str(row["board_type"]), dict(row["labels"] or {})
-        # When it was taken (monotonic, s), and the mark of the store's (`Store.fetch_mark`) then.
+        # When it was taken (monotonic, s), and the store's mark then (`Store.fetch_mark`).
         self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
-        _ = self.tracker  # where there is none, nothing is taken
+        _ = self.tracker  # raises before the lease is taken
         find_tracker = (lambda: tracker) if host is None else None
         kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue
         super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker, kind=kind)
@@ -156,26 +155,24 @@ class CrewBoard(LeasedBoard):
 
     @property
     def can_change(self) -> bool:
-        """See `Site`: what waits for it is done elsewhere, unless it is this machine."""
+        """Whether another board could do its work: not where it is this machine."""
         return self.host is None
 
     @property
     def tracker(self) -> Tracker:
-        """Where it is asked for."""
         tracker = self.host.tracker if self.host is not None else self._tracker
         if tracker is None:
-            raise InternalError(f"a {self.board_type} is to be taken without a tracker")
+            raise InternalError(f"a {self.board_type} cannot be taken without a tracker")
         return tracker
 
     @property
     def work(self) -> list[Call]:
-        """The calls that the engine waits for."""
-        return [call for call in self.calls if call.kind != "anchor" and not call.revoked]
+        return [call for call in self.calls if call.kind != "reference" and not call.revoked]
 
     def start_process(self) -> None:
-        """Put a process in the place of the one before, if any, and send it what is still to do.
+        """Replace the process, if any, and send the new one the open calls.
 
-        Raises TransientError where there is no room for one.
+        Raises TransientError where there is no memory for one.
         """
         if self.process is not None:
             self.process.kill()
@@ -189,7 +186,7 @@ class CrewBoard(LeasedBoard):
                 self._hand_over(call)
 
     def send(self, call: Call) -> None:
-        """Have a call carried out after those before it."""
+        """Queue a call."""
         self._hand_over(call)
         self.calls.append(call)
 
@@ -209,17 +206,16 @@ class CrewBoard(LeasedBoard):
             self.process.revoke(call.number)
 
     def observe(self, kind: Kind, detail: str) -> None:
-        """See `Site.observe`. This machine is judged by whoever sits at it."""
         if self.host is None:
             super().observe(kind, detail)
 
     def hang_up(self) -> None:
-        """Have the process end the session; the board's agent puts its clocks back. Waits for nothing."""
+        """Have the process end the session without waiting; the board's agent restores its clocks."""
         if self.process is not None:
             self.process.hang_up()
 
     def give_back(self) -> None:
-        """End the process, then give the lease back. Waits for both. Safe to call twice."""
+        """End the process, then return the lease. Waits for both. Safe to call twice."""
         if self.process is not None:
             self.process.stop()
         super().give_back()

@@ -1,6 +1,6 @@
-"""Which boards the crew holds: wanted ones are leased as it is their turn, unfit ones and those asked back are left.
+"""Lease the boards that campaigns want as the queue grants them; leave unfit ones and those asked back.
 
-What they are given to do is in `boards`.
+`boards` gives them work.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.board_held import AskedBack, BoardEvent, CrewBoard, Left, Ran, TrialMeasured
+from farm.campaign.engine.board_held import AskedBack, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.roster import BoardsAsked, TrialQueue
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import plan_choice
 from farm.crew.leased_board import free_orphans
-from farm.crew.site import find_trouble
+from farm.crew.site import find_outage
 from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
 from farm.store import Store
 from farm.values import State
 
-# How often the store is looked at: for free boards, and for whether ours are still fit.
+# How often to look for free boards and at the health of those held.
 _LOOK_S = 0.5
-# For all leases to be released at the engine's end; then they expire by themselves.
+# For releasing all leases at the engine's end; leases left after that expire.
 _CLOSE_TIMEOUT_S = 4.0
-# What taking a board may raise; anything else is a bug of ours, and ends the engine.
+# What taking a board may raise; any other error is a bug and ends the engine.
 _NOT_TAKEN = (TransientError, UnavailableError, BoardUnsafeError, UsageError)
 
 _log = logging.getLogger(__name__)
 
 
 class TrackerSource(Protocol):
-    """What is needed of the farm's services."""
+    """The farm's services, as far as boards need them."""
 
     @property
     def tracker(self) -> Tracker | None:
-        """The tracker at which boards within reach are asked for; None while there is none yet."""
+        """The tracker at which boards are requested; None while there is none."""
 
 
 class BoardKeeping:
-    """Every board that is held, and what there is to tell of them. Not thread-safe, like the store it is given."""
+    """All boards held, and the reports on them. Not thread-safe, as its store."""
 
     def __init__(
         self,
@@ -54,30 +54,29 @@ class BoardKeeping:
         host: HostBoard,
         log: Path | None,
     ) -> None:
-        """Nothing is leased before `want`. `purpose` is what leases say; `note` is told what an operator may want.
+        """Lease nothing before `want`. `purpose` is the leases' text; `note` gets messages for operators.
 
-        `host` is this machine, whose agent runs while it is wanted; `log` takes what boards' processes print.
+        `host` is this machine, whose agent runs while wanted; `log` takes the output of boards' processes.
         """
         self._log = log
         self._host = host
         self._host_is_wanted = False
         self._services, self._store, self._purpose, self._note = services, store, purpose, note
         self._wanted: dict[str, str] = {}
-        self._held: dict[str, CrewBoard] = {}
+        self._held: dict[str, EngineBoard] = {}
         self._paused: dict[str, float] = {}
         self._look_at = 0.0
         self._events: list[BoardEvent] = []
         self._closing: list[threading.Thread] = []
         self._trouble = ""
         self._queue = TrialQueue(store)
-        # Boards that are to go to somebody else.
+        # Boards that another user gets next.
         self._yielding: set[str] = set()
 
     def want(self, wanted: Mapping[str, Collection[str]], asked: Sequence[BoardsAsked] | None = None) -> None:
-        """From now on these boards, by type, may be used, and no others. `asked` says by whom; None: by all of us.
+        """Use these boards, by type, from now on and no others. `asked` says for whom; None: for all campaigns.
 
-        They are leased as they become free and fit and it is our turn; one that is wanted no more, or asked back, is
-        left once it has nothing to do.
+        Each is leased once it is free, fit and granted by the queue. A board no longer wanted is left once idle.
         """
         self._wanted = {name: board_type for board_type, names in wanted.items() for name in names}
         if asked is None:
@@ -85,22 +84,22 @@ class BoardKeeping:
         self._queue.ask([each.without(self._host.name) for each in asked])
 
     def priorities(self) -> dict[str, int]:
-        """The priority of each campaign that asks for boards, as operators have set it in the queue."""
+        """The priority of each campaign that asks for boards, as operators set it in the queue."""
         return self._queue.priorities()
 
     def has_taken(self, name: str) -> bool:
-        """Whether a board is leased, be it only to connect to it."""
+        """Whether a board is leased, connected or not."""
         return name in self._held
 
     def want_host(self, wanted: bool) -> str:
-        """Have this machine be a board, or not any more; its name, "" where it is none now."""
+        """Use this machine as a board, or stop doing so; return its name, "" where it is none now."""
         self._host_is_wanted = wanted
         if wanted:
             self._host.want()
         return self._host.name
 
     def close(self) -> None:
-        """Leave every board. Waits for some seconds at most; what is not given back by then expires."""
+        """Leave every board. Waits some seconds at most; leases not returned by then expire."""
         for held in self._held.values():
             held.hang_up()
             self._give_back(held)
@@ -112,7 +111,7 @@ class BoardKeeping:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _look(self, now: float) -> None:
-        """Leave what is unfit or wanted no more, and take what is free; does nothing where that was just done."""
+        """Leave boards that are unfit or no longer wanted, and take free ones; at most once an interval."""
         self._closing = [thread for thread in self._closing if thread.is_alive()]
         if now < self._look_at:
             return
@@ -130,11 +129,11 @@ class BoardKeeping:
             elif held.name not in self._wanted and not held.calls:
                 self._leave(held, "not needed any more")
             elif held.name in self._yielding and not held.calls:
-                self._leave(held, "it is somebody else's turn")
+                self._leave(held, "another user of the queue gets it")
         self._take(rows)
 
     def _note_asked_back(self) -> None:
-        """Have the engine give nothing more to boards that are to go to somebody else."""
+        """Report boards that another user gets next."""
         for name, reason in self._queue.asked_back(self._held).items():
             if name not in self._yielding and name != self._host.name:
                 self._yielding.add(name)
@@ -142,7 +141,7 @@ class BoardKeeping:
                 self._events.append(AskedBack(name, reason))
 
     def _look_after_host(self) -> None:
-        """Start again what died of this machine's farm, or end it once nobody wants it. Raises UnavailableError."""
+        """Restart the processes of this machine's board, or end them once unwanted. Raises UnavailableError."""
         host = self._host
         if not host.name:
             return
@@ -161,7 +160,7 @@ class BoardKeeping:
                 self._leave(held, error.message)
 
     def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
-        """Lease what is wanted and free."""
+        """Lease boards that are wanted and free."""
         now = time.monotonic()
         names = [
             name
@@ -180,7 +179,7 @@ class BoardKeeping:
         if not free:
             return
         tracker = self._services.tracker
-        trouble = find_trouble(tracker)
+        trouble = find_outage(tracker)
         if trouble != self._trouble:
             self._trouble = trouble
             self._note(trouble or "the farm's services answer again")
@@ -192,14 +191,14 @@ class BoardKeeping:
         for name in names:
             host = self._host if tracker is None else None
             try:
-                self._held[name] = CrewBoard(self._store, rows[name], tracker, self._purpose, self._log, host)
-            except _NOT_TAKEN as error:  # somebody was faster, or the store is busy
+                self._held[name] = EngineBoard(self._store, rows[name], tracker, self._purpose, self._log, host)
+            except _NOT_TAKEN as error:  # another user was faster, or the store is busy
                 _log.info("%s is not taken: %s", name, error.message, extra={"board": name})
 
-    def _lose(self, held: CrewBoard, reason: str, alone: bool) -> None:
-        """The board went down: what it was measuring, if anything, was lost with it.
+    def _lose(self, held: EngineBoard, reason: str, alone: bool) -> None:
+        """Report a board that failed, and with it the measurement that ran there.
 
-        Boards that go down together do so for a reason that they share, such as the network: no candidate's doing.
+        Boards that fail together share a cause, such as the network: no candidate is to blame.
         """
         if held.calls and held.connecting is None:
             began_s = held.calls[0].began_s
@@ -212,8 +211,8 @@ class BoardKeeping:
             elif call.kind == "run" and not call.revoked:
                 self._events.append(Ran(call.key, held.name, outcome, {}))
 
-    def _leave(self, held: CrewBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
-        """Let go of a board; `pause_s` keeps us from taking it at once again."""
+    def _leave(self, held: EngineBoard, reason: str, pause_s: float = 0.0, doubted_after: int | None = None) -> None:
+        """Leave a board; `pause_s` is how long it is not taken again."""
         if self._held.pop(held.name, None) is None:
             return
         self._yielding.discard(held.name)
@@ -226,8 +225,8 @@ class BoardKeeping:
         if held.arrived:
             self._events.append(Left(held.name, reason, False, doubted_after))
 
-    def _give_back(self, held: CrewBoard) -> None:
-        """Give the lease back, on a thread: the store may be busy, and others need us."""
+    def _give_back(self, held: EngineBoard) -> None:
+        """Return the lease on a thread: the store may be busy."""
         thread = threading.Thread(target=held.give_back, name=f"farm-leave-{held.name}", daemon=True)
         thread.start()
         self._closing.append(thread)

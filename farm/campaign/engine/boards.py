@@ -1,7 +1,7 @@
-"""The boards that campaigns work on, and what they are given to do: measurements, programs, anchors.
+"""The boards that campaigns work on and their calls: measurements, programs, reference kernels.
 
-Many at once, and nothing here waits: the engine asks again and again what happened. Which boards are held is in
-`board_keeping`, what one is made of in `board_held`; who is to blame is decided as for one board (`farm.crew.blame`).
+Nothing here waits: the engine polls. `board_keeping` decides which boards are held, `board_held` is one board,
+`farm.crew.blame` decides who is to blame.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
-from farm.campaign.engine import anchors
-from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.board_held import Arrived, AskedBack, BoardEvent, Call, CrewBoard, Left, Ran, TrialMeasured
+from farm.campaign.engine import reference_kernels
+from farm.campaign.engine.board_held import Arrived, AskedBack, BoardEvent, Call, EngineBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
 from farm.campaign.engine.host import HostBoard
+from farm.campaign.engine.reference_kernels import Rhythm
 from farm.closing import Closing
 from farm.crew import board_calls
 from farm.crew.board_calls import ProcessLostError
@@ -27,17 +27,17 @@ from farm.measure.arrays import Arrays
 from farm.settings import Settings
 from farm.store import Store
 
-# How long a board is left alone that could not be used, by why: another client has it; it is not what it is registered
-# as, or lacks what was asked for; its process died or could not reach it, which may be this machine's doing.
+# How long a board is left alone, by cause: another client has it; it is not what it is registered as or lacks what was
+# asked for; its process died or could not reach it, perhaps by this machine's fault.
 _BUSY_PAUSE_S, _MISFIT_PAUSE_S, _TROUBLE_PAUSE_S = 10.0, 300.0, 10.0
-# Once may be chance.
+# One may be chance.
 _LOSSES_IN_A_ROW = 2
 
-__all__ = ["Arrived", "AskedBack", "BoardCrew", "BoardEvent", "Left", "Ran", "TrialMeasured"]
+__all__ = ["Arrived", "AskedBack", "BoardEvent", "EngineBoards", "Left", "Ran", "TrialMeasured"]
 
 
-class BoardCrew(BoardKeeping, Closing):
-    """The boards at hand, and what they have to do. Not thread-safe; use as a context manager."""
+class EngineBoards(BoardKeeping, Closing):
+    """The boards held and their calls. Not thread-safe; use as a context manager."""
 
     def __init__(
         self,
@@ -49,45 +49,47 @@ class BoardCrew(BoardKeeping, Closing):
         rhythm: Rhythm | None = None,
         host: HostBoard | None = None,
     ) -> None:
-        """See `BoardKeeping`. `rhythm`: how often boards measure their type's anchor."""
+        """See `BoardKeeping`. `rhythm`: how often boards run their type's reference kernel."""
         log = settings.home_path / "logs" / "boards.log"
         super().__init__(services, store, purpose, note, host or HostBoard(settings, store, note), log)
-        self._anchoring = anchors.Anchoring(rhythm or Rhythm())
+        self._reference_kernels = reference_kernels.ReferenceKernels(rhythm or Rhythm())
 
     @property
     def pending(self) -> list[Connection]:
-        """As soon as one of them can be read, `poll` has something to say."""
+        """Connections of which one is readable as soon as `poll` has something to report."""
         return [held.process.connection for held in self._held.values() if held.process is not None]
 
     @property
-    def anchor_s(self) -> float:
-        """What boards have spent on anchors so far, in s; no campaign's."""
-        return self._anchoring.board_s
+    def reference_s(self) -> float:
+        """Board time spent on reference kernels, in s; charged to no campaign."""
+        return self._reference_kernels.board_s
 
-    def has_anchor(self, board_type: str) -> bool:
-        """Whether boards of a type are compared by an anchor already."""
-        return self._anchoring.has(board_type)
+    def has_reference_kernel(self, board_type: str) -> bool:
+        """Whether a type has a reference kernel."""
+        return self._reference_kernels.has(board_type)
 
-    def set_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """Compare boards of a type by this candidate from now on, which ended well on one of them.
+    def set_reference_kernel(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """Make this candidate, which ran well, the type's reference kernel.
 
-        They measure it between trials; one that is slower than the others beyond chance is left, and the store told
-        that it drifted. The first anchor of a type stays, unless it proves to fail.
+        Boards run it between trials. One that drifts is left, and the drift is written to the store. The first kernel
+        of a type stays, unless it fails.
         """
-        self._anchoring.set(board_type, point, spec, library)
+        self._reference_kernels.set(board_type, point, spec, library)
 
-    def ask_anchors(self, board_types: Collection[str]) -> None:
-        """Have boards of these types show once more that they are as fast as the others; see `is_settling`."""
+    def ask_reference_kernels(self, board_types: Collection[str]) -> None:
+        """Have boards of these types run their reference kernel before their results are used; see `is_settling`."""
         for held in self._held.values():
             if held.board_type in board_types:
-                self._anchoring.ask(held)
+                self._reference_kernels.ask(held)
 
     def is_settling(self, board_types: Collection[str]) -> bool:
-        """Whether it is still open if a board of these types lies."""
-        return any(self._anchoring.is_settling(each) for each in self._held.values() if each.board_type in board_types)
+        """Whether it is still open if a board of these types drifts."""
+        return any(
+            self._reference_kernels.is_settling(each) for each in self._held.values() if each.board_type in board_types
+        )
 
     def poll(self) -> list[BoardEvent]:
-        """What happened since the last time. Never waits, but for the store."""
+        """Report events since the last call. Never waits, but for the store."""
         for held in list(self._held.values()):
             if held.over:
                 self._leave(held, held.over)
@@ -99,21 +101,21 @@ class BoardCrew(BoardKeeping, Closing):
             self._look_at_clock(held, now)
         for held in self._held.values():
             if held.connecting is None and not held.over and held.name in self._wanted.keys() - self._yielding:
-                self._anchoring.send_if_due(held)
+                self._reference_kernels.send_if_due(held)
         self._look(now)
         events, self._events = self._events, []
         return events
 
     def measure(self, assignment: Any, board: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """Time a candidate; up to two at a board, one runs and one waits there. Raises InternalError for no board."""
+        """Time a candidate; a board takes two, of which one waits. Raises InternalError where the board is not held."""
         self._require(board).send(Call("measure", assignment, point, board_calls.measure(spec, library)))
 
     def run(self, job: Any, board: str, point: OperatingPoint, spec: RunSpec, program: bytes, inputs: Arrays) -> None:
-        """Run a program, after what the board has to do already. Raises InternalError for a board that is not here."""
+        """Run a program after the board's earlier calls. Raises InternalError where the board is not held."""
         self._require(board).send(Call("run", job, point, board_calls.run(spec, program, inputs)))
 
     def revoke(self, assignment: int) -> None:
-        """Take a measurement back: no `TrialMeasured` follows. One that has ended meanwhile is forgotten too."""
+        """Take a measurement back: no `TrialMeasured` follows, even if it has ended meanwhile."""
         for held in self._held.values():
             for call in held.calls:
                 if call.kind == "measure" and call.key == assignment and not call.revoked:
@@ -123,12 +125,12 @@ class BoardCrew(BoardKeeping, Closing):
         ]
 
     def busy(self, board: str) -> bool:
-        """Whether a board has anything to do for its user."""
+        """Whether a board has calls of the engine's."""
         held = self._held.get(board)
         return held is not None and bool(held.work)
 
-    def _look_at_clock(self, held: CrewBoard, now: float) -> None:
-        """End what takes too long at its process."""
+    def _look_at_clock(self, held: EngineBoard, now: float) -> None:
+        """End a call, or a connection, that takes too long."""
         if held.connecting is not None:
             if now > held.connect_by:
                 self._leave(held, "its session was not opened in time", _TROUBLE_PAUSE_S)
@@ -145,8 +147,8 @@ class BoardCrew(BoardKeeping, Closing):
 
     # Collecting
 
-    def _collect(self, held: CrewBoard) -> None:
-        """Take in what a board's process answered."""
+    def _collect(self, held: EngineBoard) -> None:
+        """Take in the answers of a board's process."""
         assert held.process is not None
         try:
             number, ended = held.process.receive()
@@ -174,27 +176,29 @@ class BoardCrew(BoardKeeping, Closing):
                 outcome = held.blame.judge(ended.result, ended.pin)
         self._end_call(held, outcome, ended.board_s, outputs)
 
-    def _end_call(self, held: CrewBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None) -> None:
-        """The call at the head is over, and its outcome judged: tell of it, and leave a board that does not do."""
+    def _end_call(
+        self, held: EngineBoard, outcome: Outcome, board_s: float = 0.0, outputs: Arrays | None = None
+    ) -> None:
+        """Report the ended call at the head, and leave a board that is unfit."""
         call = held.calls.popleft()
         if not call.revoked:
             if call.kind == "measure":
-                self._anchoring.note_trial(held)
+                self._reference_kernels.note_trial(held)
                 self._events.append(TrialMeasured(call.key, held.name, outcome, board_s))
             elif call.kind == "run":
                 self._events.append(Ran(call.key, held.name, outcome, outputs or {}))
             else:
-                self._anchoring.take_in(held, outcome, board_s, self._store.fetch_mark())
-                self._judge_anchors(held)
+                self._reference_kernels.take_in(held, outcome, board_s, self._store.fetch_mark())
+                self._judge_reference_kernels(held)
         self._count_losses(held, outcome)
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
-            self._look_at = 0.0  # what is seen of a board may make it unfit
+            self._look_at = 0.0  # the run may have made the board unfit
         self._begin_next(held)
         if doubt := held.blame.doubt:
             self._leave(held, doubt.reason, _MISFIT_PAUSE_S if doubt.lasts else _TROUBLE_PAUSE_S)
 
-    def _count_losses(self, held: CrewBoard, outcome: Outcome) -> None:
-        """An agent of this machine's that was lost twice in a row and still runs is taken for stuck."""
+    def _count_losses(self, held: EngineBoard, outcome: Outcome) -> None:
+        """Restart this machine's agent if it was lost twice in a row and still runs."""
         held.losses = held.losses + 1 if outcome.status is Status.BOARD_LOST else 0
         if held.host is not None and held.losses >= _LOSSES_IN_A_ROW:
             held.losses = 0
@@ -202,22 +206,22 @@ class BoardCrew(BoardKeeping, Closing):
             self._store.add_event("stopped", held.key, "its agent did not answer")
             self._look_at = 0.0
 
-    def _judge_anchors(self, ran: CrewBoard) -> None:
-        """Leave who lies: the latest run may tell of its own board, or be what others are measured by."""
+    def _judge_reference_kernels(self, ran: EngineBoard) -> None:
+        """Leave boards that drift: a run may speak of its own board or change what others are compared with."""
         for held in [each for each in self._held.values() if each.board_type == ran.board_type]:
-            verdict = self._anchoring.find_liar(held)
+            verdict = self._reference_kernels.find_drifting(held)
             if verdict is not None:
                 since = held.taken_at if verdict.since is None else verdict.since
                 after = held.taken_mark if verdict.mark is None else verdict.mark
-                reason = anchors.describe(verdict, since)
+                reason = reference_kernels.describe(verdict, since)
                 held.observe(Kind.DRIFTED, reason)
-                self._leave(held, reason, self._anchoring.plan_pause_s(held.name), after)
+                self._leave(held, reason, self._reference_kernels.plan_pause_s(held.name), after)
             elif held is ran:
                 self._welcome(held)
 
-    def _welcome(self, held: CrewBoard) -> None:
-        """Tell of a board that may be given work: its session is open, and it has proved itself where it had to."""
-        if not held.arrived and not self._anchoring.needs_proof(held):
+    def _welcome(self, held: EngineBoard) -> None:
+        """Report a board that is ready: its session is open, and it has proved itself where it had to."""
+        if not held.arrived and not self._reference_kernels.needs_proof(held):
             held.arrived = True
             self._note(f"working on {held.name}")
             rests = held.host is not None and held.host.rests
@@ -226,11 +230,11 @@ class BoardCrew(BoardKeeping, Closing):
             self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
     @staticmethod
-    def _begin_next(held: CrewBoard) -> None:
+    def _begin_next(held: EngineBoard) -> None:
         if held.calls:
             held.calls[0].began_s = time.monotonic()
 
-    def _finish_connecting(self, held: CrewBoard, ended: Ended | None) -> None:
+    def _finish_connecting(self, held: EngineBoard, ended: Ended | None) -> None:
         held.connecting = None
         error = ended.result if ended is not None else InternalError("it was not opened")
         if not isinstance(error, FarmError):
@@ -243,8 +247,10 @@ class BoardCrew(BoardKeeping, Closing):
         pauses = {BoardBusyError: _BUSY_PAUSE_S, UnavailableError: _MISFIT_PAUSE_S}
         self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
 
-    def _replace_process(self, held: CrewBoard, error: ProcessLostError) -> None:
-        """The process that held the session is gone, through no fault of the board: what ran ends, the rest goes on."""
+    def _replace_process(self, held: EngineBoard, error: ProcessLostError) -> None:
+        """Replace the process that held the session, which ended by no fault of the board: the running call fails, the
+        others go on.
+        """
         self._store.add_event("restarted", f"process of {held.key}", error.message)
         if held.connecting is not None:
             self._leave(held, error.message, _TROUBLE_PAUSE_S)
@@ -259,8 +265,8 @@ class BoardCrew(BoardKeeping, Closing):
         except TransientError as refused:
             self._leave(held, refused.message, _TROUBLE_PAUSE_S)
 
-    def _require(self, board: str) -> CrewBoard:
+    def _require(self, board: str) -> EngineBoard:
         held = self._held.get(board)
         if held is None or not held.arrived:
-            raise InternalError(f"board {board!r} is not held, so it cannot be given work")
+            raise InternalError(f"board {board!r} is not held, so it gets no work")
         return held

@@ -1,8 +1,8 @@
-"""Builds for all campaigns, over all machines that Ray has: each module is compiled once, and what was built is kept.
+"""Builds for all campaigns, on all machines that Ray has: each module is compiled once, and libraries are cached.
 
-One pool of compilers per machine (`farm.search.build.build_pool`); here is what they share: the queue, who waits for
-which build, who gets it next, when a cluster is asked for compilers and gets them back, and what a compiler or a
-machine that dies means. Nothing here knows campaigns or boards.
+Each machine has a pool of compilers (`farm.search.build.build_pool`). Here is what they share: the queue, the jobs that
+wait for a build, the order of dispatch, when compilers of a cluster are requested and released, and what a dead
+compiler or machine means.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from farm.search.build.build_cache import BuildCache, build_key, compiler_versio
 from farm.search.build.build_pool import BuildPool, BuildResult
 from farm.settings import Settings
 
-# Twice is no accident: such a module took two compilers down, and whoever proposed it is to blame.
+# A module that took two compilers down is to blame; one may be an accident.
 MAX_LOSSES = 2
-# So many failures in a row that blame no module, and a machine's builds go elsewhere.
+# After this many failures in a row that blame no module, a machine's builds go elsewhere.
 _MAX_FAULTS = 5
-# A compiler that cannot start is started again so often.
+# How often a compiler that cannot start is started again.
 _MAX_STARTS = 3
-# A build that this machine's compilers begin within the time that one takes needs no other machine.
+# A build that starts here within the time of one build needs no other machine.
 _PATIENCE_S = 1.0
-# How often to look for machines that came or went. It is a question to Ray's head.
+# How often to ask Ray's head for machines that joined or left.
 _NODES_INTERVAL_S = 2.0
-# Starting and loading takes seconds, and a minute on a machine that does other things; then something is wrong.
+# Starting and loading takes seconds, a minute on a busy machine; longer means a fault.
 _START_TIMEOUT_S = 300.0
 
 _log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class BuildAnswer:
-    """How a build ended for one job, which is what `submit` was given.
+    """How a build ended for one job, the one that `submit` got.
 
-    `cached`: it cost nothing, because the library was kept, or made for another job.
+    `cached`: the library came from the cache or from another job's build.
     """
 
     job: Any
@@ -58,7 +58,7 @@ class BuildAnswer:
 
 @dataclasses.dataclass(eq=False)
 class _Build:
-    """One module to compile, for everybody who waits for it. `avoid` is a machine where it did not go well."""
+    """One module to compile, for all jobs that wait for it. `avoid` is a machine where it failed."""
 
     key: str
     module_json: str
@@ -90,15 +90,15 @@ class BuildFarm(Closing):
     def __init__(
         self, settings: Settings, cache_folder: Path, host_cores: int, note: Callable[[str], None] = _log.warning
     ) -> None:
-        """Start this machine's compilers: FARM_BUILD_WORKERS, or `host_cores`. A cluster is asked when builds wait.
+        """Start this machine's compilers: FARM_BUILD_WORKERS, or `host_cores`. A cluster is asked once builds wait.
 
-        `note` is told what an operator should know: machines that come, go or cannot be used.
+        `note` gets messages for operators: machines that join, leave or cannot be used.
         """
         self._settings, self._note = settings, note
-        # How many builds this machine does at a time.
+        # How many builds this machine runs at a time.
         self._own_workers = settings.build_workers or host_cores
         self._cache = BuildCache(cache_folder, note)
-        # This machine, and those of the cluster that have compilers of ours.
+        # This machine, and those of the cluster that have compilers of this farm.
         self._machines: dict[str, _Machine] = {}
         self._wanted = CompilerDemand()
         self._waited_at = 0.0  # when a build last waited for too long
@@ -117,12 +117,12 @@ class BuildFarm(Closing):
 
     @property
     def workers(self) -> int:
-        """How many builds can run at a time, here and on the machines that a cluster may come to have."""
+        """How many builds can run at a time, here and on machines that a cluster may add."""
         return self._own_workers + (self._settings.ray_max_builders if self._settings.ray_address else 0)
 
     @property
     def pending(self) -> list[Any]:
-        """Ray references to wait for; one is there at once while `poll` has something to give."""
+        """Ray references to wait for; one is ready at once while `poll` has something to return."""
         references = [
             reference
             for machine in self._machines.values()
@@ -136,11 +136,11 @@ class BuildFarm(Closing):
 
     @property
     def waiting(self) -> int:
-        """How many builds no compiler has begun yet."""
+        """How many builds no compiler has begun."""
         return len(self._queue)
 
     def submit(self, job: Hashable, module_json: str, target: Mapping[str, Any], standalone: bool = False) -> None:
-        """Have a module compiled; its result comes from `poll`. Never waits."""
+        """Queue a module for compiling; `poll` returns the result. Never waits."""
         key = build_key(module_json, target, standalone)
         if (build := self._builds.get(key)) is not None:
             build.jobs.append(job)
@@ -157,9 +157,9 @@ class BuildFarm(Closing):
         self._dispatch()
 
     def poll(self) -> list[BuildAnswer]:
-        """What has ended since the last time. Never waits.
+        """Return what ended since the last call. Never waits.
 
-        Raises UnavailableError where no compiler can be started on any machine.
+        Raises UnavailableError where no machine can start a compiler.
         """
         if self._settings.ray_address:
             self._follow_cluster()
@@ -171,7 +171,6 @@ class BuildFarm(Closing):
         return done
 
     def close(self) -> None:
-        """End all compilers."""
         self._wanted.withdraw()
         for machine in self._machines.values():
             machine.pool.close()
@@ -182,7 +181,7 @@ class BuildFarm(Closing):
     # Machines
 
     def _follow_cluster(self) -> None:
-        """Ask for compilers where builds wait, take in those that came up, give back those that have nothing to do."""
+        """Request compilers of the cluster while builds wait, take in those that started, release idle ones."""
         if time.monotonic() >= self._next_look:
             self._look_at_nodes()
         if self._wanted.pending:
@@ -201,10 +200,10 @@ class BuildFarm(Closing):
             self._wanted.withdraw()
         for machine in others:
             if machine.pool.give_back(settings.ray_idle_s) and not machine.pool.size:
-                self._drop(machine, f"nothing was to do for {settings.ray_idle_s:g} s")
+                self._drop(machine, f"it was idle for {settings.ray_idle_s:g} s")
 
     def _take_in(self) -> None:
-        """Give compilers that came up to the pools of their machines."""
+        """Add started compilers to their machines' pools."""
         arrived = self._wanted.take()
         if self._wanted.trouble != self._trouble:
             self._trouble = self._wanted.trouble
@@ -222,7 +221,7 @@ class BuildFarm(Closing):
                 machine.pool.adopt(each.compiler, each.reference)
 
     def _look_at_nodes(self) -> None:
-        """Put what machines that went were building back into the queue."""
+        """Requeue the builds of machines that left."""
         nodes = {node.id for node in ray_nodes.fetch_nodes()}
         for gone in [id for id in self._machines if id not in nodes]:
             self._drop(self._machines[gone], "it left the cluster")
@@ -245,7 +244,7 @@ class BuildFarm(Closing):
             self._on_ended(machine, build, result)
 
     def _give_up(self, machine: _Machine, why: str) -> None:
-        """Use a machine no more until it leaves and comes back. Raises UnavailableError where it is our own."""
+        """Use a machine no more until it has left and returned. Raises UnavailableError for this machine."""
         if machine.node.is_here:
             raise UnavailableError(f"this machine cannot build: {why}", "Try `farm doctor`.")
         self._refused.add(machine.node.id)
@@ -260,9 +259,9 @@ class BuildFarm(Closing):
     # Builds
 
     def _dispatch(self) -> None:
-        """Give waiting builds to compilers that are free: other machines' first, as searches share this one.
+        """Give waiting builds to free compilers: other machines' first, since searches share this one.
 
-        Of those the fullest is first, so that machines that are not needed come to have nothing to do.
+        The fullest of those comes first, so that machines that are not needed become idle.
         """
         while self._queue and (free := [each for each in self._machines.values() if each.is_free]):
             build = self._queue.popleft()
@@ -275,7 +274,7 @@ class BuildFarm(Closing):
             return
         machine.faults = 0
         if result.status is Status.BUILD_TIMEOUT and not machine.node.is_here and not build.avoid:
-            # A machine that hangs, or that the network cut off, looks just like this.
+            # a machine that hangs or is cut off looks the same
             self._again(machine, build)
             return
         if result.library is not None:
@@ -283,10 +282,10 @@ class BuildFarm(Closing):
         self._conclude(build, result)
 
     def _on_fault(self, machine: _Machine, build: _Build, result: BuildResult) -> None:
-        """A compiler died, or could not do its work: once more, elsewhere if there is an elsewhere."""
+        """Repeat a build whose compiler died or failed, elsewhere if possible."""
         if self._settings.ray_address:
             self._look_at_nodes()
-        if self._machines.get(machine.node.id) is not machine:  # the whole machine is gone: nobody's fault
+        if self._machines.get(machine.node.id) is not machine:  # the whole machine is gone: no module is to blame
             self._again(machine, build)
             return
         machine.faults += 1
@@ -311,7 +310,7 @@ class BuildFarm(Closing):
         self._queue.appendleft(build)
 
     def _conclude(self, build: _Build, result: BuildResult) -> None:
-        """Tell everybody who waits; the first of them had it built."""
+        """Answer all jobs that wait; the first one counts as having had it built."""
         del self._builds[build.key]
         self.counts["built"] += 1
         self.counts["joined"] += len(build.jobs) - 1

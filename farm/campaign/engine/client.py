@@ -1,4 +1,4 @@
-"""The engine from a command's side: see that one runs, see that it goes."""
+"""Start and stop the engine from a command."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from farm.errors import DeadlineError, UnavailableError
 from farm.processes import children, home_log
 from farm.settings import Settings
 
-# Loading TVM and Ray takes 3 s; five times that on a machine that is busy, and an engine that is just ending first.
+# Loading TVM and Ray takes 3 s; five times that on a busy machine, and an ending engine may come first.
 START_TIMEOUT_S = 60.0
-# Campaigns are noted, boards let go, Ray ended.
+# For noting campaigns, returning boards and ending Ray.
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.05
 _OUTPUT = "engine.out"
 
 
 def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = None) -> None:
-    """See that an engine does what stands in the store by now, starting one if need be; it is not waited for.
+    """Make sure that an engine executes what the store holds by now; start one if need be, without waiting for its end.
 
     `process` is an engine that was started already. Raises UnavailableError where none can run, DeadlineError.
     """
@@ -36,7 +36,7 @@ def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = 
             return
         ended = None if process is None else process.poll()
         if ended == 0:
-            return  # it has looked, and there was nothing left to do
+            return  # it looked, and nothing was left to do
         if not is_held(settings.home_path) and (process is None or ended is not None):
             if process is not None and ended != ANOTHER_RUNS:
                 raise UnavailableError(
@@ -50,7 +50,7 @@ def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = 
 
 
 def stop_engine(settings: Settings) -> bool:
-    """Tell the engine to end and wait; campaigns under way are interrupted. Returns whether there was one.
+    """End the engine and wait; running campaigns are interrupted. Returns whether there was one.
 
     Raises DeadlineError.
     """
@@ -72,13 +72,15 @@ def stop_engine(settings: Settings) -> bool:
 
 
 def tail(settings: Settings) -> str:
-    """What the engine said last, to be put behind a message."""
+    """Return the engine's last output, to be appended to a message."""
     logs = settings.home_path / "logs"
     return f": {children.explain_end(logs / _OUTPUT, logged=home_log.read_end(logs, 'engine'))}"
 
 
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start the process on its own feet: it ends when no campaign needs it, not when we do. `stdin`: see `ahead`."""
+    """Start a detached engine: it ends when no campaign needs it, not with this process. `stdin`: see
+    `engine_prestart`.
+    """
     return children.start_for_home(settings.home_path, ["farm.campaign.engine"], _OUTPUT, stdin)
 
 
@@ -86,7 +88,7 @@ _STDIN = 0
 
 
 class Ahead:
-    """What a command has of the engine that it may start; see `engine_ahead`."""
+    """A command's hold on the engine that it may start; see `engine_prestart`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -98,19 +100,19 @@ class Ahead:
             self.process = spawn_engine(self._settings, stdin=subprocess.PIPE)
 
     def ensure(self) -> None:
-        """See that an engine does what stands in the store by now. Raises what `ensure_engine` raises."""
+        """Make sure that an engine executes the store's orders. Raises what `ensure_engine` raises."""
         ensure_engine(self._settings, self.process)
         self.close()
 
     def close(self) -> None:
-        """Expect nothing more of the engine than what stands in the store."""
+        """Let the engine end once the store has no work for it."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
 
 @contextlib.contextmanager
 def engine_ahead(settings: Settings) -> Iterator[Ahead]:
-    """An engine for what the block will submit; it ends with the block if that has submitted nothing."""
+    """Start an engine early for what the block will submit; it ends with the block if that submits nothing."""
     ahead = Ahead(settings)
     try:
         yield ahead
@@ -119,11 +121,11 @@ def engine_ahead(settings: Settings) -> Iterator[Ahead]:
 
 
 def is_expected() -> bool:
-    """Whether somebody is about to submit a campaign to us, the engine. Does not wait."""
+    """Whether the command that started this engine is still about to submit a campaign. Does not wait."""
     try:
         if not stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
             return False
     except OSError:  # closed
         return False
-    # Nobody writes there: what can be read is the end.
+    # The command never writes: a readable pipe is its end.
     return not select.select([_STDIN], [], [], 0)[0]

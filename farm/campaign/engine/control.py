@@ -1,5 +1,6 @@
-"""What operators want of campaigns: pause, resume, cancel, another budget. All of it goes through the store, where the
-engine finds it; what needs no engine is noted here.
+"""Pause, resume and cancel campaigns, change their budgets.
+
+Requests go through the store, where the engine finds them. Those that need no engine are executed here.
 """
 
 from __future__ import annotations
@@ -7,22 +8,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.campaign.engine import progress
+from farm.campaign.engine import client, progress
 from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
 from farm.campaign.scheduler.values import Budget
-from farm.errors import StoreFaultError, TransientError, UnavailableError, UsageError
-from farm.processes.machine import find_engines_gone, is_gone, is_here
+from farm.errors import FarmError, StoreFaultError, TransientError, UnavailableError, UsageError
+from farm.processes import home_log
+from farm.processes.machine import find_engines_gone, is_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
 
-# A failover of PostgreSQL takes minutes. After that, the engine of another host may reach the store where this cannot.
+# A failover of PostgreSQL takes minutes. After that, another host's engine may reach the store where this one cannot.
 STORE_PATIENCE_S = 900.0
-# A run of this length shows that the store works: the next fault has the whole patience again.
+# A run of this length shows that the store works: the next fault has the full patience again.
 _HEALTHY_S = 60.0
 _PAUSE_S = 1.0
 
@@ -58,7 +60,7 @@ def run_through_outages(
 def _await_store(
     fault: StoreFaultError, store: Store, me: Mapping[str, Any], stopping: Callable[[], bool], deadline: float
 ) -> None:
-    """Wait until the store has given `me` its campaigns back. Raises `fault` after `deadline`, or when stopping."""
+    """Wait until the store has returned its campaigns to `me`. Raises `fault` after `deadline`, or when stopping."""
     while True:
         if stopping() or time.monotonic() > deadline:
             raise fault
@@ -73,27 +75,27 @@ def _await_store(
 
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
-# Within this an engine has noted what it was told: it looks into the store several times a second, and boards may end
-# what they measure after that.
+# An engine notes a request within this: it reads the store several times a second, and boards finish what they measure
+# first.
 HEARD_TIMEOUT_S = 4.0
 _LOOK_S = 0.1
 
 
 def needs_engine(campaign: FleetCampaign) -> bool:
-    """Whether an engine has something to do for a campaign. An interrupted one waits to be resumed."""
+    """Whether an engine has work for a campaign. An interrupted one waits to be resumed."""
     if campaign.over or campaign.state is CampaignState.INTERRUPTED:
         return False
     return campaign.wanted != PAUSE or campaign.state not in (CampaignState.PAUSED, CampaignState.SUBMITTED)
 
 
 def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[str]:
-    """Note as interrupted what engines that were killed have left; returns the campaigns' names.
+    """Mark campaigns of killed engines as interrupted; return their names. Call it before campaigns are shown or
+    changed.
 
-    One is known to be gone that was of this machine, or of another host name and does not hold the engine's lock: that
-    may have been this machine before it was renamed. For the engine itself, which holds the lock, `me` names it, and
-    what is not its own is nobody's.
-    In a store that hosts share it is one whose process was here and is gone, or that gave no sign of life for long.
-    Their counts are brought up to the trials that were written. To be called before campaigns are shown or changed.
+    An engine is gone if its process was on this machine and ended, or if it has another host name and does not hold the
+    engine's lock: this machine may have been renamed. The engine itself passes `me`, as it holds the lock. In a store
+    that hosts share, an engine is also gone after a long time without a heartbeat. Counts of the campaigns are brought
+    up to their trials.
     """
     home = farm_settings.load().home_path if isinstance(store.location, str) else store.location.parent
 
@@ -104,7 +106,7 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
             return engine != me and are_gone(engine)
         if me is not None:
             return engine != me
-        # Asked after the campaign was read: whoever wrote itself there had the lock before.
+        # The lock is read after the campaign: an engine that wrote itself there held the lock before.
         return is_gone(engine) or (not is_here(engine) and not is_held(home))
 
     names = store.interrupt_campaigns(is_abandoned, lambda engine: read_last_words(home, engine))
@@ -114,20 +116,20 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
 
 
 def is_anothers(store: Store, campaign: FleetCampaign, me: Mapping[str, Any]) -> bool:
-    """Whether an engine other than `me` carries out a campaign: only a store that hosts share has several."""
+    """Whether an engine other than `me` runs a campaign: only in a store that hosts share."""
     return isinstance(store.location, str) and campaign.engine is not None and campaign.engine != me
 
 
 def recount_campaign(store: Store, name: str) -> None:
-    """Bring the counts of a campaign that nobody carries out up to the trials that were written."""
+    """Bring the counts of a campaign without an engine up to its trials."""
     campaign = store.fetch_fleet_campaign(name)
     store.save_progress(campaign.id, progress.recount(store, campaign))
 
 
 def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
-    """Stop a campaign for now; returns it as it is then, or as it is after `HEARD_TIMEOUT_S`.
+    """Pause a campaign; return its row once the engine has obeyed, or after `HEARD_TIMEOUT_S`.
 
-    Raises UsageError where there is none of this name, or nothing of it is under way.
+    Raises UsageError where there is none of this name, or it is not running.
     """
     close_abandoned(store)
     store.want_campaign(name, PAUSE, by)
@@ -142,7 +144,7 @@ def cancel(settings: Settings, store: Store, name: str, by: str) -> FleetCampaig
 
 
 def resume(store: Store, name: str, by: str) -> FleetCampaign:
-    """Let a campaign go on that was paused or interrupted. An engine has to run then (`client.ensure_engine`).
+    """Resume a paused or interrupted campaign. The caller starts an engine (`client.ensure_engine`).
 
     Raises UsageError where there is none of this name, or it is over.
     """
@@ -151,6 +153,26 @@ def resume(store: Store, name: str, by: str) -> FleetCampaign:
     if campaign.state is CampaignState.PAUSED and not campaign.engine:
         store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
     return store.fetch_fleet_campaign(name)
+
+
+def take_over(names: Sequence[str]) -> int:
+    """Resume those of the campaigns that have no engine, and start one. Returns the exit code of a process."""
+    try:
+        settings = farm_settings.load()
+        home_log.start_log("take-over", settings.home_path / "logs")
+        with Store(settings.store_location) as store:
+            left = [name for name in store.fetch_left_campaigns(find_engines_gone(store)) if name in names]
+            for name in left:
+                try:
+                    resume(store, name, f"{name_coordinator()}, which takes over")
+                except UsageError as error:  # cancelled meanwhile
+                    _log.info("%s: %s", name, error)
+        if left:
+            client.ensure_engine(settings)
+    except FarmError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    return 0
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> Budget:
@@ -172,7 +194,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
 
 
 def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignState, reason: str) -> FleetCampaign:
-    """Wait until the engine has done as it was told. Where there is none, note it."""
+    """Wait until the engine has obeyed. Where there is none, write the new state."""
     deadline = time.monotonic() + HEARD_TIMEOUT_S
     while True:
         campaign = store.fetch_fleet_campaign(name)
@@ -181,7 +203,7 @@ def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignStat
         if campaign.state is CampaignState.PAUSED and not campaign.engine:
             store.note_campaign(campaign.id, state, reason)
         elif campaign.engine is not None and not is_here(campaign.engine):
-            pass  # another host's engine hears of it in the store
+            pass  # another host's engine reads it from the store
         elif find_engine(settings.home_path) is None:
             try:
                 # So that no engine begins with it meanwhile.

@@ -1,8 +1,7 @@
-"""Carry out campaigns: tell the scheduler what happened, do what it decides, and write every trial before it counts.
+"""Run campaigns: feed events to the scheduler, execute its decisions, write every trial before it counts.
 
-One loop on one thread owns all state. Boards, builds, searches and winners are parts that it asks and never waits for;
-what is done next is decided in `farm.campaign.scheduler`. Which campaigns there are, and what operators want of
-them, comes from the store (`orders`).
+One loop on one thread owns all state. It polls boards, builds, searches and verification, and never waits for one.
+`farm.campaign.scheduler` decides what is done next; `orders` reads campaigns and requests from the store.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ from farm.values import Trial
 
 
 class Journal:
-    """Writes trials. Raises what the store raises: without it the engine cannot go on."""
+    """Writes trials. Raises what the store raises: the engine cannot go on without it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @staticmethod
     def find_median_s(outcome: Outcome) -> float | None:
-        """The median latency of a good outcome in seconds."""
+        """Return the median latency of a good outcome in seconds."""
         if outcome.status.fault_side is not None or not outcome.latency_s:
             return None
         return statistics.median(outcome.latency_s)
 
     def write_counted(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
-        """A trial that ended well or by its candidate's fault. Raises InternalError where it was counted before."""
+        """Write a trial that ended well or by its candidate's fault. Raises InternalError if it was counted before."""
         if not self._write(active, work, outcome, held_s):
             raise InternalError(f"trial {work.task} {work.candidate.hash} was counted already")
         active.forget(work.task, work.candidate.hash)
 
     def write_attempt(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> None:
-        """A trial that failed through no proven fault of its candidate."""
+        """Write a trial that failed by no proven fault of its candidate."""
         self._write(active, work, outcome, held_s)
 
     def _write(self, active: Active, work: Work, outcome: Outcome, held_s: float | None) -> bool:
@@ -80,17 +79,16 @@ class Journal:
         )
 
 
-# How long the loop waits where nothing finishes; orders, leases and deadlines are looked at that often.
+# How long the loop waits while nothing finishes; orders, leases and deadlines are checked that often.
 _TICK_S = 0.2
 
 _log = logging.getLogger(__name__)
 
 
 def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-    """Carry out the store's campaigns until none is left or `stopping` says so; `note` is told what happens.
+    """Run the store's campaigns until none is left or `stopping` returns true; `note` gets messages.
 
-    Campaigns that are under way then stay as they are in the store. Raises UnavailableError where a part of the farm
-    cannot be had.
+    Running campaigns then stay as they are in the store. Raises UnavailableError where a part of the farm is missing.
     """
     orders = [Order.from_document(each.order) for each in store.fetch_fleet_campaigns(over=False)]
     only_host = orders and not is_expected() and all(of.is_host for order in orders for of in order.types)
@@ -106,23 +104,23 @@ def engine_up(
     boards_kept: Collection[str] | None,
     open_host: bool = False,
 ) -> Iterator[CampaignEngine]:
-    """An engine for the block, with all its parts. `boards_kept` are brought within reach at once (None: all), others
-    when they are needed; with `open_host` this machine's agent is started at once.
+    """Provide an engine with all its parts for the block. `boards_kept` are connected at once (None: all), others when
+    needed; with `open_host` this machine's agent starts at once.
 
-    Raises UnavailableError where a part of the farm cannot be had.
+    Raises UnavailableError where a part of the farm is missing.
     """
     settings.share_linker_cache()
     with contextlib.ExitStack() as stack:
         host = HostBoard(settings, store, note)
         stack.callback(host.close)
-        if open_host:  # before Ray, which takes over what cores are left to it
+        if open_host:  # before Ray, which takes the cores that are left
             host.open()
         cores = len(os.sched_getaffinity(0))
         services = stack.enter_context(KeptServices(settings, note, boards_kept))
         stack.enter_context(farm_ray(settings, cores))
-        crew = stack.enter_context(boards.BoardCrew(services, store, settings, "campaign", note, host=host))
+        engine_boards = stack.enter_context(boards.EngineBoards(services, store, settings, "campaign", note, host=host))
         compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, cores))
-        engine = CampaignEngine(settings, store, crew, compilers, note, services.need)
+        engine = CampaignEngine(settings, store, engine_boards, compilers, note, services.need)
         stack.callback(engine.close)
         yield engine
 
@@ -134,41 +132,41 @@ class CampaignEngine:
         self,
         settings: Settings,
         store: Store,
-        crew: boards.BoardCrew,
+        engine_boards: boards.EngineBoards,
         compilers: builds.BuildFarm,
         note: Callable[[str], None],
         need: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
-        """`need` is told which boards have to be brought within reach."""
+        """`need` connects boards by name."""
         self._settings = settings
-        self._store, self._crew, self._compilers, self._note = store, crew, compilers, note
+        self._store, self._boards, self._compilers, self._note = store, engine_boards, compilers, note
         self._journal = Journal(store)
         self._searches = searches.Searches(self._tell, settings.home_path / "logs")
         self._orders = CampaignOrders(settings, store, self._searches, self._list_under_way, note)
-        self._roster = Roster(store, crew, need)
-        self._verifying = Verifying(settings, store, crew, compilers, self._searches, self._tell)
+        self._roster = Roster(store, engine_boards, need)
+        self._verifying = Verifying(settings, store, engine_boards, compilers, self._searches, self._tell)
         self._state = FleetState(
             v.SchedulerSettings(batch=settings.batch, warmup=settings.warmup, builders=compilers.workers)
         )
-        # The campaigns under way by name, and what their searches proposed, until it counts or is dropped.
+        # Running campaigns by name, and their searches' candidates until they count or are dropped.
         self.active: dict[str, Active] = self._orders.active
         self._works: dict[tuple[v.TaskKey, str], Work] = {}
         self._wake_s: float | None = None
         self._waiting = Waiter()
 
     def prepare(self, search: SearchOrder, on_host: bool) -> None:
-        """Begin what a campaign that is about to be ordered needs: its search's process, and this machine's session."""
+        """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
         self._searches.prepare(to_search_settings(search, self._settings, on_host))
         if on_host:
-            self._crew.want({BOARD_TYPE: [self._crew.want_host(True)]})
-            self._crew.poll()
+            self._boards.want({BOARD_TYPE: [self._boards.want_host(True)]})
+            self._boards.poll()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Until there is nothing left to do."""
+        """Run until nothing is left to do."""
         while not stopping():
             expected = is_expected()
             self._obey()
-            idle = self._orders.idle  # now: what follows may take seconds, where this machine's agent is started
+            idle = self._orders.idle  # read now: the next lines take seconds where this machine's agent is started
             events = self._gather()
             now_s = time.monotonic()
             if events or self._state.pending or self._state.stale or (self._wake_s or now_s + 1.0) <= now_s:
@@ -177,10 +175,10 @@ class CampaignEngine:
             self._orders.report(self._state, self._roster, self._verifying)
             if idle and not self._verifying.busy and not expected:
                 return
-            self._waiting.wait(self._crew.pending, _TICK_S, [*self._compilers.pending, *self._searches.pending])
+            self._waiting.wait(self._boards.pending, _TICK_S, [*self._compilers.pending, *self._searches.pending])
 
     def close(self) -> None:
-        """End searches, and let go of campaigns."""
+        """End searches and drop campaigns."""
         self._waiting.close()
         self._verifying.close()
         self._searches.close_all()
@@ -189,7 +187,7 @@ class CampaignEngine:
     # What happened
 
     def _obey(self) -> None:
-        """Tell the scheduler what operators want, one by one, so that what cannot be stops nothing else."""
+        """Pass on operators' requests one by one, so that an invalid one stops no other."""
         for event in self._orders.poll(self._state, self._verifying):
             try:
                 self._state = fleet_scheduler.observe(self._state, [event], time.monotonic())
@@ -201,10 +199,10 @@ class CampaignEngine:
         events += self._roster.want(self.active.values(), self._state)
         events += [
             v.PriorityChanged(name, priority)
-            for name, priority in self._crew.priorities().items()
+            for name, priority in self._boards.priorities().items()
             if name in self._state.campaigns and self._state.campaigns[name].spec.priority != priority
         ]
-        for report in self._crew.poll():
+        for report in self._boards.poll():
             events += self._on_report(report)
         for built in self._compilers.poll():
             if not self._verifying.on_built(built):
@@ -245,7 +243,7 @@ class CampaignEngine:
         return [v.Built(job, side)]
 
     def _on_report(self, report: Any) -> list[v.Event]:
-        """What the crew said, as the scheduler hears it."""
+        """Translate a board's report for the scheduler."""
         if isinstance(report, boards.Arrived):
             return self._roster.arrive(report)
         if isinstance(report, boards.Left):
@@ -273,12 +271,11 @@ class CampaignEngine:
         return [v.Measured(report.assignment, side, report.board_s)]
 
     def _find_work(self, job: int) -> Work:
-        """What a job of the scheduler's is about."""
         entry = self._state.jobs[job]
         return self._works[self._state.tasks[entry.task].key, entry.candidate]
 
     def _list_under_way(self, task: v.TaskKey) -> list[tuple[str, str]]:
-        """Hash and trace of a task's candidates that are on their way through the engine."""
+        """List hash and trace of a task's candidates that are built or measured now."""
         candidates = [work.candidate for work in self._works.values() if work.task == task]
         return [(each.hash, each.trace_json) for each in candidates]
 
@@ -295,7 +292,7 @@ class CampaignEngine:
                 case v.Measure():
                     self._measure(decision)
                 case v.Revoke():
-                    self._crew.revoke(decision.assignment)
+                    self._boards.revoke(decision.assignment)
                 case v.Count():
                     self._count(decision)
                 case v.Discard() | v.Ban():
@@ -319,8 +316,8 @@ class CampaignEngine:
         point = active.type_of(decision.task.board_type).points[decision.task.point]
         spec = to_measure_spec(active, work, task.best_s)
         if work.library is None:
-            raise InternalError(f"job {decision.job} was given to a board before it was built")
-        self._crew.measure(decision.assignment, decision.board, point, spec, work.library)
+            raise InternalError(f"job {decision.job} went to a board before it was built")
+        self._boards.measure(decision.assignment, decision.board, point, spec, work.library)
 
     def _count(self, decision: v.Count) -> None:
         """Write a trial, and only then let the search learn from it."""
@@ -336,7 +333,7 @@ class CampaignEngine:
         self._searches.observe(decision.task, [(decision.candidate, decision.latency_s)])
         if decision.latency_s is not None and work.library is not None and active.is_heaviest(decision.task):
             point = active.type_of(decision.task.board_type).points[decision.task.point]
-            self._roster.offer_anchor(
+            self._roster.offer_reference_kernel(
                 decision.task.board_type, point, to_measure_spec(active, work, decision.latency_s), work.library
             )
 
@@ -347,7 +344,7 @@ class CampaignEngine:
         self._searches.forget(decision.task, decision.candidate)
 
     def _tell(self, kind: str, subject: str, message: str) -> None:
-        """Log and keep what happened."""
+        """Log and keep an event."""
         if kind == "warm_start" and subject in self.active:
             name, _, said = message.partition(": ")
             self.active[subject].warm[name] = said

@@ -1,7 +1,7 @@
-"""The host itself as a board of campaigns: its tracker and agent run while a campaign wants it, and no other farm
-measures here meanwhile.
+"""The host as a board of campaigns: its tracker and agent run while a campaign wants it.
 
-It is registered on first use and leased like any other. Nobody probes it: whoever sits at it judges it.
+It is registered on first use and leased like any board. It is never probed. No other farm measures on the machine
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farm.store import Store
 from farm.values import Board
 
 BOARD_TYPE = "local"
-# How long after it could not be had it is tried again.
+# How long to wait before trying again.
 _AGAIN_S = 5.0
 
 
@@ -30,7 +30,7 @@ class HostBoard:
     """The host's own tracker and agent. Used by one thread, which lives as long as they do."""
 
     def __init__(self, settings: Settings, store: Store, note: Callable[[str], None]) -> None:
-        """Nothing is started before `open` or `want`. `note` is told what an operator may want to know."""
+        """Start nothing before `open` or `want`. `note` gets messages for operators."""
         self._settings, self._store, self._note = settings, store, note
         self._stack = contextlib.ExitStack()
         self._farm: LocalFarm | None = None
@@ -44,12 +44,12 @@ class HostBoard:
 
     @property
     def tracker(self) -> Tracker:
-        """Where it is asked for. Raises UnavailableError where its agent does not run."""
+        """The tracker. Raises UnavailableError where the agent does not run."""
         return self._require().tracker
 
     @property
     def rests(self) -> bool:
-        """Whether search and build have to rest while it measures."""
+        """Whether search and build rest while it measures."""
         return self._settings.isolation == "exclusive"
 
     def open(self) -> None:
@@ -74,7 +74,7 @@ class HostBoard:
             self._stack, self._farm = stack.pop_all(), farm
 
     def want(self) -> None:
-        """Open it for campaigns that want it; where that cannot be, say so once and try again later."""
+        """Open it where campaigns want it; after a failure, report once and try again later."""
         if self._farm is not None or time.monotonic() < self._again_at:
             return
         try:
@@ -87,7 +87,7 @@ class HostBoard:
                 self._note(f"this machine cannot be measured on: {error.message}")
 
     def ensure_alive(self) -> list[str]:
-        """Start again what died; says what it was. Raises UnavailableError where that cannot be done."""
+        """Restart processes that died, and say which. Raises UnavailableError where that fails."""
         try:
             return self._require().ensure_alive()
         except DeadlineError as error:
@@ -96,11 +96,11 @@ class HostBoard:
             ) from error
 
     def restart_agent(self) -> None:
-        """End an agent that lives but does not answer; `ensure_alive` starts it again."""
+        """End an agent that hangs; `ensure_alive` restarts it."""
         self._require().restart_agent()
 
     def close(self) -> None:
-        """End tracker and agent, and let others measure."""
+        """End tracker and agent, and release the machine."""
         self._farm = None
         self._stack.close()
 
@@ -111,7 +111,7 @@ class HostBoard:
 
 
 def share_cores(isolation: str) -> tuple[set[int], set[int]]:
-    """Cores of the board and of the host's own work. One machine is both; only `own-core` divides it."""
+    """Divide cores between the board and the host's work. Only `own-core` divides them."""
     cores = sorted(os.sched_getaffinity(0))
     if isolation != "own-core":
         return set(cores), set(cores)
@@ -128,10 +128,10 @@ def lock_engine(
     wait_s: float,
     note: Callable[[str], None],
 ) -> bool:
-    """Take the lock of a home's engine and, where there is a stack for it, this machine's; False where an engine runs.
+    """Take the lock of a home's engine and, where `machine` is given, this machine's; False where an engine runs.
 
-    Another farm that measures on this machine is waited for without being the engine: other boards are free meanwhile.
-    Raises MachineBusyError where it does not end in time.
+    Another farm that measures on this machine is waited for without holding the engine's lock: other boards stay
+    usable. Raises MachineBusyError where it does not end in time.
     """
     deadline = time.monotonic() + wait_s
     while True:

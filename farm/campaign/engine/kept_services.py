@@ -1,7 +1,6 @@
-"""The farm's services for as long as an engine runs: others take the place of those that were killed.
+"""Keep the farm's services up while an engine runs: replace those that were killed.
 
-How services are found, held and started is in `farm.connectivity.services`; what becomes of boards
-meanwhile in `boards`.
+`farm.connectivity.services` finds, holds and starts services; `boards` handles boards that went down with them.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from farm.connectivity.tracker import Tracker
 from farm.errors import FarmError
 from farm.settings import Settings
 
-# How often it is looked at who the services are, and how long after others could not be had.
+# How often to check which services run, and the pause after a failed start.
 _LOOK_S, _AGAIN_S = 1.0, 5.0
 
 
 class KeptServices(Closing):
-    """The services that run, whichever those are; a `TrackerSource`. Use as a context manager, from one thread."""
+    """The running services; a `TrackerSource`. Use as a context manager, from one thread."""
 
     def __init__(self, settings: Settings, note: Callable[[str], None], boards: Collection[str] | None = None) -> None:
-        """Find services, or start some, for these boards (None: all; without any, when they are needed).
+        """Find or start services for these boards (None: all; empty: when they are needed).
 
-        `note` is told when they are started. Raises what `using_services` raises.
+        `note` gets a message when they are started. Raises what `using_services` raises.
         """
         self._settings, self._note = settings, note
         self._boards = None if boards is None else frozenset(boards)
@@ -43,17 +42,17 @@ class KeptServices(Closing):
         self._using.close()
 
     def need(self, boards: Collection[str]) -> None:
-        """Have these boards brought within reach, if they are not yet; never waits."""
+        """Connect these boards, if they are not connected; never waits."""
         if self._boards is not None and not self._boards.issuperset(boards):
             self._boards = None
             self._begin_mending()
 
     @property
     def tracker(self) -> Tracker | None:
-        """Where boards are asked for. Asking for it looks whether the services are still there; never waits.
+        """The tracker, or None while there is none. Also checks the services; never waits.
 
-        Those that were killed are replaced, and those that somebody else has started are used; those that an operator
-        has ended are not started again.
+        Killed services are replaced, and services started by another process are used. Those ended by an operator are
+        not restarted.
         """
         if self._services is None:
             if self._boards is None:

@@ -1,5 +1,6 @@
-"""What operators want, read from the store, and what the engine answers there: campaigns begin, pause, end, show how
-far they are. Between two engines a campaign lives in the store alone.
+"""Read operators' requests from the store, and write there how far campaigns are.
+
+Between two engines a campaign exists in the store alone.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import SEARCH_TRIAL, FleetCampaign
 
-# How often the store is asked, and how often it is told. An operator waits for the sum at most.
+# How often the store is read and written. An operator waits for the sum at most.
 _LOOK_S = 0.5
 _REPORT_S = 1.0
-# How long an engine without work waits for some before it ends.
+# How long an engine without work lingers before it ends.
 _LINGER_S = 2.0
 _BEGIN = ("submitted",)
 
 
 class CampaignOrders:
-    """The campaigns under way (`active`, by name), and the store's word on them."""
+    """The running campaigns (`active`, by name), and their requests in the store."""
 
     def __init__(
         self,
@@ -46,12 +47,12 @@ class CampaignOrders:
         under_way: Callable[[v.TaskKey], list[tuple[str, str]]],
         note: Callable[[str], None],
     ) -> None:
-        """`under_way`: hash and trace of the candidates of a task that are being built or measured."""
+        """`under_way`: hash and trace of the candidates of a task that are built or measured now."""
         self._under_way = under_way
         self._settings, self._store, self._searches, self._note = settings, store, searches, note
         self.active: dict[str, Active] = {}
         self._budgets: dict[str, Any] = {}
-        # Of campaigns without a board: what the scheduler says of that, and what was noted of it last.
+        # Of campaigns without a board: the scheduler's reason, and what was noted of it last.
         self._waiting: dict[str, str] = {}
         self._explained: dict[str, tuple[str, str]] = {}
         self._look_at = self._report_at = 0.0
@@ -59,11 +60,11 @@ class CampaignOrders:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has been left to do for a while: no campaign, or only paused ones."""
+        """Whether there was no running campaign for a while; paused ones do not count."""
         return time.monotonic() - self._idle_since > _LINGER_S
 
     def poll(self, state: FleetState, verifying: Verifying) -> list[v.Event]:
-        """What is wanted now that was not before."""
+        """Return new requests as the scheduler's events."""
         now = time.monotonic()
         if any(self._is_at_work(active, state) for active in self.active.values()):
             self._idle_since = now
@@ -80,7 +81,7 @@ class CampaignOrders:
         return events
 
     def refuse(self, event: v.Event, error: FarmError) -> None:
-        """An order that cannot be carried out."""
+        """Report a request that cannot be executed."""
         name = event.spec.name if isinstance(event, v.CampaignAdded) else getattr(event, "campaign", "")
         active = self.active.get(name)
         if active is not None and isinstance(event, v.CampaignAdded):
@@ -89,7 +90,7 @@ class CampaignOrders:
         self._note(f"{name}: {error.message}")
 
     def change(self, decision: v.Changed, roster: Roster) -> None:
-        """Note a campaign's new status. One that is over is forgotten, unless its winners are still to be found."""
+        """Write a campaign's new status. One that is over is dropped, unless its verification is still open."""
         active = self.active[decision.campaign]
         if decision.status is v.Status.WAITING:
             self._waiting[decision.campaign] = decision.reason
@@ -97,11 +98,11 @@ class CampaignOrders:
             return
         self._forget_waiting(decision.campaign)
         roster.forget_absence(decision.campaign)
-        # For the scheduler it is over with its search; for people once its winners are found.
+        # The scheduler's part ends with the search; for people it ends with verification.
         status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
         self._store.note_campaign(active.id, status, decision.reason)
         if decision.status is v.Status.PAUSED:
-            # Where nobody wanted it: so that an operator's resume is something new.
+            # Where no operator asked for it: so that an operator's resume is something new.
             self._store.want_campaign(decision.campaign, "pause", "its engine")
         self._note(f"{decision.campaign} is {status}" + (f": {decision.reason}" if decision.reason else ""))
         if decision.status is v.Status.CANCELLED:
@@ -109,7 +110,7 @@ class CampaignOrders:
         self._report_at = 0.0
 
     def _explain(self, active: Active, roster: Roster) -> None:
-        """Note why a campaign has no board, where that is not what was noted last."""
+        """Write why a campaign has no board, if that changed."""
         state, reason = roster.explain_absence(active, self._waiting[active.name])
         if self._explained.get(active.name) != (state, reason):
             self._explained[active.name] = (state, reason)
@@ -118,7 +119,7 @@ class CampaignOrders:
             self._report_at = 0.0
 
     def finish(self, active: Active, progress: dict[str, Any]) -> None:
-        """A campaign's winners are found: it is over."""
+        """End a campaign whose verification is done."""
         self._store.save_progress(active.id, progress)
         reason = self._store.fetch_fleet_campaign(active.name).reason
         self._store.note_campaign(active.id, "finished", reason)
@@ -126,7 +127,7 @@ class CampaignOrders:
         self._leave(active)
 
     def report(self, state: FleetState, roster: Roster, verifying: Verifying) -> None:
-        """Tell the store how far everything is, now and then."""
+        """Write the progress of all campaigns, at intervals."""
         now = time.monotonic()
         ended = verifying.take_ended()
         if now < self._report_at and not ended:
@@ -150,16 +151,16 @@ class CampaignOrders:
                 self._store.save_progress(active.id, progress)
 
     def release(self) -> None:
-        """Note that nobody carries out paused campaigns any more. Of what else is under way, the process tells."""
+        """Write that paused campaigns have no engine. The process does so for the others."""
         for row in self._store.fetch_fleet_campaigns(over=False):
             if row.name in self.active and row.state == "paused":
                 self._store.note_campaign(row.id, "paused", row.reason, {})
 
     def _raise_if_replaced(self, rows: Sequence[FleetCampaign]) -> None:
-        """Raise StoreFaultError where a campaign of ours is no longer ours: we gave no sign of life for too long."""
+        """Raise StoreFaultError where another engine took over a campaign: this one gave no heartbeat for too long."""
         mine = {row.name for row in rows if row.engine == process_identity()}
         if lost := sorted(self.active.keys() - mine):
-            raise StoreFaultError(f"this engine was believed gone, and lost {', '.join(lost)}")
+            raise StoreFaultError(f"this engine gave no heartbeat for too long, and lost {', '.join(lost)}")
 
     def _is_at_work(self, active: Active, state: FleetState) -> bool:
         campaign = state.campaigns.get(active.name)
@@ -169,7 +170,7 @@ class CampaignOrders:
         active, known = self.active.get(row.name), state.campaigns.get(row.name)
         if active is None:
             if row.state in _BEGIN and row.wanted == "run":
-                # Another host's engine may be asking, too.
+                # another host's engine may be asking, too
                 return [self._begin(row)] if self._store.take_campaign(row.id, process_identity()) else []
             if row.state in _BEGIN and row.wanted != "run":
                 self._store.note_campaign(
@@ -180,7 +181,7 @@ class CampaignOrders:
             return []
         if row.wanted != "run" and known.status is v.Status.FINISHED:
             verifying.stop(row.name)
-            # Nobody carries it out from now on, so that a resume submits it anew.
+            # Without an engine, so that a resume submits it anew.
             after = "cancelled" if row.wanted == "cancel" else "paused"
             self._store.note_campaign(row.id, after, "while winners were looked for", {})
             self._leave(active)
@@ -198,7 +199,7 @@ class CampaignOrders:
         return events
 
     def _begin(self, row: FleetCampaign) -> v.Event:
-        """A campaign's beginning, or where it left off."""
+        """Begin a campaign, or continue where it left off."""
         order = Order.from_document(row.order)
         counted = self._store.fetch_course(row.id)
         progress = row.progress or {}
@@ -214,7 +215,7 @@ class CampaignOrders:
         self._budgets[row.name] = dict(row.budget)
         self._open_search(active)
         self._store.note_campaign(row.id, "running", "", process_identity())
-        self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials made already")
+        self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials exist")
         breakers = self._store.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
         board_s = self._store.fetch_board_seconds(row.id)
         added = to_added(order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers)
@@ -247,7 +248,7 @@ class CampaignOrders:
         )
 
     def _recall(self, active: Active, task: v.TaskKey) -> list[Known]:
-        """What is known of a task: all trials at the very same place, or only this campaign's own."""
+        """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
         if active.order.search.warm_start:
             simulated = active.type_of(task.board_type).simulated
             rows = self._store.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
@@ -266,7 +267,7 @@ class CampaignOrders:
 
 
 def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -> dict[str, Any]:
-    """What a search is made with. A host that is the board rests while it measures, and has all its cores else."""
+    """Return the settings of a search. A host that is the board rests while it measures, and has all cores."""
     return {
         "tuner": search.tuner,
         "loss": search.loss,
@@ -278,7 +279,7 @@ def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -
 
 
 def to_search_budget(budget: Mapping[str, Any], order: Order) -> v.Budget:
-    """What of a budget is the search's: winners and finals need their part of board-hours and wall clock."""
+    """Return the search's part of a budget: verification needs board-hours and wall clock too."""
     whole = v.Budget(**budget)
     wall_clock_s = leave_search_s(order, whole.wall_clock_s)
     return dataclasses.replace(whole, board_s=leave_room(whole.board_s), wall_clock_s=wall_clock_s)

@@ -1,4 +1,4 @@
-"""The engine's process: lock, log, signals, and when it ends. What it does meanwhile is `engine.run_engine`.
+"""The engine's process: lock, log, signals, end. `engine.run_engine` does the work.
 
 It ends by itself when no campaign needs it any more.
 """
@@ -44,16 +44,16 @@ from farm.values import CampaignState
 
 Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], None]
 
-# A run that gives up at once over and over has met something that it does not see as an end.
+# A run that fails at once this often has met an error that it takes for no end.
 _MAX_EMPTY_RUNS = 5
 _EMPTY_S = 1.0
-_TOLD_TO_END = "its engine was told to end"
+_TOLD_TO_END = "its engine was ended by a signal"
 
 _log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Be the engine until there is nothing left to do, or until told to end. Returns the exit code."""
+    """Be the engine until there is nothing left to do, or until a signal. Returns the exit code."""
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
@@ -73,10 +73,10 @@ def main() -> int:
 
 
 def serve(settings: Settings, store: Store, run: Run) -> None:
-    """Carry out campaigns with `run` until none needs it any more, or a signal says that it is enough.
+    """Execute campaigns with `run` until none needs it any more, or a signal arrives.
 
-    Faults of the store are waited out (`outage`).
-    Whatever ends it, campaigns of this process that are not over are noted as interrupted. Raises what `run` raises.
+    Waits out faults of the store (`control`). At the end, open campaigns of this process are marked as interrupted.
+    Raises what `run` raises.
     """
     with beating(store.location, process_identity()):
         _serve(settings, store, run)
@@ -120,18 +120,20 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
         _log.info("ending")
         try:
             _leave(store, me, reason)
-        except FarmError as error:  # a store that is full refuses this too; the first error is the one to tell
+        except FarmError as error:  # a full store refuses this too; the first error is the one to report
             leave_last_words(home, reason or error.message)
 
 
 def explain_end(error: FarmError) -> str:
-    """Why a campaign is interrupted, given the error that ended its engine: after a fault, another engine may go on."""
+    """Return why a campaign is interrupted, given the error that ended its engine: after a fault, another engine may go
+    on.
+    """
     is_fault = isinstance(error, (TransientError, UnavailableError))
     return ENDED_BY_FAULT + error.message if is_fault else error.message
 
 
 class Told:
-    """Whether a signal has said that it is enough. A plain flag: a handler may interrupt anything, locks included."""
+    """Whether a signal asked for the end. A plain flag: a handler may interrupt anything, locks included."""
 
     def __init__(self) -> None:
         self.yes = False
@@ -143,21 +145,22 @@ class Told:
 
 
 def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:
-    # In this order: who is done waiting has submitted by then.
+    # In this order: a command that is done waiting has submitted by then.
     return is_expected() or any(
         needs_engine(each) and not is_anothers(store, each, me) for each in store.fetch_fleet_campaigns(over=False)
     )
 
 
 def _take_up(store: Store) -> None:
-    """Have campaigns begin anew that were resumed while their engine was giving them up as paused."""
+    """Restart campaigns that were resumed while their engine was dropping them as paused."""
     for campaign in store.fetch_fleet_campaigns(over=False):
         if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
             store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
 
 
 def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
-    """Note what of ours is not over, and where there is a `reason` what we have not begun with: nobody else will.
+    """Mark this engine's open campaigns as interrupted; with a `reason`, also those not begun: no other engine will
+    take them.
 
     A paused campaign stays paused, with no engine.
     """

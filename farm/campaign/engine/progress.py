@@ -1,6 +1,6 @@
-"""How far a campaign is, as one plain document: what commands show and reports are drawn from.
+"""A campaign's progress as one plain document, for commands and reports.
 
-Pure, but for `recount` and `fetch_recorded`, which ask the store.
+Pure, but for `recount` and `fetch_recorded`, which read the store.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def to_progress(
     now_s: float,
     winners: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document. `boards` are those that the campaign may use, with what they are doing; `now_s` is monotonic,
-    `winners` what `Verifying.to_winners` says.
+    """Return the progress document. `boards` are those that the campaign may use, with their state; `now_s` is
+    monotonic, `winners` what `Verifying.to_winners` returns.
     """
     campaign = state.campaigns.get(active.name)
     tasks = list_tasks(active, state)
@@ -63,7 +63,7 @@ def to_progress(
 
 
 def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
-    """The document of a campaign that nobody carries out now, from the trials that were written until its end."""
+    """Return the document of a campaign without an engine, from its trials."""
     order = Order.from_document(campaign.order)
     added = resume.to_added(order, Budget(**campaign.budget), store.fetch_course(campaign.id), 0.0, 0.0)
     tasks = to_rows(order, added.done)
@@ -85,13 +85,15 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
 
 
 def merge_faults(trials: Mapping[str, int], progress: Mapping[str, Any]) -> dict[str, int]:
-    """Failures by side: those of the search's `trials`, and of winners where the last `progress` counted more."""
+    """Count failures by side: those of the search's `trials`, and of verification where the last `progress` counted
+    more.
+    """
     before = progress.get("faults", {})
     return {side: max(count, before.get(side, 0)) for side, count in trials.items() if side != "ok"}
 
 
 def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
-    """Every task with what it has come to. A campaign that ended has no tasks in the state: its own account stays."""
+    """Return every task with its result so far. An ended campaign has none in the state."""
     campaign = state.campaigns.get(active.name)
     tasks = [state.tasks[number] for lane in campaign.lanes for number in state.lanes[lane].tasks] if campaign else []
     if tasks:
@@ -103,7 +105,7 @@ def list_tasks(active: Active, state: FleetState) -> list[dict[str, Any]]:
 
 
 def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
-    """Every task of an order, with what trials made before have come to."""
+    """Return every task of an order, with the results of earlier trials."""
     known = {each.task: each for each in done}
     rows = []
     for key in resume.list_tasks(order):
@@ -113,7 +115,7 @@ def to_rows(order: Order, done: Iterable[Done]) -> list[dict[str, Any]]:
 
 
 def fetch_recorded(store: Store, order: Order) -> dict[tuple[str, str, str], float]:
-    """The times (s) of the records that there are of an order's tasks, by board type, point and workload."""
+    """Return the latencies (s) of the records of an order's tasks, by board type, point and workload."""
     found = {}
     for each in order.types:
         hashes = [workload.hash for workload in each.workloads]
@@ -123,8 +125,9 @@ def fetch_recorded(store: Store, order: Order) -> dict[tuple[str, str, str], flo
 
 
 def fill_in(rows: Iterable[dict[str, Any]], recorded: Mapping[tuple[str, str, str], float], *, decided: bool) -> None:
-    """Take a task's best from its record where no trial of the campaign gave one, or winners are `decided`: what was
-    measured again says more than the one best trial. `from` says which it is.
+    """Use the record's latency for a task without a good trial, and for all tasks once verification has `decided`.
+
+    Verification is more reliable than the one best trial. `from` names the source.
     """
     for row in rows:
         known = recorded.get((row["board_type"], row["point"], row["workload"]))
@@ -155,8 +158,9 @@ def _to_row(order: Order, key: TaskKey, counted: int, best_s: float | None, ende
 
 
 def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each model on each type at each point the sum of its workloads' best, `predicted` of `workloads` by
-    prediction where neither a record nor a good trial speaks of them; None while one has none of these.
+    """Sum the best latencies of each model on each type at each point.
+
+    `predicted` of `workloads` have only a prediction. None while a workload has no record, good trial or prediction.
     """
     by_key = {(task["board_type"], task["point"], task["workload"]): task for task in tasks}
     rows = []
@@ -186,7 +190,7 @@ def find_latencies(order: Order, tasks: Sequence[Mapping[str, Any]]) -> list[dic
 
 
 def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """For each type at each point the weighted sum over all workloads (s); left out while one has no good trial."""
+    """Return the weighted sum over all workloads (s) by type and point; left out while one has no good trial."""
     sums: dict[str, float] = {}
     missing = set()
     for task in tasks:
@@ -199,7 +203,7 @@ def sum_latencies(active: Active, tasks: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: float) -> float:
-    """Time from start, pauses left out, as the budget counts it."""
+    """Return the time from the start without pauses, as the budget counts it."""
     if campaign is None:
         return active.used_s
     if campaign.pause_began_s and campaign.status == "paused":
@@ -210,8 +214,9 @@ def _find_wall_clock_s(campaign: CampaignEntry | None, active: Active, now_s: fl
 def _find_eta_s(
     campaign: CampaignEntry | None, active: Active, counted: int, used_s: float, boards: int
 ) -> float | None:
-    """When the trials are made at the pace so far, or the search's part of the wall clock is over, winners are checked
-    and measured after that, and models compiled and timed; None while that cannot be said.
+    """Estimate the time to the end, at the pace so far: trials or wall clock, then verification, then whole models.
+
+    None while there is no pace.
     """
     if campaign is None:
         return None

@@ -1,6 +1,6 @@
-"""Ray on this machine for the length of a block, and waiting for its answers.
+"""Run Ray on this machine for a block, and wait for its answers.
 
-What its actors do is in `searches` and `farm.search.build.build_pool`.
+Its actors are in `searches` and `farm.search.build.build_pool`.
 """
 
 from __future__ import annotations
@@ -32,33 +32,32 @@ _SWITCH, _IS_ON = f"{_CONSTANTS}.ENABLE_RAY_CLUSTERS_ENV_VAR", f"{_CONSTANTS}.EN
 _HANDLER = f"{_UTILS}.set_sigterm_handler"
 _CONFIG, _TOKENS = "_raylet.Config.initialize", "_raylet.AuthenticationTokenLoader.instance"
 _NODE = "_private.node.Node"
-# Each is a process that imports all of Ray, and is nothing to a Ray of one machine whose dashboard is off: one reads
-# workers' output to show it to the driver, one asks a cloud for machines, one serves the dashboard.
+# Each is a process that imports all of Ray, and none is needed on one machine without a dashboard: log printing, the
+# autoscaler's monitor, the dashboard.
 _SERVANTS = tuple(f"{_NODE}.{name}" for name in ("start_log_monitor", "start_monitor", "start_api_server"))
 
-# Below `ray`; and what of the farm needs it.
+# Below `ray`, with the feature of the farm that depends on it.
 PARTS = {
     _SWITCH: "a Ray of our own listens on loopback alone",
     _IS_ON: "a Ray of our own listens on loopback alone",
     _HANDLER: "signals while Ray starts are ours",
     _CONFIG: "each Ray has a token of its own",
     _TOKENS: "each Ray has a token of its own",
-    **dict.fromkeys(_SERVANTS, "a Ray of our own starts no process that nobody needs"),
+    **dict.fromkeys(_SERVANTS, "a Ray of our own starts no superfluous process"),
 }
 
 
 def find_moved(parts: Sequence[str] = tuple(PARTS)) -> list[str]:
-    """What this Ray does not have where the farm looks for it, each with what needs it."""
+    """List the parts that this Ray lacks, each with the feature that depends on it."""
     return [f"ray.{part} ({PARTS[part]})" for part in parts if _find(part) is None]
 
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
-    """Have a Ray that is started in the block listen on loopback alone. Raises UnavailableError.
+    """Have Ray listen on loopback alone if started in the block. Raises UnavailableError.
 
-    Where the machine has a network, Ray takes its address there for the node's and listens on all of them, so that
-    others may join, which nobody may here. This is the switch by which it does not on systems that it has no clusters
-    on; its children read it from the environment.
+    By default Ray takes the machine's network address and listens on all addresses, so that other machines may join.
+    This is Ray's own switch for systems without clusters; its children read it from the environment.
     """
     _require(_SWITCH, _IS_ON)
     constants = _find(_CONSTANTS)
@@ -77,7 +76,7 @@ def on_loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_servants() -> Iterator[None]:
-    """Have a Ray that is started in the block do without what it starts for others: 3.6 s of a core, half of its start.
+    """Start Ray without its auxiliary processes in the block: 3.6 s of a core, half of its start.
 
     Raises UnavailableError.
     """
@@ -96,7 +95,7 @@ def without_servants() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_handlers() -> Iterator[None]:
-    """Keep Ray from putting a handler of its own in place for SIGTERM. Raises UnavailableError."""
+    """Keep Ray from installing its SIGTERM handler. Raises UnavailableError."""
     _require(_HANDLER)
     utils = _find(_UTILS)
     setter, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
@@ -107,7 +106,7 @@ def without_handlers() -> Iterator[None]:
 
 
 def forget_token() -> None:
-    """Have this process read from its environment anew how Ray lets it in, which Ray reads once.
+    """Make this process read Ray's token from the environment again; Ray reads it once.
 
     Raises UnavailableError.
     """
@@ -129,7 +128,7 @@ def _require(*parts: str) -> None:
 
 
 _PREFIX = "farm-ray-"
-# Ray opens the folder that it is given, and what it makes in it, to every user (mode 0777): around it is one of ours.
+# Ray makes the folders that it is given world-writable (mode 0777), so a private one surrounds them.
 _INNER = "r"
 # The kernel takes 107 characters: ours add up to 28 (process numbers have seven digits), Ray's socket names 64.
 _LONGEST_FOLDER = 15
@@ -144,7 +143,9 @@ class ActorLostError(PermanentError):
 
 @contextlib.contextmanager
 def ray_running(cores: int) -> Iterator[None]:
-    """A local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot start."""
+    """Run a local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot
+    start.
+    """
     prepare_environment()
     with _folder() as folder:
         try:
@@ -155,7 +156,7 @@ def ray_running(cores: int) -> Iterator[None]:
                 without_servants(),
                 _with_token(),
             ):
-                # `local`: RAY_ADDRESS in the environment would take us to somebody else's cluster.
+                # `local`: RAY_ADDRESS in the environment could name a foreign cluster.
                 ray.init(
                     address="local",
                     num_cpus=cores,
@@ -170,29 +171,30 @@ def ray_running(cores: int) -> Iterator[None]:
             raise UnavailableError(f"Ray cannot work here: {_first_line(error)}", "Try `farm doctor`.") from error
         finally:
             ray.shutdown()
-            forget_token()  # another Ray of this process, a cluster say, has one of its own
+            forget_token()  # another Ray of this process, such as a cluster, has its own
             _end_stragglers(folder)
             builder.remove_left(_STRAGGLERS_TIMEOUT_S)  # compilers may have been in the middle of a build
 
 
 def prepare_environment() -> None:
-    """Keep Ray quiet; to be called before it is started or joined."""
-    # Its usage report would go over the network; its dashboard and its workers' prints are nobody's business here.
+    """Keep Ray quiet; call it before Ray is started or joined."""
+    # No usage report over the network, no dashboard, no output of workers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Its processes work in another folder (`outside_folder`).
     os.environ.update(find_folders())
-    # What `ray job submit` was given is for the command that it runs: the engine which that starts serves others, too.
+    # `ray job submit` sets these for its command alone; the engine that the command starts serves other users too.
     os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
 def _with_token() -> Iterator[None]:
-    """Have a Ray that is started in the block let in nobody but its own processes: other users reach loopback too.
+    """Give Ray a token if it starts in the block, so that only its own processes connect: other users reach loopback
+    too.
 
-    The token is made for this Ray and nowhere kept; Ray's own would lie in the user's home, and RAY_AUTH_MODE=disabled
-    in the environment would do without. Its children read it from the environment.
+    The token exists for this Ray only and is stored nowhere. Ray's own would be in the user's home, and
+    RAY_AUTH_MODE=disabled in the environment would switch it off. Its children read it from the environment.
     """
     wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_TOKEN_PATH": None}
     before = {name: os.environ.get(name) for name in wanted}
@@ -214,10 +216,10 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Keep ours, and have what ends a command heard after the block, in which Ray starts: some seconds later.
+    """Keep our signal handlers while Ray starts in the block, and handle a signal after it, some seconds later.
 
-    Ray puts handlers of its own in place, which would end the process past our cleaning up; and interrupted while it
-    starts it leaves threads and clients behind that fault when the process exits.
+    Ray's own handlers would end the process without cleanup. A Ray interrupted while it starts leaves threads and
+    clients that fault at the process's exit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -249,14 +251,14 @@ def outside_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs that no other user reaches, removed afterwards; so are dead farms'."""
+    """Make a private folder for Ray's sockets and logs, removed afterwards; also remove those of dead farms."""
     root = tempfile.gettempdir()
     if len(root) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):  # noqa: S108 - chosen for being short
         root = "/tmp"  # noqa: S108
     for left in Path(root).glob(f"{_PREFIX}*-*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not _is_alive(int(owner)) and _is_ours(left):
-            _end_stragglers(left)  # on a busy machine they see late that they are alone, and write into it till then
+            _end_stragglers(left)  # on a busy machine they notice late that they are alone, and write until then
             _remove(left)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
     (folder / _INNER).mkdir()
@@ -267,7 +269,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this user made it. Whoever else may write here may not have us end processes, or follow links."""
+    """Whether this user made it: another user must not make us end processes or follow links."""
     with contextlib.suppress(OSError):
         status = folder.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -275,24 +277,24 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    # Nobody waits for the children of some containers: what is left of a killed one keeps its number.
+    # Some containers have no init process: a killed one stays as a zombie with its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder in which processes that are just ending may still write."""
+    """Remove a folder in which ending processes may still write."""
     deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists() or time.monotonic() > deadline:  # then the next command does it
+        if not folder.exists() or time.monotonic() > deadline:  # then the next command removes it
             return
         time.sleep(_LOOK_S)
 
 
 def _end_stragglers(folder: Path) -> None:
-    """End what `ray.shutdown` leaves: it ends those that it started, not those that they were starting just then."""
+    """End what `ray.shutdown` leaves: processes that its own children were starting just then."""
     deadline = time.monotonic() + _STRAGGLERS_TIMEOUT_S
     while time.monotonic() < deadline:
         left = [process for process in psutil.process_iter() if _is_of_session(process, str(folder))]
@@ -305,7 +307,7 @@ def _end_stragglers(folder: Path) -> None:
 
 
 def _is_of_session(process: psutil.Process, folder: str) -> bool:
-    """Whether a process was started by the Ray whose folder this is: all have its path among their arguments.
+    """Whether a process belongs to the Ray of this folder: all have its path among their arguments.
 
     Workers overwrite their arguments with a title, but by then they have seen their raylet and end with it.
     """
@@ -316,16 +318,16 @@ def _is_of_session(process: psutil.Process, folder: str) -> bool:
 
 
 def kill(actor: Any) -> None:
-    """End an actor, however it is; never raises for one that is gone already."""
+    """End an actor in any state; never raises for one that is gone."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(actor)
 
 
 def get(reference: Any, what: str, timeout_s: float) -> Any:
-    """A Ray result; the farm's own errors come out as they were raised over there.
+    """Return a Ray result; the farm's own errors are raised as they were in the actor.
 
-    Raises DeadlineError naming `what` after `timeout_s`, ActorLostError where the process that should answer died,
-    PermanentError for foreign errors.
+    Raises DeadlineError naming `what` after `timeout_s`, ActorLostError where the process died, PermanentError for
+    foreign errors.
     """
     try:
         return ray.get(reference, timeout=timeout_s)
@@ -345,7 +347,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def find_done(references: Sequence[Any]) -> list[Any]:
-    """Those of the references whose answer, or failure, is there. Never waits."""
+    """Return those references that have an answer or a failure. Never waits."""
     if not references:
         return []
     done, _ = ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=False)

@@ -1,7 +1,7 @@
-"""Compilers as Ray's actors: those of this machine, and those of other machines, which a cluster is asked for.
+"""Compilers as Ray actors, on this machine and on machines of a cluster.
 
-They are actors rather than plain tasks, so that who is replaced, and when, is decided by the pool and not by Ray's.
-How many are asked for is `builds`' business.
+They are actors rather than tasks, so that our pool, not Ray's, decides which is replaced and when. `builds` decides how
+many are requested.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from farm.search.build.build_pool import BuildPool, BuildResult, CompilerLostErr
 from farm.search.tvm_errors import find_reason
 from farm.settings import Settings
 
-# Where compilers end before they are anywhere, one is asked for again after so long.
+# The pause after a requested compiler ended before it had a machine.
 _AGAIN_S = 5.0
 
 
 def launch_compiler(options: Mapping[str, Any]) -> Any:
-    """Ask Ray for an actor that compiles; `options` are Ray's, and say where. Never waits."""
+    """Start an actor that compiles; `options` are Ray's placement. Never waits."""
 
-    # A class within a function travels by value: it says where it is also from a machine that lacks the farm.
+    # A class within a function travels by value: it also runs on a machine that lacks the farm.
     class Compiler:
         def where(self) -> str:
-            """The node that it is on."""
             return str(ray.get_runtime_context().get_node_id())
 
         def load(self) -> str:
-            """Get ready, and say with which versions."""
+            """Load the compiler; return its versions."""
             self._builder = build_pool.Builder()
             return self._builder.versions()
 
@@ -47,10 +46,9 @@ def launch_compiler(options: Mapping[str, Any]) -> Any:
 
 
 class RayBuildPool(BuildPool[Job]):
-    """References are Ray's."""
+    """A build pool whose references are Ray's."""
 
     def __init__(self, size: int, settings: Settings, options: Mapping[str, Any] | None = None) -> None:
-        """`options` are Ray's for actors: where they run."""
         self._options = dict(options or {})
         super().__init__(size, settings)
 
@@ -76,7 +74,7 @@ class RayBuildPool(BuildPool[Job]):
 
 @dataclasses.dataclass(frozen=True)
 class PlacedCompiler:
-    """A compiler that Ray has found a machine for: `reference` stands for its versions, `node` is the machine's id."""
+    """A compiler that has a machine: `reference` stands for its versions, `node` is the machine's id."""
 
     compiler: Any
     reference: Any
@@ -84,35 +82,33 @@ class PlacedCompiler:
 
 
 class CompilerDemand:
-    """Compilers that a cluster was asked for and has no machine for yet. Not thread-safe.
+    """Compilers requested from a cluster that have no machine yet. Not thread-safe.
 
     An autoscaler sees them as demand: each is an actor that waits for a CPU.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[Any, Any] = {}  # what says where it is -> compiler
+        self._asked: dict[Any, Any] = {}  # reference to its node -> compiler
         self._not_before = 0.0
-        self.trouble = ""  # why the last of them ended before it was anywhere
+        self.trouble = ""  # why the last of them ended before it had a machine
 
     @property
     def count(self) -> int:
-        """How many are on their way."""
         return len(self._asked)
 
     @property
     def pending(self) -> list[Any]:
-        """References to wait for; `take` takes note of them."""
+        """References to wait for; `take` reads them."""
         return list(self._asked)
 
     def ask(self, count: int, options: Mapping[str, Any]) -> None:
-        """Ask for so many more."""
         if time.monotonic() >= self._not_before:
             for _ in range(count):
                 compiler = launch_compiler(options)
                 self._asked[compiler.where.remote()] = compiler
 
     def take(self) -> list[PlacedCompiler]:
-        """Those that have come up since the last time; they load. Never waits."""
+        """Return compilers that have a machine since the last call; they are loading. Never waits."""
         arrived = []
         for reference in ray_calls.find_done(self.pending):
             compiler = self._asked.pop(reference)
@@ -126,17 +122,16 @@ class CompilerDemand:
         return arrived
 
     def withdraw(self) -> None:
-        """Ask for none any more."""
         for compiler in self._asked.values():
             ray_calls.kill(compiler)
         self._asked.clear()
 
 
 def _fetch(reference: Any) -> Any:
-    """An answer that is there. Raises CompilerLostError."""
+    """Return an answer that is ready. Raises CompilerLostError."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
-        # What a task raised comes with a traceback of Ray's before it.
+        # Ray puts its own traceback before a task's exception.
         cause = getattr(error, "cause", None) or error
         raise CompilerLostError(f"{type(cause).__name__}: {find_reason(cause)}") from error

@@ -1,7 +1,7 @@
-"""The Ray that a campaign's engine works with: one of its own, or the cluster that FARM_RAY_ADDRESS names.
+"""The engine's Ray: its own, or the cluster that FARM_RAY_ADDRESS names.
 
-Which machines there are, and how an actor is put here or elsewhere. Boards and searches stay on the engine's own
-(`here`), because boards' tunnels end there; what builds on the others is in `builds`.
+Which machines there are, and where an actor is placed. Searches and the connections of boards stay on the engine's
+machine (`here`), because tunnels end there; `builds` uses the others.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from farm.campaign.engine.state import leave_last_words
 from farm.errors import FarmError, UnavailableError, UsageError
 from farm.settings import Settings
 
-# How often to look, and how long the engine has to end in order, with its campaigns noted as interrupted.
+# How often the node manager is checked.
 _LOOK_S = 1.0
-# For an engine whose Ray died to end in order; then its process ends.
+# How long the engine of a dead Ray has to end in order, with its campaigns noted; then its process is ended.
 _GRACE_S = 15.0
 # As for other parts of the farm that are missing.
 _EXIT_CODE = 3
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def ray_watched(raylet_socket: str, tell: Callable[[str], None], grace_s: float = _GRACE_S) -> Iterator[None]:
-    """For the block, in which Ray runs: where its node manager dies and the block does not end, the process does.
+    """Watch Ray's node manager during the block: if it dies and the block does not end in `grace_s`, end the process.
 
-    It ends as if killed then: at once, its children with it. What it was doing is found in the store, and why it ended
-    where `tell` leaves it. The node manager is known by the path of its socket; the block has `grace_s` to end.
-    Raises UnavailableError for whatever error of the farm's such a death ends the block with.
+    The process and its children end as if killed. The store has its state; `tell` saves the reason. The node manager is
+    known by its socket's path. Raises UnavailableError for any error of the farm's that such a death ends the block
+    with.
     """
     watch = _Watch(_find_raylet(raylet_socket), tell, grace_s)
     watch.start()
@@ -66,18 +66,17 @@ class _Watch(threading.Thread):
         self._found = False
 
     def let_go(self) -> None:
-        """Watch no more; where Ray has died, its shutting down may not end either, and is given its time."""
+        """Stop watching; where Ray has died, its shutdown has the grace period too."""
         if not self._found:
             self._over.set()
 
     @property
     def words(self) -> str:
-        """What is said of the death. Nobody is told its cause, of which one is not rare."""
+        """Describe the death. Its cause is unknown; out of memory is a common one."""
         pid = "unknown" if self._raylet is None else self._raylet.pid
         return f"Ray's node manager (pid {pid}) died; where memory runs out the kernel kills it"
 
     def has_died(self) -> bool:
-        """Whether the node manager is gone."""
         return self._raylet is not None and not _is_alive(self._raylet)
 
     def run(self) -> None:
@@ -87,7 +86,7 @@ class _Watch(threading.Thread):
                 _log.error("%s", self.words)
                 self._tell(self.words)
                 if not self._over.wait(self._grace_s):
-                    _log.error("the engine cannot let go of Ray, and ends; `farm campaign resume` goes on")
+                    _log.error("Ray does not shut down, so the engine ends; `farm campaign resume` goes on")
                     logging.shutdown()
                     os._exit(_EXIT_CODE)
 
@@ -106,22 +105,22 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-# A port that nobody answers is known at once or never.
+# A port without a listener refuses at once or never answers.
 _PORT_TIMEOUT_S = 5.0
-# Ray itself would try for two minutes; a cluster that works answers in three seconds.
+# Ray itself would try for two minutes; a working cluster answers in three seconds.
 _CLUSTER_TIMEOUT_S = 45.0
-# What Ray's own log says where the token is not the cluster's.
+# Ray's log message for a wrong token.
 _TOKEN_WORDS = "InvalidAuthToken"  # noqa: S105 - no password
 # Every node has its id as a label.
 _NODE_LABEL = "ray.io/node-id"
-# So many compilers go on a machine that offers one of the resource; its CPUs are what limits them.
+# Amount of the resource per compiler: CPUs are the limit, not the resource.
 _SHARE = 0.001
 _ADDRESS = re.compile(r"\[?(?P<host>[\w.:-]+?)\]?:(?P<port>\d{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
 class RayNode:
-    """A machine of the cluster. `is_here` says whether the engine runs there too."""
+    """A machine of the cluster. `is_here`: the engine runs there too."""
 
     id: str
     name: str
@@ -130,10 +129,10 @@ class RayNode:
 
 @contextlib.contextmanager
 def farm_ray(settings: Settings, cores: int) -> Iterator[None]:
-    """Ray for the block: with `cores` cores of this machine, or the cluster of `settings.ray_address`.
+    """Run Ray for the block: with `cores` cores of this machine, or the cluster of `settings.ray_address`.
 
-    Raises UsageError for what is no address, UnavailableError where Ray cannot start or the cluster cannot be used. A
-    cluster goes on after the block; only the actors that were started in it end.
+    Raises UsageError for an invalid address, UnavailableError where Ray cannot start or the cluster cannot be used. A
+    cluster outlives the block; only the actors started in it end.
     """
     tell = functools.partial(leave_last_words, settings.home_path)
     if not settings.ray_address:
@@ -163,7 +162,7 @@ def _join(address: str) -> None:
 
 
 def require_address(text: str) -> str:
-    """`host:port` as Ray wants it. Raises UsageError."""
+    """Check that `text` is Ray's `host:port`. Raises UsageError."""
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or not 0 < int(match["port"]) <= 65535:
         raise UsageError(
@@ -175,13 +174,15 @@ def require_address(text: str) -> str:
 
 
 def here() -> dict[str, Any]:
-    """Options that keep an actor on the engine's own machine."""
+    """Return options that keep an actor on the engine's machine."""
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_own_id(), soft=False)}
 
 
 def elsewhere(label: str, refused: Collection[str] = ()) -> dict[str, Any]:
-    """Options by which an actor waits for a CPU of another machine: one that offers the resource `label`, if any is
-    named, and none of the `refused`. An autoscaler that has no such machine starts one.
+    """Return options that place an actor on a CPU of another machine.
+
+    It offers the resource `label`, if one is named, and is none of the `refused`. An autoscaler without such a machine
+    starts one.
     """
     others = f"!in({','.join(sorted({_own_id(), *refused}))})"
     resources = {"resources": {label: _SHARE}} if label else {}
@@ -189,7 +190,7 @@ def elsewhere(label: str, refused: Collection[str] = ()) -> dict[str, Any]:
 
 
 def fetch_nodes() -> list[RayNode]:
-    """The machines that are up, the engine's own first."""
+    """Return the machines that are up, the engine's own first."""
     own = _own_id()
     nodes = [
         RayNode(
@@ -208,18 +209,17 @@ def _own_id() -> str:
 
 
 def _find_socket() -> str:
-    """Where this machine's node manager is reached: a path that it has among its arguments."""
     return next(str(node["RayletSocketName"]) for node in ray.nodes() if node["NodeID"] == _own_id())
 
 
 def _require_cluster(address: str) -> None:
-    """Make sure that the cluster lets us in. Asked in a process of its own: nothing else can end Ray's wait."""
+    """Check that the cluster accepts us, in a separate process: Ray's wait cannot be ended otherwise."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_TIMEOUT_S).close()
     except OSError as error:
         raise _unusable(address, f"nothing answers there: {error}") from error
-    # TVM and the rest of the farm stay out of it: a second at most.
+    # without TVM and the rest of the farm: a second at most
     script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
     command = python_command("-c", script, address)
     with subprocess.Popen(
@@ -244,7 +244,7 @@ def _require_cluster(address: str) -> None:
 
 
 def _unusable(address: str, said: str) -> UnavailableError:
-    """What Ray said, as an error with what to do about it."""
+    """Turn Ray's message into an error with advice."""
     lines = said.splitlines() or [""]
     what, hint = lines[-1], "docs/howto/build-on-many-machines.md says what its machines need."
     if _TOKEN_WORDS in said or "AuthenticationError" in said:

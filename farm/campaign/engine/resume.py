@@ -1,6 +1,6 @@
-"""A campaign as the scheduler and the searches are told of it, from its order and from what the store holds.
+"""A campaign as the scheduler and the searches get it, from its order and the store.
 
-This is how a campaign begins, and how it goes on after whatever ended its engine: there is no other memory.
+This is how a campaign begins, and how it continues after its engine ended: there is no other memory.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _load_types = functools.cache(load_board_types)
 
 
 def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
-    """A task from its workload's row (`Store.fetch_workloads`)."""
+    """Build a task from its workload's row (`Store.fetch_workloads`)."""
     traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
     return campaign_search.SearchTask(to_workload(row), task.board_type, task.point, traits)
 
 
 def to_workload(row: Mapping[str, Any]) -> workloads.Workload:
-    """A workload from its row."""
+    """Read a workload from its row."""
     return workloads.Workload(
         hash=row["hash"],
         name=row["name"],
@@ -56,7 +56,7 @@ def to_workload(row: Mapping[str, Any]) -> workloads.Workload:
 
 
 def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
-    """What a type's CPU is at a point, as far as its file and the point say."""
+    """Describe a type's CPU at a point, as far as its file and the point say."""
     about = _load_types().get(board_type)
     clusters = about.clusters if about else ()
     highest = max((hz for cluster in clusters for hz in cluster.freqs_hz), default=0)
@@ -69,9 +69,9 @@ def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point:
 
 
 def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_search.ForeignTrial]:
-    """Good trials of workloads of the same operator kind, elsewhere than at this very task.
+    """Return good trials of workloads of the same operator kind at other tasks.
 
-    For real boards those of simulated ones that run the same processor's code fill up what real ones leave.
+    For real boards, trials of simulated boards with the same core fill the places that are left.
     """
     of_type = active.type_of(task.board_type)
     kind = active.workload_of(task).kind
@@ -109,7 +109,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
 
 
 def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:
-    """The campaign for the scheduler; workloads are called by their hashes."""
+    """Build the scheduler's campaign; workloads are named by their hashes."""
     parts = tuple(
         Part(each.board_type, point, tuple(CampaignWorkload(w.hash, w.kind, w.weight, w.flop) for w in each.workloads))
         for each in order.types
@@ -131,12 +131,12 @@ def to_spec(order: Order, budget: Budget) -> ScheduledCampaign:
 
 
 def to_labels(labels: Mapping[str, str]) -> frozenset[str]:
-    """Labels as the scheduler compares them."""
+    """Format labels as the scheduler compares them."""
     return frozenset(f"{name}={value}" for name, value in labels.items())
 
 
 def to_names(boards: Iterable[str]) -> frozenset[str]:
-    """Names of boards as the scheduler compares them: as labels without a name of their own, which no other has."""
+    """Return board names as labels with an empty name, which no real label has."""
     names = ",".join(sorted(boards))
     return frozenset({f"={names}"} if names else ())
 
@@ -149,9 +149,9 @@ def to_added(
     wall_clock_s: float,
     breakers: Iterable[Mapping[str, Any]] = (),
 ) -> CampaignAdded:
-    """The event that begins a campaign, or continues it from its counted trials (`Store.fetch_course`).
+    """Build the event that begins a campaign, or continues it from its counted trials (`Store.fetch_course`).
 
-    `breakers` are candidates that boards are no longer risked for (`Store.fetch_board_breakers`).
+    `breakers` are candidates that lost too many boards to be tried again (`Store.fetch_board_breakers`).
     """
     done: dict[TaskKey, Done] = {}
     for row in counted:
@@ -170,12 +170,12 @@ def to_added(
 
 
 def to_task(campaign: str, row: Mapping[str, Any]) -> TaskKey:
-    """The task that a trial's row belongs to."""
+    """Find the task of a trial's row."""
     return TaskKey(campaign, row["workload"], row["board_type"], row["operating_point"])
 
 
 def list_tasks(order: Order) -> list[TaskKey]:
-    """Every workload on every board type at every operating point."""
+    """List every workload on every board type at every operating point."""
     return [
         TaskKey(order.name, workload.hash, each.board_type, point)
         for each in order.types

@@ -1,7 +1,7 @@
-"""Which boards the engine has, whom they work for, and which ones its campaigns may use.
+"""The engine's boards: for which campaign each works, and which boards campaigns may use.
 
-Taking and keeping boards is `boards`' business, giving them work the scheduler's; one that measures winners again is
-lent out, and gone for the scheduler meanwhile.
+`boards` takes and keeps them, the scheduler gives them work. A board lent to verification is gone for the scheduler
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from farm.campaign.engine.resume import to_labels, to_names
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.crew.choice import find_reason, find_unfit
-from farm.crew.queue_place import QueuePlace, describe, read_queue
+from farm.crew.choice import find_reason, find_unusable
+from farm.crew.queue_entry import QueueEntry, describe, read_queue
 from farm.crew.queue_rules import QueuePlan
 from farm.errors import TransientError
 from farm.store import Store
 from farm.values import BoardRequest, CampaignState, WorkKind
 
-# Longer than a command's: an engine may be busy for some seconds, and what it loses by it is its turn.
+# Longer than a command's: an engine may be busy for seconds, and would lose its place in the queue.
 _TTL_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class BoardsAsked:
-    """The boards of a type that a campaign may use. `campaign` None: nobody's in particular."""
+    """The boards of a type that a campaign may use. `campaign` None: for all campaigns."""
 
     campaign: str | None
     purpose: str
@@ -43,21 +43,20 @@ class BoardsAsked:
     priority: int = 0
 
     def without(self, board: str) -> BoardsAsked:
-        """The same without one board."""
         return dataclasses.replace(self, boards=self.boards - {board})
 
 
 class TrialQueue:
-    """What campaigns wait for. Not thread-safe, like the store it is given."""
+    """The campaigns' entries in the queue for boards. Not thread-safe, as its store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._places: dict[tuple[str | None, str], QueuePlace] = {}
+        self._places: dict[tuple[str | None, str], QueueEntry] = {}
         self._plan = QueuePlan()
         self._known: dict[int, BoardRequest] = {}
 
     def ask(self, asked: Sequence[BoardsAsked]) -> None:
-        """From now on this is wanted, and nothing else."""
+        """Replace the entries by these."""
         wanted = {(each.campaign, each.board_type): each for each in asked if each.boards}
         for key in self._places.keys() - wanted.keys():
             self._places.pop(key).leave()
@@ -65,7 +64,7 @@ class TrialQueue:
             if key in self._places:
                 self._places[key].change(each.boards)
             else:
-                self._places[key] = QueuePlace(
+                self._places[key] = QueueEntry(
                     self._store,
                     WorkKind.TRIALS,
                     each.purpose,
@@ -77,7 +76,7 @@ class TrialQueue:
                 )
 
     def look(self, rows: Sequence[Mapping[str, Any]], leaving: Collection[str]) -> None:
-        """See how the queue stands; `rows` are the store's of boards. Where it is busy, nothing changes."""
+        """Read the queue's state; `rows` are the store's of boards. A busy store changes nothing."""
         if not self._places:
             self._plan = QueuePlan()
             return
@@ -91,20 +90,19 @@ class TrialQueue:
         self._known = {each.id: each for each in queue.requests}
 
     def may_take(self, board: str) -> bool:
-        """Whether a free board is ours now."""
+        """Whether the queue grants us a free board."""
         return self._plan.grants.get(board) in {place.number for place in self._places.values()} - {None}
 
     def asked_back(self, held: Collection[str]) -> dict[str, str]:
-        """Which of our boards are to go to somebody else, and to whom."""
+        """Return which of our boards are granted to others, and to whom."""
         found = {name: self._known.get(number) for name, number in self._plan.yields.items() if name in held}
         return {name: describe(request) for name, request in found.items() if request is not None}
 
     def priorities(self) -> dict[str, int]:
-        """The priority of each campaign, as operators have set it."""
+        """Return the priority of each campaign, as operators have set it."""
         return {campaign: place.priority for (campaign, _), place in self._places.items() if campaign is not None}
 
     def close(self) -> None:
-        """Ask for nothing any more."""
         for place in self._places.values():
             place.leave()
         self._places.clear()
@@ -112,9 +110,9 @@ class TrialQueue:
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0
-# Services and agents that are just being started need some seconds before a board can be told from one that is off.
+# Starting services and agents need seconds to connect; before that, a missing board need not be off.
 _CONNECTING_S = 20.0
-# Boards of which it is said why they are not here; a rack has dozens.
+# Boards whose absence is explained; a rack has dozens.
 _MOST_NAMED = 3
 
 
@@ -122,10 +120,13 @@ class Roster:
     """The boards at hand. Not thread-safe."""
 
     def __init__(
-        self, store: Store, crew: boards.BoardCrew, need: Callable[[Collection[str]], None] = lambda names: None
+        self,
+        store: Store,
+        engine_boards: boards.EngineBoards,
+        need: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
-        """`need` is told which boards have to be brought within reach."""
-        self._store, self._crew, self._need = store, crew, need
+        """`need` connects boards by name."""
+        self._store, self._boards, self._need = store, engine_boards, need
         # The boards that campaigns name, each campaign's together.
         self._named: set[tuple[str, ...]] = set()
         # Since when campaigns are without a board.
@@ -136,9 +137,9 @@ class Roster:
         self._look_at = 0.0
 
     def want(self, actives: Iterable[Active], state: FleetState) -> list[v.Event]:
-        """Have the crew take the boards that campaigns under way may use, and give back all others.
+        """Request the boards that running campaigns may use, and return all others.
 
-        Returns what the scheduler has to hear: boards that only some campaigns may use are told apart.
+        Returns the scheduler's events: boards that only some campaigns may use form groups of their own.
         """
         now = time.monotonic()
         if now < self._look_at:
@@ -152,7 +153,7 @@ class Roster:
             if campaign is not None and campaign.status is v.Status.PAUSED:
                 continue
             under_way.append(active.order)
-        host = self._crew.want_host(any(each.is_host for order in under_way for each in order.types))
+        host = self._boards.want_host(any(each.is_host for order in under_way for each in order.types))
         rows = self._store.fetch_boards()
         for order in under_way:
             for each in order.types:
@@ -167,12 +168,11 @@ class Roster:
                 wanted.setdefault(each.board_type, set()).update(names)
                 purpose = f"trials of {order.name} of {order.owner}"
                 asked.append(BoardsAsked(order.name, purpose, each.board_type, frozenset(names), order.priority))
-        self._crew.want(wanted, asked)
+        self._boards.want(wanted, asked)
         self._need({name for names in wanted.values() for name in names} - {host})
         return self._regroup({order.boards for order in under_way if order.boards})
 
     def arrive(self, report: boards.Arrived) -> list[v.Event]:
-        """A board is here."""
         self._here[report.board] = report
         labels = to_labels(report.labels).union(*(to_names(names) for names in self._find_named(report.board)))
         return [v.BoardArrived(report.board, report.board_type, labels=labels, is_host=report.is_host)]
@@ -181,7 +181,7 @@ class Roster:
         return {names for names in self._named if board in names}
 
     def _regroup(self, named: set[tuple[str, ...]]) -> list[v.Event]:
-        """Let boards come anew for the scheduler that other campaigns name now."""
+        """Report boards to the scheduler anew that are named by other campaigns now."""
         before = {name: self._find_named(name) for name in self._here}
         self._named = named
         settled = [name for name in before if name not in self._lent.keys() | self._yielding]
@@ -189,12 +189,11 @@ class Roster:
         return [event for name in moved for event in self.arrive(self._here[name])]
 
     def yields(self, report: boards.AskedBack) -> list[v.Event]:
-        """A board goes to somebody else once it has ended what it does; nobody of us is given it any more."""
+        """Report that a board goes to another user: it finishes its work and gets no more."""
         self._yielding.add(report.board)
         return [] if report.board in self._lent else [v.BoardYields(report.board)]
 
     def leave(self, report: boards.Left) -> list[v.Event]:
-        """A board is gone."""
         self._here.pop(report.board, None)
         self._yielding.discard(report.board)
         if report.doubted_after is not None:
@@ -205,7 +204,7 @@ class Roster:
         return [v.BoardLeft(report.board, report.lost)]
 
     def lend(self, order: Order, board_type: str, count: int, state: FleetState) -> list[str]:
-        """Up to `count` boards of a type for measuring a campaign's winners again, those without work first."""
+        """Lend up to `count` boards of a type to a campaign's verification, idle ones first."""
         fits = [
             name
             for name, about in self._here.items()
@@ -224,13 +223,13 @@ class Roster:
         return chosen
 
     def take_back(self, name: str) -> list[v.Event]:
-        """A board that was lent has nothing more to do there."""
+        """Return a lent board."""
         if self._lent.pop(name, None) is None or name not in self._here or name in self._yielding:
             return []
         return self.arrive(self._here[name])
 
     def find_borrowers(self, active: Active) -> list[str]:
-        """The other campaigns that have boards of a campaign's types for their winners."""
+        """List the other campaigns whose verification uses boards of a campaign's types."""
         kinds = {each.board_type for each in active.order.types}
         return sorted(
             {
@@ -241,24 +240,23 @@ class Roster:
         )
 
     def explain_absence(self, active: Active, reason: str) -> tuple[CampaignState, str]:
-        """How it stands with a campaign that has no board, `reason` being what the scheduler knows of that, and why."""
+        """Explain why a campaign has no board; `reason` is the scheduler's."""
         if borrowers := self.find_borrowers(active):
-            return CampaignState.WAITING, f"boards measure the winners of {', '.join(borrowers)}"
+            return CampaignState.WAITING, f"boards verify {', '.join(borrowers)}"
         now = time.monotonic()
         since = self._alone_since.setdefault(active.name, now)
         rows = [row for row in self._store.fetch_boards() if self._may_use(row, active.order)]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
-        why = {str(row["name"]): find_reason(row) for row in rows if not self._crew.has_taken(row["name"])}
+        why = {str(row["name"]): find_reason(row) for row in rows if not self._boards.has_taken(row["name"])}
         if any(row["name"] not in why or not why[row["name"]] for row in rows):
             return CampaignState.CONNECTING, coming
-        if now - since < _CONNECTING_S and any(find_unfit(row).startswith("offline") for row in rows):
+        if now - since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
             return CampaignState.CONNECTING, coming
         said = "; ".join(f"{name}: {text}" for name, text in list(why.items())[:_MOST_NAMED])
         more = f"; and {len(why) - _MOST_NAMED} more" if len(why) > _MOST_NAMED else ""
         return CampaignState.WAITING, f"{reason} ({said}{more})" if said else reason
 
     def forget_absence(self, name: str) -> None:
-        """A campaign has a board, or needs none."""
         self._alone_since.pop(name, None)
 
     def _may_use(self, row: Mapping[str, Any], order: Order) -> bool:
@@ -267,30 +265,29 @@ class Roster:
         )
 
     def find(self, name: str) -> boards.Arrived | None:
-        """What a board said of itself when it came."""
+        """Return a board's description of itself."""
         return self._here.get(name)
 
     def is_of(self, name: str, board_type: str) -> bool:
-        """Whether a board is here and of a type."""
         return name in self._here and self._here[name].board_type == board_type
 
     def count(self, order: Order, board_type: str) -> int:
-        """How many boards of a type that a campaign may use are here, lent ones included."""
+        """Count the boards of a type at hand that a campaign may use, lent ones included."""
         return sum(
             about.board_type == board_type and order.may_use(name, about.labels) for name, about in self._here.items()
         )
 
-    def offer_anchor(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
-        """The first good candidate of a type's heaviest workload is what its boards are compared by from then on.
+    def offer_reference_kernel(self, board_type: str, point: OperatingPoint, spec: MeasureSpec, library: bytes) -> None:
+        """Offer a good candidate of a type's heaviest workload as its reference kernel; the first one is taken.
 
-        One that takes long enough is what noise says least of.
+        A long-running kernel is least affected by noise.
         """
         alone = any(about.is_host for about in self._here.values() if about.board_type == board_type)
-        if not alone and not self._crew.has_anchor(board_type):
-            self._crew.set_anchor(board_type, point, spec, library)
+        if not alone and not self._boards.has_reference_kernel(board_type):
+            self._boards.set_reference_kernel(board_type, point, spec, library)
 
     def list_boards(self, active: Active, state: FleetState) -> list[dict[str, Any]]:
-        """The boards that a campaign may use, and what they are doing."""
+        """List the boards that a campaign may use, with their state."""
         kinds = {each.board_type for each in active.order.types}
         rows = []
         for name, about in sorted(self._here.items()):

@@ -1,6 +1,6 @@
-"""The searches of all campaigns under way: one Ray actor each, asked, taught, and started again when it dies or hangs.
+"""The searches of all running campaigns: one Ray actor each, restarted when it dies or hangs.
 
-What a search does is in `farm.search.tuners.campaign_search`; how often it may fail is the scheduler's business.
+`farm.search.tuners.campaign_search` is the search; the scheduler decides how often it may fail.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from farm.processes import home_log
 from farm.search import tvm_env
 from farm.search.tuners import campaign_search
 
-# What earlier trials say of a candidate: hash, trace, latency (s) or None where it failed by its own fault.
+# A candidate in earlier trials: hash, trace, latency (s) or None where it failed by its own fault.
 Known = tuple[str, str, float | None]
 
-# Opening a campaign replays what is known of hundreds of candidates before the first answer comes.
+# Opening a campaign replays hundreds of known candidates before the first answer.
 ASK_TIMEOUT_S = 600.0
-# In FARM_HOME/logs.
-# For an answer that Ray has announced to arrive here.
+# In FARM_HOME/logs. For an answer that Ray has announced to arrive here.
 _FETCH_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class SearchAnswer(NamedTuple):
-    """What a search said to a request: candidates and whether it will never have more; None: it died or hung, and
-    `reason` says how.
-    """
+    """A search's answer to a request: candidates, and whether it is exhausted; None: it died or hung, for `reason`."""
 
     request: int
     candidates: list[Any] | None
@@ -49,7 +46,7 @@ class SearchAnswer(NamedTuple):
 class Replayed(NamedTuple):
     """A trace's scheduled function in TVM's JSON; "" where there is none, with the reason.
 
-    `job` is what `replay` was given. `lost`: the search died.
+    `job` is the argument of `replay`. `lost`: the search died.
     """
 
     job: Any
@@ -60,8 +57,8 @@ class Replayed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SearchPlan:
-    """How a campaign searches. Of a task that is asked for, `recall` says what is known by now, `under_way` what is
-    being built or measured (hash and trace), `foreign` what is known elsewhere.
+    """How a campaign searches. For a task, `recall` returns known results, `under_way` the candidates built or measured
+    now (hash and trace), `foreign` the results of other tasks.
     """
 
     campaign: str
@@ -84,14 +81,14 @@ class SearchActor:
         self._search = campaign_search.CampaignSearch(**settings)
 
     def serve(self, campaign: str) -> None:
-        """Search for a campaign from now on: it may have been started for whichever comes next."""
+        """Name the campaign that this actor searches for; it may have been started before there was one."""
         self._campaign = campaign
         self._say("searches for %s", campaign)
 
     def open(
         self, key: str, task: Any, known: list[Known], under_way: list[tuple[str, str]], foreign: list[Any]
     ) -> tuple[str, list[str]]:
-        """Make a task searchable from what is known; says in words what came of its warm start, and what else is."""
+        """Make a task searchable from known results; return texts about its warm start, and other remarks."""
         self._search.open(key, task)
         warm = str(self._search.warm_start(key, foreign)) if foreign else ""
         if known:
@@ -109,15 +106,12 @@ class SearchActor:
         return list(candidates), exhausted
 
     def observe(self, key: str, results: list[tuple[str, float | None]]) -> None:
-        """See `CampaignSearch.observe`."""
         self._search.observe(key, results)
 
     def forget(self, key: str, candidate: str) -> None:
-        """See `CampaignSearch.forget`."""
         self._search.forget(key, candidate)
 
     def replay(self, key: str, trace_json: str) -> str:
-        """See `CampaignSearch.replay`."""
         return str(self._search.replay(key, trace_json))
 
     def _say(self, text: str, *values: object) -> None:
@@ -126,7 +120,7 @@ class SearchActor:
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """A request for candidates, when it was made and when its answer is late (monotonic seconds)."""
+    """A request for candidates, its time and its deadline (monotonic, s)."""
 
     request: int
     task: TaskKey
@@ -142,30 +136,29 @@ class Searches:
     """The searches by campaign. Not thread-safe; never waits."""
 
     def __init__(self, note: Callable[[str, str, str], None], logs: Path) -> None:
-        """`note` is told what happened: kind, campaign, message; `log` is what the searches themselves write to."""
+        """`note` gets events: kind, campaign, message; the searches write to `log`."""
         self._note, self._logs = note, logs
         self._spare: tuple[dict[str, Any], Any] | None = None
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
-        # What each actor has been told of. Preparing a task takes a second or two: only those asked for are prepared.
+        # The tasks that each actor has opened. Opening one takes a second or two: it is done on the first request.
         self._opened: dict[str, set[TaskKey]] = {}
-        # In the order of asking, which is that of answering: what an actor dies of is the first of its requests.
+        # In the order of requests, which is that of answers: an actor dies of the first of its requests.
         self._asked: dict[Any, _Asked] = {}
-        # What was asked of an actor that died of another request.
+        # Other requests of an actor that died.
         self._again: list[_Asked] = []
         self._replays: dict[Any, tuple[Any, str, float]] = {}
         self._loose: dict[Any, tuple[str, TaskKey | None]] = {}
         self._died: list[SearchAnswer | Replayed] = []
-        # By campaign, how long its search has been at requests (s), and when it ended the last (monotonic).
+        # By campaign, the time that its search worked on requests (s), and when it ended the last (monotonic).
         self._busy: dict[str, tuple[float, float]] = {}
 
     @property
     def pending(self) -> list[Any]:
-        """Ray references to wait for."""
         return [*self._asked, *self._replays]
 
     def open(self, plan: SearchPlan) -> None:
-        """Begin a campaign's search; it loads TVM and prepares itself in the background."""
+        """Begin a campaign's search; it loads TVM in the background."""
         self._plans[plan.campaign] = plan
         self._busy.pop(plan.campaign, None)
         self._start(plan)
@@ -176,36 +169,37 @@ class Searches:
             self._spare = (dict(settings), _start_actor(settings, self._logs))
 
     def close(self, campaign: str) -> None:
-        """End a campaign's search. Requests to it are answered as failed."""
+        """End a campaign's search; its open requests fail."""
         self._plans.pop(campaign, None)
         self._fail(campaign)
 
     def ask(self, request: int, task: TaskKey, count: int) -> None:
-        """Ask for candidates; the answer comes from `poll`."""
+        """Request candidates; `poll` returns them."""
         reference = self._open(task).propose.remote(to_key(task), count)
         self._asked[reference] = _Asked(request, task, count, time.monotonic())
 
     def replay(self, job: Any, task: TaskKey, trace_json: str) -> None:
-        """Ask for the scheduled function that a trace leads to."""
+        """Request the scheduled function of a trace."""
         reference = self._open(task).replay.remote(to_key(task), trace_json)
         self._replays[reference] = (job, task.campaign, time.monotonic() + ASK_TIMEOUT_S)
 
     def observe(self, task: TaskKey, results: Sequence[tuple[str, float | None]]) -> None:
-        """Teach a search; nobody waits for it."""
+        """Pass results to a search, without waiting."""
         if task in self._opened.get(task.campaign, ()):
             reference = self._actors[task.campaign].observe.remote(to_key(task), list(results))
             self._loose[reference] = (task.campaign, None)
 
     def forget(self, task: TaskKey, candidate: str) -> None:
-        """Let a search drop a candidate that it proposed."""
+        """Have a search drop a candidate that it proposed."""
         if task in self._opened.get(task.campaign, ()):
             reference = self._actors[task.campaign].forget.remote(to_key(task), candidate)
             self._loose[reference] = (task.campaign, None)
 
     def poll(self) -> list[SearchAnswer | Replayed]:
-        """What was answered since. One that died or is late fails what it was doing, and starts anew with the rest.
+        """Return the answers since the last call. A search that died or is late fails its first request, and restarts
+        with the rest.
 
-        What is given here has to be taken in before the next call: a new search is told then what is under way.
+        Process the answers before the next call: a restarted search is given the candidates that are under way then.
         """
         answers, self._died = self._died, []
         again, self._again = self._again, []
@@ -220,7 +214,7 @@ class Searches:
                 continue
             self._asked.pop(reference)
             busy_s, free_s = self._busy.get(asked.task.campaign, (0.0, 0.0))
-            # It does one at a time, in the order of asking.
+            # An actor serves one request at a time, in order.
             self._busy[asked.task.campaign] = (busy_s + now - max(asked.asked_s, free_s), now)
             try:
                 if reference not in ready:
@@ -251,11 +245,10 @@ class Searches:
         return [*answers, *died]
 
     def get_busy_s(self, campaign: str) -> float:
-        """How long a campaign's search has been looking for candidates, in seconds, since this engine opened it."""
+        """Return the seconds that a campaign's search has worked since this engine opened it."""
         return self._busy.get(campaign, (0.0, 0.0))[0]
 
     def close_all(self) -> None:
-        """End all searches."""
         for campaign in list(self._actors):
             self.close(campaign)
         if self._spare is not None:
@@ -263,7 +256,7 @@ class Searches:
             self._spare = None
 
     def _open(self, task: TaskKey) -> Any:
-        """The actor of a task's campaign, once it has been told of the task."""
+        """Return the actor of a task's campaign, after it has opened the task."""
         plan = self._plans[task.campaign]
         if task.campaign not in self._actors:
             self._start(plan)
@@ -286,13 +279,13 @@ class Searches:
         self._opened[plan.campaign] = set()
 
     def _restart(self, campaign: str, reason: str) -> None:
-        self._note("restarted", campaign, f"its search had died or hung: {reason}")
+        self._note("restarted", campaign, f"its search died or hung: {reason}")
         self._fail(campaign)
         if campaign in self._plans:
             self._start(self._plans[campaign])
 
     def _fail(self, campaign: str) -> None:
-        """End an actor. What it was asked is asked again of the next one, or fails where there will be none."""
+        """End an actor; repeat its requests at the next one, or fail them where there is none."""
         actor = self._actors.pop(campaign, None)
         self._opened.pop(campaign, None)
         if actor is not None:
@@ -307,11 +300,11 @@ class Searches:
         for reference, (job, owner, _) in list(self._replays.items()):
             if owner == campaign:
                 self._replays.pop(reference)
-                self._died.append(Replayed(job, "", "the search had to be started again", lost=True))
+                self._died.append(Replayed(job, "", "the search was restarted", lost=True))
         self._loose = {ref: about for ref, about in self._loose.items() if about[0] != campaign}
 
     def _look_at_loose(self) -> None:
-        """Note what went wrong in calls that nobody waits for, and what warm starts came to."""
+        """Note failures of calls without a waiter, and results of warm starts."""
         if not self._loose:
             return
         done, _ = ray.wait(list(self._loose), num_returns=len(self._loose), timeout=0)
@@ -324,7 +317,7 @@ class Searches:
                 if task is not None:
                     self._tell(campaign, f"{task.workload} on {task.board_type} at {task.point}", *said)
             except ActorLostError as error:
-                # What it was asked fails too, and tells whose fault it is.
+                # Its request fails too, and that failure is judged.
                 if not any(each.task.campaign == campaign for each in self._asked.values()):
                     self._restart(campaign, error.message)
             except DeadlineError:
@@ -333,7 +326,7 @@ class Searches:
                 self._note("search_failed", campaign, error.message)
 
     def _tell(self, campaign: str, name: str, warm: str, remarks: Sequence[str]) -> None:
-        """Pass on what a search had to say when it was told of a task."""
+        """Note a search's remarks on opening a task."""
         if warm:
             self._note("warm_start", campaign, f"{name}: {warm}")
         for remark in remarks:
@@ -345,5 +338,5 @@ def _start_actor(settings: Mapping[str, Any], logs: Path) -> Any:
 
 
 def to_key(task: TaskKey) -> str:
-    """How a search calls a task."""
+    """Name a task for its search."""
     return f"{task.board_type}|{task.point}|{task.workload}"

@@ -1,7 +1,7 @@
 """Which process is the engine of campaigns, and whether it takes orders: a lock and a small file under FARM_HOME.
 
-The lock is the truth, because the kernel lets go of it whatever happens to its holder. The file says that the engine
-will look into the store once more before it ends, so that nothing is ordered of an engine that is just going.
+The lock decides, because the kernel releases it at any end of its holder. The file says that the engine will read the
+store once more before it ends, so that no order is lost to an ending engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.engines import ENGINE_TTL_S
 
-# Two may fail before others believe that it is gone.
+# Two may fail before others take the engine for gone.
 _BEATS_PER_TTL = 3
 # Longer than a store's own deadline of 30 s, in which the heartbeat's thread may be.
 _STOP_TIMEOUT_S = 35.0
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> Iterator[None]:
-    """Note for the block, on a thread with a store of its own, that the engine `me` is there. Raises UnavailableError.
+    """Write heartbeats of the engine `me` during the block, on a thread with its own store. Raises UnavailableError.
 
     A store in a file needs none: its users are on one machine.
     """
@@ -61,7 +61,7 @@ def _beat(location: StoreLocation, me: Mapping[str, Any], ttl_s: float, ended: t
             with Store(location) as store:
                 store.note_engine(me, ttl_s)
         except FarmError as error:
-            _log.warning("no sign of life could be given: %s", error)
+            _log.warning("no heartbeat could be written: %s", error)
 
 
 # The exit code of an engine that finds another one; no error of ours has it.
@@ -72,18 +72,18 @@ _WORDS_BYTES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class EngineInfo:
-    """The engine's process, as `farm.processes.machine.process_identity` tells it."""
+    """The engine's process (`farm.processes.machine.process_identity`)."""
 
     identity: Mapping[str, Any]
 
     @property
     def pid(self) -> int:
-        """Its number on this machine."""
+        """Its process number on this machine."""
         return int(self.identity["pid"])
 
 
 def find_engine(home: Path) -> EngineInfo | None:
-    """The engine of this FARM_HOME, or None where none runs, or it is not ready yet, or it is about to end."""
+    """Return the engine of this FARM_HOME; None where none runs, or it is starting or ending."""
     if not is_held(home):
         return None
     try:
@@ -94,7 +94,7 @@ def find_engine(home: Path) -> EngineInfo | None:
 
 
 def is_held(home: Path) -> bool:
-    """Whether some process is the engine of this FARM_HOME, ready or not."""
+    """Whether a process is the engine of this FARM_HOME, ready or not."""
     return is_locked(home / _LOCK)
 
 
@@ -106,7 +106,7 @@ def engine_lock(home: Path) -> Iterator[None]:
     """
     refusal = "the engine of this farm's campaigns runs already"
     with hold_lock(home / _LOCK, refusal, "`farm campaign list` shows what it does."):
-        withdraw(home)  # of one that was killed
+        withdraw(home)  # left by a killed engine
         _reserve_words(home)
         try:
             yield
@@ -115,17 +115,17 @@ def engine_lock(home: Path) -> Iterator[None]:
 
 
 def publish(home: Path) -> None:
-    """Say that this process is the engine and takes orders; in one step, so that nobody reads half of it."""
+    """Write that this process is the engine and takes orders, atomically."""
     write_whole(home / _FILE, json.dumps(process_identity()))
 
 
 def withdraw(home: Path) -> None:
-    """Take no more orders. What was ordered before is in the store by now, and has to be looked for there."""
+    """Take no more orders. Earlier ones are in the store by now; the caller must look there once more."""
     (home / _FILE).unlink(missing_ok=True)
 
 
 def leave_last_words(home: Path, reason: str) -> None:
-    """Say why this engine ends, in space that was taken when it began: for when the disk is too full for the store."""
+    """Write why this engine ends into reserved space: the disk may be too full for the store."""
     text = json.dumps({"engine": process_identity(), "reason": reason[: _WORDS_BYTES // 8]})
     with contextlib.suppress(OSError):
         number = os.open(home / _WORDS, os.O_WRONLY | os.O_CLOEXEC)
@@ -136,7 +136,7 @@ def leave_last_words(home: Path, reason: str) -> None:
 
 
 def read_last_words(home: Path, engine: Mapping[str, Any]) -> str:
-    """Why the engine that was this process ended; "" where it could not say: it was killed."""
+    """Return why the engine that was this process ended; "" where it was killed."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         words = json.loads((home / _WORDS).read_bytes())
         if words["engine"] == dict(engine):
@@ -145,8 +145,8 @@ def read_last_words(home: Path, engine: Mapping[str, Any]) -> str:
 
 
 def _reserve_words(home: Path) -> None:
-    """Take the space, with nothing said in it. A disk that is full by now will be met by whoever needs it."""
+    """Reserve space for the last words. A full disk is reported by the next writer."""
     with contextlib.suppress(OSError), folders.open_private(home / _WORDS, os.O_WRONLY | os.O_TRUNC, "wb") as file:
         file.write(b" " * _WORDS_BYTES)
         file.flush()
-        os.fsync(file.fileno())  # some file systems find room when data goes to the disk, not when it is written
+        os.fsync(file.fileno())  # some file systems allocate at sync, not at write

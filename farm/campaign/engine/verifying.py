@@ -1,6 +1,6 @@
-"""Between the engine and the winners of its campaigns: lends them boards, passes on what they ask and what is answered.
+"""Connect verification with the engine: lend it boards, execute its requests, return the answers.
 
-`farm.campaign.verify` finds winners; the roster says which boards can be lent.
+`farm.campaign.verify` verifies; the roster decides which boards can be lent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from farm.store import Store
 
 
 class ModelCompiles:
-    """Jobs for the process, each with what the caller knows it by. Not thread-safe."""
+    """Jobs for the compiler process, each with the caller's key. Not thread-safe."""
 
     def __init__(self) -> None:
         self._apart: Apart | None = None
@@ -45,17 +45,17 @@ class ModelCompiles:
         self._running: tuple[Any, Any, float] | None = None
 
     def prepare(self) -> None:
-        """Start the process, which takes seconds: a job is expected."""
+        """Start the process, which takes seconds, for an expected job."""
         if self._apart is None:
             self._apart = Apart([_load])
             self._running = (None, None, time.monotonic() + TIMEOUT_S)
 
     def submit(self, key: Any, request: Any) -> None:
-        """Have `request.job` done; `poll` gives the answer."""
+        """Queue `request.job`; `poll` returns the answer."""
         self._waiting.append((key, request))
 
     def poll(self) -> list[tuple[Any, Any]]:
-        """Requests that were done, each with what it returned or the FarmError that it raised."""
+        """Return finished requests, each with its result or the FarmError that it raised."""
         done = []
         if self._running is not None and self._apart is not None:
             _, request, until_s = self._running
@@ -74,18 +74,16 @@ class ModelCompiles:
             key, request = self._waiting.popleft()
             try:
                 self._begin(key, request)
-            except FarmError as error:  # no room for a process
+            except FarmError as error:  # no memory for a process
                 done.append((request, error))
         return done
 
     def forget(self, key: Any) -> None:
-        """Nobody waits for a key's jobs any more."""
         self._waiting = deque(each for each in self._waiting if each[0] != key)
         if self._running is not None and self._running[0] == key:
             self._end()
 
     def close(self) -> None:
-        """End the process."""
         self._waiting.clear()
         self._end()
 
@@ -104,18 +102,17 @@ class ModelCompiles:
 
 
 def _load() -> None:
-    """Load TVM's compiler."""
     tvm_env.load_compiler()
 
 
-# Winners are told apart on two boards.
+# Finalists are compared on two boards.
 _LEAST_LENT = 2
-# How long winners wait until it is clear that no board has lied about them.
+# How long finalists wait for evidence that no board drifts.
 _SETTLE_S = 90.0
 
 
 class _Job(NamedTuple):
-    """What a campaign's winners asked for, as it goes to whoever does it and comes back."""
+    """A request of verification, on its way to execution and back."""
 
     campaign: str
     request: Request
@@ -130,24 +127,24 @@ class _Open:
 
     @property
     def has_host(self) -> bool:
-        """Whether its boards are the machine that searches and builds, which then rests."""
+        """Whether its board is the machine that searches and builds, which then rest."""
         return self.verification.rests
 
 
 class Verifying:
-    """The verifications under way. Not thread-safe; never waits."""
+    """The running verifications. Not thread-safe; never waits."""
 
     def __init__(
         self,
         settings: Settings,
         store: Store,
-        crew: boards.BoardCrew,
+        engine_boards: boards.EngineBoards,
         compilers: builds.BuildFarm,
         searches: Searches,
         note: Callable[[str, str, str], None],
     ) -> None:
         self._settings, self._store = settings, store
-        self._crew, self._compilers, self._searches, self._note = crew, compilers, searches, note
+        self._boards, self._compilers, self._searches, self._note = engine_boards, compilers, searches, note
         self._models = ModelCompiles()
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, dict[str, Any]] = {}
@@ -155,11 +152,10 @@ class Verifying:
 
     @property
     def busy(self) -> bool:
-        """Whether winners are being looked for."""
         return bool(self._open or self._ended or self._events)
 
     def begin(self, active: Active) -> None:
-        """Find the winners of a campaign whose search is over, with a share of what that had."""
+        """Begin the verification of a campaign whose search is over, with a share of its budget."""
         counted = sum(int(task["counted"]) for task in active.tasks)
         trials = max(active.order.budget.trials or 0, counted) / max(1, len(active.tasks))
         rests = self._settings.isolation == "exclusive" and any(of.is_host for of in active.order.types)
@@ -173,30 +169,29 @@ class Verifying:
             count_fault=active.count_fault,
         )
         self._open[active.name] = _Open(active, verification)
-        if not rests:  # it loads while winners are measured
+        if not rests:  # it loads while finalists are measured
             self._models.prepare()
         self._reserve()
 
     def stop(self, name: str) -> None:
-        """Give up a campaign's winners; records that were written stay."""
+        """Drop a campaign's verification; its records stay."""
         self._models.forget(name)
         if name in self._open:
             self._give_boards_back(self._open.pop(name))
             self._reserve()
 
     def close(self) -> None:
-        """End what runs beside the engine."""
         self._models.close()
 
     def poll(self) -> list[v.Event]:
-        """What the scheduler has to hear: boards that were lent, what they did, and those that are back."""
+        """Return the scheduler's events: boards lent, the time that they worked, boards returned."""
         for request, answer in self._models.poll():
             request.answer = answer
         events, self._events = self._events, []
         return events
 
     def step(self, state: FleetState, roster: Roster) -> None:
-        """Lend boards, ask for what is wanted, end what is done."""
+        """Lend boards, start requests, end verifications that are done."""
         self._roster = roster
         for name, each in list(self._open.items()):
             if not self._is_settled(each):
@@ -216,24 +211,22 @@ class Verifying:
                 self._reserve()
 
     def take_ended(self) -> set[str]:
-        """The campaigns whose winners are found. `to_verdict` says what came of them until they are asked for again."""
+        """Return campaigns whose verification is done. `to_verdict` describes them until the next call."""
         return set(self._ended)
 
     def is_open(self, name: str) -> bool:
-        """Whether a campaign's winners are being looked for."""
         return name in self._open
 
     def to_verdict(self, active: Active) -> dict[str, Any] | None:
-        """What came of a campaign's winners so far."""
         if active.name in self._ended:
             return self._ended.pop(active.name)
         each = self._open.get(active.name)
         return None if each is None else each.verification.verdict.to_document()
 
     def to_winners(self, active: Active, trial_s: float | None) -> dict[str, Any] | None:
-        """How far a campaign's winners and finals are, and how long the rest takes (s).
+        """Return the progress of verification and finals, and the time to their end (s).
 
-        `trial_s` is how long a trial of its search held a board: so long a measurement takes until there is one.
+        `trial_s` is how long a trial of the search held a board: the estimate until the first measurement.
         """
         each = self._open.get(active.name)
         if each is None:
@@ -252,51 +245,47 @@ class Verifying:
             "timing": verification.finals.is_begun,
         }
 
-    # Answers; those that say whether it was theirs
+    # Answers; each method returns whether the request was its own
 
     def on_built(self, built: builds.BuildAnswer) -> bool:
-        """A build ended."""
         return self._answer(built.job, built.result)
 
     def on_replayed(self, answer: Replayed) -> None:
-        """A trace was replayed, or could not be."""
         self._answer(answer.job, Replay(answer.module_json or None, answer.reason, answer.lost))
 
     def on_ran(self, report: boards.Ran) -> None:
-        """A run ended."""
         self._answer(report.job, (report.outcome, report.outputs))
 
     def on_measured(self, report: boards.TrialMeasured) -> bool:
-        """A measurement ended."""
         if not self._answer(report.assignment, (report.outcome, report.board_s)):
             return False
         self._events.append(v.WinnerMeasured(report.assignment.campaign, report.board_s))
         return True
 
     def _answer(self, job: Any, answer: Any) -> bool:
-        """Whether a job was asked for here. It may be late: then nobody waits for the answer."""
+        """Pass on the answer of a request of ours; a late one is dropped."""
         if isinstance(job, _Job):
             job.request.answer = answer
         return isinstance(job, _Job)
 
     def take(self, report: boards.Left | boards.AskedBack) -> None:
-        """A board is gone, or about to go: what it is asked now is planned anew."""
+        """Take back a board that is gone or leaves; its requests are planned anew."""
         for each in self._open.values():
             if report.board in each.boards:
                 each.boards.discard(report.board)
                 each.verification.take(report.board)
 
     def _reserve(self) -> None:
-        """Have search and build rest while winners are measured on the machine that they run on."""
+        """Pause search and build while the machine that they run on measures finalists."""
         self._events.append(v.HostReserved(any(each.has_host for each in self._open.values())))
 
     def _is_settled(self, each: _Open) -> bool:
-        """Whether boards have shown once more that they can be believed, before winners are chosen by their word."""
+        """Whether boards have just run their reference kernels, so that finalists can be chosen by their results."""
         types = {of.board_type for of in each.active.order.types}
         if each.settle_by_s is None:
             each.settle_by_s = time.monotonic() + _SETTLE_S
-            self._crew.ask_anchors(types)
-        return time.monotonic() > each.settle_by_s or not self._crew.is_settling(types)
+            self._boards.ask_reference_kernels(types)
+        return time.monotonic() > each.settle_by_s or not self._boards.is_settling(types)
 
     def _return_surplus(self, each: _Open, board: str) -> None:
         about = self._roster.find(board)
@@ -319,7 +308,7 @@ class Verifying:
                 each.verification.give(name, board_type, bool(about and about.description.get("simulated")))
 
     def _find_most(self, order: Order, board_type: str, state: FleetState) -> int:
-        """How many boards of a type may be lent: all, or half of them while searches have work for them too."""
+        """Limit how many boards of a type are lent: all, or half of them while searches have work for them."""
         here = self._roster.count(order, board_type)
         searched = any(
             lane.board_type == board_type and state.campaigns[lane.campaign].status is v.Status.RUNNING
@@ -336,9 +325,9 @@ class Verifying:
             case BuildWanted():
                 self._compilers.submit(job, request.module_json, request.target, request.standalone)
             case RunWanted():
-                self._crew.run(job, request.board, request.point, request.spec, request.program, request.inputs)
+                self._boards.run(job, request.board, request.point, request.spec, request.program, request.inputs)
             case MeasureWanted():
-                self._crew.measure(job, request.board, request.point, request.spec, request.library)
+                self._boards.measure(job, request.board, request.point, request.spec, request.library)
             case ModelWanted():
                 self._models.submit(each.active.name, request)
 

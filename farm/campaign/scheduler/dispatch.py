@@ -1,6 +1,6 @@
-"""Which built candidate goes to which board: fair shares, clocks left as they are, one prefetched, stragglers doubled.
+"""Assign built candidates to boards: fair shares, few clock changes, one prefetched per board, stragglers doubled.
 
-Works on a draft. `supply` makes candidates.
+Works on a draft. `supply` requests candidates.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def may_prepare(draft: Draft) -> bool:
 
 
 def plan_queues(draft: Draft) -> dict[int, int]:
-    """How many candidates are to lie ahead of a lane before the host measures them, for lanes whose board is the host.
+    """Return how many candidates to build for each lane before the host measures them, for lanes whose board is the
+    host.
 
-    The first phase ends with the first candidate, so that a trial is seen soon.
+    The first phase ends with the first candidate, so that a first result is seen soon.
     """
     queue = 1 if draft.phase is Phase.FIRST else 2 * draft.settings.batch
     hosts = (pool for pool in draft.pools.values() if pool.is_host and pool.boards)
@@ -29,15 +30,15 @@ def plan_queues(draft: Draft) -> dict[int, int]:
 
 
 def end_measuring(draft: Draft) -> None:
-    """Search and build again once everything that was built for the host has been measured."""
+    """Resume search and build once everything built for the host has been measured."""
     if draft.phase is Phase.MEASURING and not _is_measuring(draft) and not _has_any_work(draft):
         draft.phase = Phase.PREPARING
 
 
 def begin_measuring(draft: Draft) -> bool:
-    """Measure what was built for the host once it neither searches nor builds; says whether that begins now.
+    """Begin to measure on the host once it neither searches nor builds; return whether it begins now.
 
-    To be asked after searches and builds were given out: what is not under way then is not wanted yet.
+    Call it after searches and builds were started: the host rests only if none is under way then.
     """
     if not may_prepare(draft) or draft.requests or draft.building or not _has_any_work(draft):
         return False
@@ -50,7 +51,6 @@ def _is_measuring(draft: Draft) -> bool:
 
 
 def _has_any_work(draft: Draft) -> bool:
-    """Whether something built waits for a host that is here and may have it now."""
     return any(
         (lane.ready or lane.again)
         and draft.campaigns[lane.campaign].status is Status.RUNNING
@@ -65,7 +65,7 @@ Key = TypeVar("Key", int, str)
 
 
 class _Option(NamedTuple):
-    """A lane that has work for a board. `stays`: the board's clocks need not change for it."""
+    """A lane with work for a board. `stays`: the board keeps its clocks."""
 
     owner: str
     campaign: str
@@ -80,14 +80,14 @@ class _Pick(NamedTuple):
 
 
 def dispatch(draft: Draft) -> None:
-    """Give work to idle boards, then one more to each board that measures; a board without either helps another out.
+    """Assign jobs to idle boards, then prefetch one per busy board; idle boards without a job help others.
 
     A host that searches and builds gets none (`begin_measuring`).
     """
     pools = [key for key, pool in draft.pools.items() if not pool.is_host or draft.phase is Phase.MEASURING]
     for kind in ("idle", "room"):
-        # Boards whose clocks may stay choose first: otherwise, where boards outnumber jobs, one would change its clocks
-        # for a job that another one could have taken as it was.
+        # Boards that keep their clocks choose first: otherwise, with more boards than jobs, one would change its clocks
+        # for a job that another could run as it is.
         for stays in (True, False):
             for key in pools:
                 if getattr(draft.pools[key], kind) and _has_work(draft, draft.pools[key]):
@@ -105,9 +105,10 @@ def _has_work(draft: Draft, pool: Pool) -> bool:
 
 
 def _fill(draft: Draft, key: PoolKey, kind: str, point: str, stays: bool) -> None:
-    """Give work to the boards of a group for as long as there is some for one of them."""
+    """Assign jobs to a group's boards while there are any."""
     while names := getattr(draft.pools[key], kind).get(point, ()):
-        # A job avoids fewer boards than `max_attempts`, so what none of so many may have, none of the group may.
+        # A job avoids fewer boards than `max_attempts`, so if none of that many boards may have it, no board of the
+        # group may.
         for name in names[: draft.settings.max_attempts]:
             pick = _find_pick(draft, key, name, point)
             if pick is not None and (pick.stays or not stays):
@@ -118,7 +119,7 @@ def _fill(draft: Draft, key: PoolKey, kind: str, point: str, stays: bool) -> Non
 
 
 def _find_pick(draft: Draft, key: PoolKey, name: str, point: str) -> _Pick | None:
-    """The job that a board is to have next: by the shares of owners, then campaigns, then lanes."""
+    """Pick a board's next job: by the shares of owners, then campaigns, then lanes."""
     pool = draft.pools[key]
     options = []
     for number in pool.lanes:
@@ -144,11 +145,11 @@ def _find_pick(draft: Draft, key: PoolKey, name: str, point: str) -> _Pick | Non
 
 
 def _least(draft: Draft, pool: Pool, options: list[tuple[Key, bool]], used: Mapping[Key, float]) -> tuple[Key, float]:
-    """Whose turn it is, and what they count as having used of the pool (s, by weight).
+    """Return the least served account and its use of the pool (s, weighted).
 
-    Who needs other clocks stands back until behind by what changing them costs on every board: a band within which
-    boards keep their clocks, and outside of which shares win. Who is behind by more than the credit, having had
-    nothing to measure, counts as behind by the credit.
+    An account that needs other clocks waits until it is behind by the cost of changing them on every board: within that
+    band boards keep their clocks, outside of it shares decide. An account that had nothing to measure is behind by the
+    credit at most.
     """
     credit = draft.settings.credit_s * pool.boards
     floor = max(used.get(key, 0.0) for key, _ in options) - credit
@@ -159,7 +160,7 @@ def _least(draft: Draft, pool: Pool, options: list[tuple[Key, bool]], used: Mapp
 
 
 def _find_job(draft: Draft, lane: LaneEntry, name: str) -> int | None:
-    """The first job of a lane that a board may have: those tried before come first, as somebody waits for them."""
+    """Return the first job of a lane that a board may have; retried ones come first."""
     for number in lane.again:
         if _may_have(draft, lane, draft.jobs[number], name):
             return number
@@ -167,7 +168,7 @@ def _find_job(draft: Draft, lane: LaneEntry, name: str) -> int | None:
 
 
 def _may_have(draft: Draft, lane: LaneEntry, job: JobEntry, name: str) -> bool:
-    """Whether a job may go to a board: not where it failed, unless it failed on every board that there is."""
+    """Whether a job may go to a board: not where it failed, unless it failed on all boards."""
     if name not in job.avoid:
         return True
     here = sum(pool.boards for pool in draft.pools.values() if lane.number in pool.lanes)
@@ -179,7 +180,7 @@ def _serves(draft: Draft, board: BoardEntry, lane: LaneEntry) -> bool:
 
 
 def _take_waiting(draft: Draft, key: PoolKey) -> None:
-    """Boards without work take what waits at boards that are busy. Looks at all boards, where anything waits."""
+    """Move jobs that wait at busy boards to idle ones. Scans all boards, if anything waits."""
     waiting: dict[int, list[int]] = {
         number: []
         for number in draft.pools[key].lanes
@@ -200,14 +201,14 @@ def _take_waiting(draft: Draft, key: PoolKey) -> None:
             lane, job = draft.lanes[number], draft.jobs[draft.assignments[assignment].job]
             name = next((n for n in names if _may_have(draft, lane, job, n)), None)
             if name is not None:
-                draft.requeue(draft.revoke(assignment, "a board without work takes it").job)
+                draft.requeue(draft.revoke(assignment, "an idle board takes it").job)
                 draft.assign(job.number, name, _used(draft, draft.pools[key], lane))
 
 
 def _double_stragglers(draft: Draft, key: PoolKey) -> None:
-    """Boards without work measure once more what takes far longer than usual elsewhere. The first result counts.
+    """Run stragglers a second time on idle boards; the first result counts.
 
-    Looks at all boards, so it says when to look again: what begins later cannot be late before that.
+    Scans all boards, so it returns when to look again: a job that begins later cannot be late before that.
     """
     if draft.now_s < draft.pools[key].straggler_check_s:
         return

@@ -1,6 +1,6 @@
-"""A fleet's state while one call of the scheduler changes it.
+"""A fleet's state during one call of the scheduler.
 
-`Edit` has tables, boards and the jobs on them; `Draft` adds jobs, trials and campaigns. Other modules use `Draft`.
+`Edit` changes tables, boards and the jobs on them; `Draft` adds jobs, trials and campaigns. Other modules use `Draft`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from farm.campaign.scheduler.values import (
     TaskEnded,
 )
 
-# What a measurement is taken to cost while nothing is known; the charge is put right when it ends.
+# The assumed cost of a measurement before any is known; corrected when it ends.
 _FIRST_GUESS_S = 1.0
 # The weight of the newest value in a running mean.
 _NEWEST = 0.1
 
-# While nothing is known of how long search and build take: one candidate at each board, one waiting for it.
+# Before search and build times are known: one candidate at each board, one waiting.
 _FIRST_DEPTH = 2.0
-# What `plan_ahead` rests on.
+# The inputs of `plan_ahead`.
 _PLANNED_BY = frozenset({"boards", "search_s", "build_s", "measure_s"})
 
 # Where a job is.
@@ -48,24 +48,24 @@ TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD = "to_build", "building", "ready", "a
 
 
 def mean_with(old: float | None, value: float) -> float:
-    """The running mean after one more value."""
+    """Return the running mean after one more value."""
     return value if old is None else old + _NEWEST * (value - old)
 
 
 def expect_with(old: float | None, value: float) -> float:
-    """What to be prepared for after one more value: as much as that at once, less only as the running mean falls.
+    """Return the expected value after one more: it rises at once, and falls with the running mean.
 
-    Searches are quick at random and slow where they evolve: boards prepared for the mean of both would run dry.
+    Random searches are quick and evolving ones slow: a queue for the mean of both would run dry.
     """
     return max(value, mean_with(old, value))
 
 
 def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
-    """Below how many candidates ahead of its boards a lane's searches are asked for more; a host's own have
+    """Return the number of queued candidates below which a lane's searches are asked for more; a host's lanes have
     `plan_queues`.
 
-    As many as its share of the boards measures while one is searched for and built, and one per board; waiting for a
-    compiler is left out of that time, or a host that is too slow would be given longer queues instead of nothing.
+    It covers what its share of the boards measures during one search and build, plus one per board. Waiting for a
+    compiler is left out: a slow host would get longer queues instead of nothing.
     """
     depth = _FIRST_DEPTH
     if lane.measure_s and lane.search_s is not None:
@@ -75,7 +75,7 @@ def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
 
 
 class Edit:
-    """The part of a draft that knows nothing of trials."""
+    """The part of a draft that knows no trials."""
 
     def __init__(self, state: FleetState, now_s: float) -> None:
         self._state = state
@@ -97,7 +97,7 @@ class Edit:
         self._next_number = state.next_number
 
     def freeze(self, pending: tuple[Decision, ...] = ()) -> FleetState:
-        """The new state. This edit must not be used afterwards."""
+        """Return the new state. This edit must not be used afterwards."""
         return FleetState(
             settings=self.settings,
             boards=self.boards.freeze(),
@@ -118,48 +118,43 @@ class Edit:
         )
 
     def new_number(self) -> int:
-        """A number that nothing else has or had."""
+        """Return an unused number."""
         self._next_number += 1
         return self._next_number - 1
 
     def set_lane(self, number: int, **changes: object) -> None:
-        """Change fields of a lane, and what follows from them."""
+        """Change fields of a lane and derived fields."""
         lane = change(self.lanes[number], **changes)
         if not changes.keys().isdisjoint(_PLANNED_BY):
             lane = change(lane, planned=plan_ahead(lane, self.settings))
         self.lanes[number] = change(lane, wants=not lane.dry and lane.ahead < lane.planned)
 
     def set_task(self, number: int, **changes: object) -> None:
-        """Change fields of a task."""
         self.tasks[number] = change(self.tasks[number], **changes)
 
     def set_campaign(self, name: str, **changes: object) -> None:
-        """Change fields of a campaign."""
         self.campaigns[name] = change(self.campaigns[name], **changes)
 
     def charge(self, name: str, board_s: float, **changes: object) -> None:
-        """A campaign has used board time, and its owner with it; other fields of the campaign change besides."""
+        """Charge board time to a campaign and its owner; other fields of the campaign change besides."""
         campaign = self.campaigns[name]
         owner = campaign.spec.owner
         self.campaigns[name] = change(campaign, board_s=campaign.board_s + board_s, **changes)
         self.owner_board_s[owner] = self.owner_board_s.get(owner, 0.0) + board_s
 
     def set_pool(self, key: PoolKey, **changes: object) -> None:
-        """Change fields of a pool."""
         self.pools[key] = change(self.pools[key], **changes)
 
     def lane_of(self, job: JobEntry) -> LaneEntry:
-        """The lane that a job is in."""
         return self.lanes[self.tasks[job.task].lane]
 
     def campaign_of(self, task: TaskEntry) -> CampaignEntry:
-        """The campaign that a task is part of."""
         return self.campaigns[task.key.campaign]
 
     # Boards
 
     def put_board(self, board: BoardEntry) -> None:
-        """Keep a board as it is now, and its place among the idle ones or those with room."""
+        """Store a board, and its place among idle boards or those with room."""
         before = self.boards.find(board.name)
         old, new = _group(before), _group(board)
         if old != new:
@@ -172,7 +167,7 @@ class Edit:
         self.boards[board.name] = board
 
     def take_board(self, name: str) -> None:
-        """Forget a board that has no work."""
+        """Remove a board without work."""
         board = self.boards.pop(name)
         group = _group(board)
         if group is not None:
@@ -192,9 +187,9 @@ class Edit:
     # Jobs at boards
 
     def assign(self, job_number: int, board_name: str, used: tuple[float, float, float]) -> None:
-        """Give a built job to a board, to run at once or after the one that it runs.
+        """Assign a built job to a board, to run at once or after the running one.
 
-        `used` is what owner, campaign and lane have had of the board's pool; this measurement is added to it.
+        `used` is the use of the board's pool by owner, campaign and lane; this measurement is added to it.
         """
         self.unqueue(job_number)
         job, board = self.jobs[job_number], self.boards[board_name]
@@ -222,7 +217,7 @@ class Edit:
         self.decisions.append(Measure(number, job_number, task.key, job.candidate, board_name, waits))
 
     def release(self, number: int, board_s: float | None = None) -> Assignment:
-        """Take a job from its board and settle what it cost: `board_s`, or the time since it began."""
+        """Take a job from its board and charge `board_s`, or the time since its start."""
         assignment = self.assignments.pop(number)
         job, board = self.jobs[assignment.job], self.boards[assignment.board]
         lane = self.lane_of(job)
@@ -241,7 +236,7 @@ class Edit:
         return assignment
 
     def _promote(self, board: BoardEntry) -> None:
-        """What waited at a board begins."""
+        """Start the job that waits at a board."""
         number = board.waiting
         if number is None:
             return
@@ -266,12 +261,12 @@ class Edit:
         )
 
     def revoke(self, number: int, reason: str) -> Assignment:
-        """Take a job from its board before its answer came."""
+        """Take a job from its board before its result."""
         self.decisions.append(Revoke(number, self.assignments[number].board, reason))
         return self.release(number)
 
     def unqueue(self, job_number: int) -> None:
-        """Take a job out of the queue, or the build, that it is in."""
+        """Take a job out of its queue or build."""
         job = self.jobs[job_number]
         lane = self.lane_of(job)
         if job.stage == BUILDING:
@@ -284,7 +279,7 @@ class Edit:
 
 
 def _group(board: BoardEntry | None) -> tuple[str, str] | None:
-    """Which of its pool's groups a board is in: kind and operating point."""
+    """Return the group of its pool that a board is in: kind and operating point."""
     if board is None or board.yields or board.waiting is not None:
         return None
     return ("idle" if board.running is None else "room", board.point)
@@ -296,7 +291,7 @@ class Draft(Edit):
     # Jobs
 
     def queue(self, job_number: int, stage: str) -> None:
-        """Put a job into a queue of its lane; it must be in none. A job of a workload that ended is discarded."""
+        """Put a job into a queue of its lane; it must be in none. A job of an ended workload is discarded."""
         job = self.jobs[job_number]
         if self.tasks[job.task].closed:
             self.jobs[job_number] = change(job, stage=ON_BOARD)
@@ -307,18 +302,18 @@ class Draft(Edit):
         self.set_lane(lane.number, **{stage: (*getattr(lane, stage), job_number)})
 
     def requeue(self, job_number: int) -> None:
-        """Let a job that a board did not finish go to another, unless another has it already."""
+        """Queue a job that a board did not finish, unless another board has it."""
         if not self.jobs[job_number].assignments:
             self.queue(job_number, AGAIN)
 
     def discard(self, job_number: int, reason: str) -> None:
-        """Give a job up, wherever it is; its place goes back to the budget."""
+        """Drop a job in any stage; its trial returns to the budget."""
         job = self._close(job_number, reason)
         self.decisions.append(Discard(job_number, self.tasks[job.task].key, job.candidate, reason))
         self.give_back(job.task, 1)
 
     def ban(self, job_number: int, reason: str) -> None:
-        """Give up a job for good: its candidate is not taken again."""
+        """Drop a job for good: its candidate is not accepted again."""
         job = self._close(job_number, reason)
         task = self.tasks[job.task]
         self.set_task(job.task, banned=task.banned | {job.candidate})
@@ -332,7 +327,7 @@ class Draft(Edit):
         return self.jobs.pop(job_number)
 
     def give_back(self, task_number: int, count: int) -> None:
-        """Return trials that were asked for and did not come to be."""
+        """Return trials that were requested and not made."""
         if not count:
             return
         task = self.tasks[task_number]
@@ -343,7 +338,7 @@ class Draft(Edit):
         self.may_ask_again(campaign)
 
     def may_ask_again(self, campaign: CampaignEntry) -> None:
-        """Lanes of a campaign that had nothing to ask for may have something now."""
+        """Let a campaign's lanes request candidates again."""
         for number in campaign.lanes:
             if self.lanes[number].dry:
                 self.set_lane(number, dry=False)
@@ -351,7 +346,7 @@ class Draft(Edit):
     # Trials
 
     def count(self, job_number: int, assignment: int | None, latency_s: float | None) -> None:
-        """Count a trial, once: whoever else has the job is told to leave it."""
+        """Count a trial once; other boards with the job drop it."""
         job = self._close(job_number, "another board was first")
         task = self.tasks[job.task]
         campaign = self.campaign_of(task)
@@ -362,7 +357,7 @@ class Draft(Edit):
         if in_round >= self.settings.batch or (len(state.best_s) == 0 and best_s is not None):
             in_round = 0
             if best_s is not None:
-                # The scheduler of one model looks at the last two rounds only, and state must not grow with trials.
+                # The priorities read the last two rounds only, and state must not grow with trials.
                 state = change(state, best_s=(*state.best_s[-1:], best_s))
         since_best = 0 if better else task.since_best + 1
         self.tasks[job.task] = change(
@@ -389,36 +384,36 @@ class Draft(Edit):
     # Ends
 
     def end_search(self, task_number: int, reason: str) -> None:
-        """Search a workload no further; what was proposed is still measured."""
+        """Search a workload no further; proposed candidates are still measured."""
         task = self.tasks[task_number]
         self.tasks[task_number] = change(task, ended=reason, state=change(task.state, exhausted=True))
         self.decisions.append(TaskEnded(task.key, reason))
-        # What was kept for it is there for others.
+        # Its reserved trials are free for other workloads.
         self.may_ask_again(self.campaign_of(task))
         self.stale = True
 
     def end_task(self, task_number: int, reason: str) -> None:
-        """End a workload. What boards measure of it now still counts; everything else is discarded."""
+        """End a workload. Running measurements still count; everything else is discarded."""
         self.end_search(task_number, reason)
         self.set_task(task_number, closed=True)
         for job in self.jobs.values():
             running = any(self.assignments[number].started_s is not None for number in job.assignments)
-            # One that is being built is discarded when it comes out of the build, which cannot be stopped.
+            # A running build cannot be stopped; its job is discarded at its end.
             if job.task == task_number and not running and job.stage != BUILDING:
                 self.discard(job.number, "its workload ended")
 
     def set_status(self, name: str, status: Status, reason: str) -> None:
-        """Change a campaign's status and say so."""
+        """Change a campaign's status and report it."""
         self.set_campaign(name, status=status, reason=reason)
         self.decisions.append(Changed(name, status, reason))
         self.stale = True
 
     def jobs_of(self, name: str) -> list[JobEntry]:
-        """A campaign's jobs, oldest first. Looks at all of them: not for every event."""
+        """Return a campaign's jobs, oldest first. Scans all jobs: not for every event."""
         return [job for job in self.jobs.values() if self.tasks[job.task].key.campaign == name]
 
     def end_campaign(self, name: str, status: Status, reason: str) -> None:
-        """End a campaign: its jobs are discarded, its measurements revoked, its searches' answers will be late."""
+        """End a campaign: discard its jobs and revoke its measurements; answers of its searches will be late."""
         for job in self.jobs_of(name):
             self.discard(job.number, f"the campaign ended: {reason}")
         campaign = self.campaigns[name]
@@ -434,7 +429,7 @@ class Draft(Edit):
         self.set_status(name, status, reason)
 
     def _without(self, pool: Pool, campaign: CampaignEntry) -> Pool:
-        """The pool without the accounts of a campaign that ended, and of its owner if that was the last one."""
+        """Return the pool without the accounts of an ended campaign, and of its owner if that was the last one."""
         owner, name = campaign.spec.owner, campaign.spec.name
         others = any(
             other.spec.owner == owner and other.spec.name != name and other.status not in OVER

@@ -1,6 +1,6 @@
-"""What each event does to a fleet's state: the bookkeeping of trials, faults, boards and budgets.
+"""The effect of each event on a fleet's state: the bookkeeping of trials, faults, boards and budgets.
 
-Every function takes a draft and one event. `dispatch` and `supply` give out new work.
+Every function takes a draft and one event. `dispatch` and `supply` start new work.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farm.campaign.scheduler.state import (
 from farm.campaign.scheduler.values import Status
 from farm.errors import UsageError
 
-# In which order work is given back where a budget shrinks: what has cost least goes first.
+# The order in which work is dropped when a budget shrinks: the cheapest first.
 _GIVEN_BACK = (TO_BUILD, BUILDING, READY, AGAIN, ON_BOARD)
-# A row of faults speaks against the campaign, not against one board, once so many boards had a part in it.
+# A run of faults on this many boards counts against the campaign, not one board.
 _SEVERAL_BOARDS = 3
 
 
 @functools.singledispatch
 def observe(event: object, draft: Draft) -> None:
-    """Note an event. Raises UsageError where somebody asks for what cannot be."""
+    """Apply an event. Raises UsageError for an invalid request of a user."""
     raise TypeError(f"not an event of the fleet: {event!r}")
 
 
@@ -78,7 +78,7 @@ def _(event: v.CampaignAdded, draft: Draft) -> None:
 
 
 def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWorkload, done: v.Done) -> TaskEntry:
-    """A task as earlier runs left it."""
+    """Begin a task as earlier runs left it."""
     best = () if done.best_s is None else (done.best_s,)
     state = WorkloadState(workload.kind, workload.weight, workload.flop, asked=done.counted, best_s=best)
     return TaskEntry(
@@ -94,7 +94,7 @@ def _begin_task(number: int, key: v.TaskKey, lane: int, workload: v.CampaignWork
 
 
 def _find_campaign(draft: Draft, name: str) -> CampaignEntry | None:
-    """The campaign; None where it is over. Raises UsageError where there was none."""
+    """Return the campaign; None where it is over. Raises UsageError where there was none."""
     if name not in draft.campaigns:
         raise UsageError(f"there is no campaign {name!r}")
     campaign = draft.campaigns[name]
@@ -131,7 +131,7 @@ def _(event: v.PriorityChanged, draft: Draft) -> None:
 
 
 def _take_back(draft: Draft, excess: int, task_numbers: list[int]) -> None:
-    """Give back so many open trials of these tasks: candidates not proposed yet first, running measurements last."""
+    """Take back open trials of these tasks: candidates not proposed yet first, running measurements last."""
     if excess <= 0:
         return
     tasks = set(task_numbers)
@@ -149,7 +149,7 @@ def _take_back(draft: Draft, excess: int, task_numbers: list[int]) -> None:
 
 
 def _free_boards(draft: Draft, name: str, board_s: float) -> None:
-    """Take a campaign's youngest measurements back until the others are sure to fit into its board time."""
+    """Revoke a campaign's youngest measurements until the others certainly fit into its board time."""
     numbers = sorted(number for job in draft.jobs_of(name) for number in job.assignments)
     while numbers:
         campaign = draft.campaigns[name]
@@ -166,7 +166,7 @@ def _(event: v.CampaignPaused, draft: Draft) -> None:
 
 
 def _pause(draft: Draft, name: str, reason: str) -> None:
-    """Give out no more work of a campaign; what has begun on boards ends as usual."""
+    """Stop a campaign's new work; running measurements end as usual."""
     draft.set_campaign(name, pause_began_s=draft.now_s)
     draft.set_status(name, Status.PAUSED, reason)
     for job in draft.jobs_of(name):
@@ -220,11 +220,11 @@ def _(event: v.BoardYields, draft: Draft) -> None:
         return
     draft.put_board(change(board, yields=True))
     if board.waiting is not None:
-        draft.requeue(draft.revoke(board.waiting, "the board is wanted elsewhere").job)
+        draft.requeue(draft.revoke(board.waiting, "another user of the queue gets the board").job)
 
 
 def _leave(draft: Draft, name: str, lost: bool) -> None:
-    """Take a board out. What waited at it goes elsewhere without blame; so does what ran, unless it was `lost`."""
+    """Remove a board. Its waiting job is requeued without blame; so is its running job, unless it was `lost`."""
     board = draft.boards[name]
     at_board = [n for n in (board.waiting, board.running) if n is not None]
     jobs = [draft.revoke(number, "the board left").job for number in at_board]
@@ -248,7 +248,7 @@ def _(event: v.Proposed, draft: Draft) -> None:
         return
     request = _end_request(draft, event.request)
     task = draft.tasks[request.task]
-    # A search that has nothing to say now is taken at its word: asking it for ever would keep the campaign from ending.
+    # A search without candidates counts as exhausted: asking it for ever would keep the campaign from ending.
     exhausted = event.exhausted or not event.candidates
     taken = 0
     for candidate in event.candidates:
@@ -335,7 +335,7 @@ def _(event: v.HostReserved, draft: Draft) -> None:
 
 
 def _try_again(draft: Draft, job_number: int, side: FaultSide, board: str | None) -> None:
-    """A job failed through no fault of its candidate that is proven: once more, elsewhere if the board may be to blame.
+    """Retry a job that failed by no proven fault of its candidate, elsewhere if the board may be to blame.
 
     `board` None: its build failed.
     """

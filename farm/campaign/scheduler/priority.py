@@ -1,15 +1,15 @@
-"""Decide which workload gets the next trials. Pure: state in, decision out; running them is the engine's business."""
+"""Decide which workload gets the next trials. Pure: state in, decision out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-# Weights of the two guesses about a workload's next gain, and how much of its operator family's best speed it is
-# expected to reach: alpha and beta of Ansor's task scheduler (Zheng et al., OSDI 2020, section 6).
+# Alpha and beta of Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): weights of the two estimates of a
+# workload's next gain, and the share of its operator family's best speed that it should reach.
 _ALPHA, _BETA = 0.2, 2.0
-# Rounds over which the recent gain is averaged. One lucky round early on must not hold the scheduler for long: with
-# Ansor's three, half of a small budget went to whichever workload had started worst.
+# Rounds over which the recent gain is averaged. With Ansor's three, half of a small budget went to whichever workload
+# had started worst.
 _WINDOW = 1
 
 # A workload below this share of the model's FLOP starts with one trial: its first schedule is usually its last.
@@ -18,10 +18,10 @@ _LIGHT_SHARE = 0.002
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadState:
-    """What is known of one workload. `asked` counts every trial given to it, finished or not.
+    """The search state of one workload. `asked` counts every trial requested, finished or not.
 
-    `best_s` holds the best latency so far (seconds) after each finished round, oldest first; empty before the first
-    good trial. `weight` is calls per inference.
+    `best_s` holds the best latency (s) after each finished round, oldest first; empty before the first good trial.
+    `weight` is calls per inference.
     """
 
     kind: str
@@ -34,8 +34,8 @@ class WorkloadState:
 
 @dataclasses.dataclass(frozen=True)
 class PrioritySettings:
-    """Every workload gets one trial first. `warmup` are given to each that matters before gains are compared, where
-    there are enough of them; at most `batch` at a time after that.
+    """Every workload gets one trial first. Then `warmup` go to each that matters, where there are enough, before gains
+    are compared; at most `batch` at a time after that.
     """
 
     warmup: int = 4
@@ -43,12 +43,12 @@ class PrioritySettings:
 
 
 def decide_next(states: Sequence[WorkloadState], remaining: int, settings: PrioritySettings) -> tuple[int, int] | None:
-    """The index of the workload to search next and how many trials to give it, or None where nothing is left to do."""
+    """Return the index of the next workload and its number of trials; None where nothing is left to do."""
     open_ = [i for i, state in enumerate(states) if not state.exhausted]
     if remaining <= 0 or not open_:
         return None
     heaviness = [state.flop * state.weight for state in states]
-    # What has no trial is in no model's total, whatever else is known of the model.
+    # A workload without a trial leaves every total of its models open.
     if fresh := [i for i in open_ if states[i].asked == 0]:
         return max(fresh, key=lambda i: heaviness[i]), 1
     light = _LIGHT_SHARE * sum(heaviness)
@@ -56,8 +56,8 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Prior
     if young and remaining >= 2 * settings.warmup * len(young):
         chosen = max(young, key=lambda i: heaviness[i])
         return chosen, settings.warmup - states[chosen].asked
-    # Too few for a warm-up of all: from the first trial on all compete. Who had few gets few, so that one bad first
-    # schedule does not take what is left.
+    # Too few for a warm-up of all: all compete from the first trial on. A workload with few trials gets few, so that
+    # one bad first schedule does not take the rest.
     speeds: dict[str, float] = {}
     for state in states:
         if state.best_s and state.flop > 0:
@@ -68,9 +68,9 @@ def decide_next(states: Sequence[WorkloadState], remaining: int, settings: Prior
 
 
 def _expected_gain(state: WorkloadState, speed: float | None) -> float:
-    """Seconds of model latency that one more round is expected to save; `speed` is the best of its kind (FLOP/s)."""
+    """Estimate the seconds of model latency that one more round saves; `speed` is the best of its kind (FLOP/s)."""
     if not state.best_s:
-        # Untuned code does about 1e9 operations in a second. Nothing has worked yet, so nothing is known to be lost by
+        # Untuned code does about 1e9 operations per second. Without a good trial nothing is known to be lost by
         # waiting; more tries make it less promising.
         return state.weight * state.flop / 1e9 / (1 + state.asked)
     latency = state.best_s[-1]

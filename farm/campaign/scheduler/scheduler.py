@@ -1,8 +1,8 @@
-"""Decide what a whole fleet does next, for all campaigns on it. Pure: state and time in, new state and decisions out.
+"""Decide what a whole fleet does next, for all campaigns. Pure: state and time in, new state and decisions out.
 
-`farm.campaign.engine.engine` executes its decisions; `simulation` plays a fleet. Nothing here starts or waits.
+`farm.campaign.engine.engine` executes its decisions; `simulation` simulates a fleet. Nothing here starts or waits.
 
-Use: `observe` the events, `decide`, execute the decisions, and repeat at the latest after `wake_s`. States are
+Use: `observe` the events, `decide`, execute the decisions, and repeat after `wake_s` at the latest. States are
 immutable and share unchanged parts (`state.Table`): a trial costs the same on a thousand boards as on one, and an old
 state can be kept, compared and replayed.
 """
@@ -26,8 +26,9 @@ _GOING = (Status.RUNNING, Status.WAITING)
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """The state in which the decisions count as being carried out. Without any event `decide` need not be called again
-    before `wake_s`; None: never.
+    """Decisions, and the state in which they are under way.
+
+    Without an event `decide` is due after `wake_s`; None: never.
     """
 
     state: FleetState
@@ -36,10 +37,10 @@ class Decided:
 
 
 def observe(state: FleetState, events: Iterable[Event], now_s: float) -> FleetState:
-    """The state after events, in their order. Decides nothing new; what events entail by themselves comes out of the
-    next `decide`. Late events, such as a result whose measurement was revoked, change nothing.
+    """Apply events in order and return the new state; `decide` then returns what follows from them.
 
-    Raises UsageError where somebody asks for what cannot be; `state` is then still good.
+    Late events, such as the result of a revoked measurement, change nothing. Raises UsageError for an invalid request
+    of a user; `state` stays valid.
     """
     draft = Draft(state, now_s)
     for event in events:
@@ -48,12 +49,12 @@ def observe(state: FleetState, events: Iterable[Event], now_s: float) -> FleetSt
 
 
 def decide(state: FleetState, now_s: float) -> Decided:
-    """What to do at `now_s` (s, on any clock that does not go back)."""
+    """Decide what to do at `now_s` (s, on any monotonic clock)."""
     return _decide(Draft(state, now_s))
 
 
 def step(state: FleetState, events: Iterable[Event], now_s: float) -> Decided:
-    """`decide` after `observe`, in one go, which is cheaper."""
+    """Call `observe` and `decide` in one step, which is cheaper."""
     draft = Draft(state, now_s)
     for event in events:
         fleet_events.observe(event, draft)
@@ -78,7 +79,7 @@ def _decide(draft: Draft) -> Decided:
 
 
 def _find_end(draft: Draft, campaign: CampaignEntry) -> str:
-    """Why a campaign has to end now; "" where it goes on."""
+    """Return why a campaign has to end now; "" where it goes on."""
     budget, patience = campaign.budget, campaign.spec.early_stopping_all
     if campaign.status not in _GOING:
         return ""
@@ -105,7 +106,7 @@ def _may_be_asked(draft: Draft, campaign: CampaignEntry, lane: LaneEntry) -> boo
 
 
 def _share_out(draft: Draft) -> None:
-    """Work out anew which lanes each pool serves, how many boards are each lane's share, and who has to wait."""
+    """Recompute which lanes each pool serves, each lane's share of boards, and which campaigns wait."""
     draft.stale = False
     boards: dict[int, float] = {}
     alive = {number for number, lane in draft.lanes.items() if _is_alive(draft, lane)}
@@ -138,9 +139,9 @@ def _share_out(draft: Draft) -> None:
 
 
 def _open_accounts(pool: Pool, lanes: list[LaneEntry], campaigns: Mapping[str, CampaignEntry]) -> dict[str, object]:
-    """The pool's accounts with one for everybody who has none: whoever comes has used as much as who used least.
+    """Give each new participant an account in the pool that starts at the least use of any other.
 
-    A campaign's lanes come all at once, from nothing, and need no such account.
+    A campaign's lanes start together at zero, and need no such account.
     """
     owner_used, campaign_used = dict(pool.owner_used), dict(pool.campaign_used)
     for lane in lanes:
@@ -171,12 +172,12 @@ def _wait_or_go_on(draft: Draft, campaign: CampaignEntry, has_boards: bool) -> N
     kinds = " or ".join(dict.fromkeys(part.board_type for part in spec.all_parts))
     reason = "" if has_boards else f"no board of type {kinds}{with_labels} is here"
     draft.set_status(spec.name, Status.RUNNING if has_boards else Status.WAITING, reason)
-    # Who waits has no boards, so nobody's share has changed by it.
+    # A waiting campaign has no boards, so no share has changed.
     draft.stale = False
 
 
 def _find_wake_s(draft: Draft) -> float | None:
-    """When something becomes due that no event will tell of: a wall clock, a straggler for an idle board to double."""
+    """Return when something is due without an event: a wall clock's end, or a straggler for an idle board to double."""
     times = [c.ends_s for c in draft.campaigns.values() if c.status in _GOING and c.ends_s is not None]
     times += [
         pool.straggler_check_s

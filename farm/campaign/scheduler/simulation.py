@@ -1,7 +1,6 @@
-"""A fleet in virtual time, played from a seed: searches, compilers, and boards that fail, leave and come.
+"""Simulate a fleet in virtual time from a seed: searches, compilers, and boards that fail, leave and return.
 
-It drives `scheduler` as an engine would, and keeps books of its own against which the scheduler's can be checked.
-Nothing here waits, and nothing of it is a measurement of a board.
+It drives `scheduler` as an engine would, and keeps its own books, against which the scheduler's are checked.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from farm.errors import InternalError
 
 @dataclasses.dataclass(frozen=True)
 class Chances:
-    """How likely each fault is, per search, build or measurement.
+    """The probability of each fault, per search, build or measurement.
 
-    `lost` and `leave` take the board away, by its own fault or by somebody's order; `repeated` delivers a result twice.
+    `lost` and `leave` remove the board, by its own fault or by an operator's order; `repeated` delivers a result twice.
     A `straggler` takes `straggler_times` as long as usual.
     """
 
@@ -43,9 +42,9 @@ class Chances:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedFleet:
-    """Boards by type, and what everything takes in seconds; single times vary by `spread` (0.3: up to 30 %).
+    """Boards by type, and durations in seconds; single durations vary by `spread` (0.3: up to 30 %).
 
-    A board that went away comes back after `away_s`. `space` is how many candidates a workload has; None is no end.
+    A board that left returns after `away_s`. `space` is how many candidates a workload has; None: unlimited.
     """
 
     boards: Mapping[str, int]
@@ -61,10 +60,10 @@ class SimulatedFleet:
 
 @dataclasses.dataclass
 class Books:
-    """What came of everything. Times are virtual seconds.
+    """The results. Times are virtual seconds.
 
-    `busy_s` and `present_s` are board time with work, and in all, for as long as a campaign ran. `shares_s` is the
-    board time that each owner had when the first campaign ended: until then all of them wanted the fleet.
+    `busy_s` and `present_s` are board time with work, and in all, while a campaign ran. `shares_s` is each owner's
+    board time when the first campaign ended: until then all of them used the fleet.
     """
 
     proposed: int = 0
@@ -83,12 +82,12 @@ class Books:
 
     @property
     def utilisation(self) -> float:
-        """The part of the boards' time for which they had work."""
+        """The share of the boards' time with work."""
         return self.busy_s / self.present_s if self.present_s else 0.0
 
     @property
     def unfairness(self) -> float:
-        """How far from an equal share the owner was who was furthest from it, as a part of that share."""
+        """The largest relative deviation of an owner from an equal share."""
         if not self.shares_s:
             return 0.0
         equal = sum(self.shares_s.values()) / len(self.shares_s)
@@ -97,7 +96,7 @@ class Books:
 
 @dataclasses.dataclass
 class _Board:
-    """A board as it really is; `began_s` is when it began what it runs."""
+    """A board's true state; `began_s` is when its measurement began."""
 
     arrival: v.BoardArrived
     point: str
@@ -108,7 +107,7 @@ class _Board:
 
 @dataclasses.dataclass(frozen=True)
 class _Gone:
-    """A board goes away at the end of a measurement, if it still runs that."""
+    """A board leaves at the end of a measurement, if it still runs that."""
 
     board: str
     assignment: int
@@ -116,7 +115,7 @@ class _Gone:
 
 
 class Simulation:
-    """One run: add events with `at`, then `run`. What `state` and `books` hold may be looked at between steps."""
+    """One run: add events with `at`, then `run`. `state` and `books` may be read between steps."""
 
     def __init__(self, settings: v.SchedulerSettings, fleet: SimulatedFleet, seed: int = 0) -> None:
         self.state = FleetState(settings)
@@ -136,18 +135,18 @@ class Simulation:
                 self.at(0.0, v.BoardArrived(f"{board_type}-{number:04}", board_type))
 
     def at(self, time_s: float, event: v.Event | _Gone) -> None:
-        """Let an event happen at a time (virtual seconds from the beginning)."""
+        """Schedule an event (virtual seconds from the beginning)."""
         self._serial += 1
         heapq.heappush(self._coming, (time_s, self._serial, event))
 
     def run(self, steps: int | None = None) -> Books:
-        """Play until nothing more can happen, or for so many steps."""
+        """Simulate until nothing more can happen, or for this many steps."""
         while (steps is None or steps > 0) and self.step():
             steps = None if steps is None else steps - 1
         return self.books
 
     def step(self) -> bool:
-        """Play the next moment at which something happens; False where nothing does any more."""
+        """Simulate the next event; False where there is none."""
         event = None
         if self._coming and (self._wake_s is None or self._coming[0][0] <= self._wake_s):
             time_s, _, event = heapq.heappop(self._coming)
@@ -169,13 +168,13 @@ class Simulation:
 
     @property
     def open(self) -> int:
-        """Candidates that were proposed and of which nothing has come yet."""
+        """Count candidates that were proposed and have no result."""
         return len(self._open)
 
     # What happens
 
     def _happen(self, event: v.Event | _Gone) -> list[v.Event]:
-        """Let something happen to the fleet; what the scheduler is told of it."""
+        """Apply an event to the fleet; return the scheduler's events."""
         if isinstance(event, v.BoardArrived):
             self._boards[event.board] = _Board(event, event.point)
         elif isinstance(event, v.BoardLeft):
@@ -194,7 +193,7 @@ class Simulation:
         return [event]
 
     def _propose(self, event: v.Proposed) -> v.Event:
-        """Note what a search proposes at the moment at which it does: a late answer is noted as well."""
+        """Note a search's candidates when it proposes them, even if its answer is late."""
         known = event.request in self.state.requests
         if not known:
             self.books.late += 1
@@ -205,7 +204,7 @@ class Simulation:
         return event
 
     def _finish(self, assignment: int) -> None:
-        """A board is done with what it runs, and begins what waits there."""
+        """End a board's measurement, and begin the waiting one."""
         if assignment not in self.state.assignments:
             self.books.late += 1
             return
@@ -226,7 +225,7 @@ class Simulation:
             self._stop(board)
 
     def _begin(self, board: _Board, measure: v.Measure) -> None:
-        """A board begins to measure; how that will end is drawn now."""
+        """Begin a measurement; its result is drawn now."""
         chances, board.running, board.began_s = self._fleet.chances, measure, self.now_s
         takes_s = self._vary(self._fleet.measure_s)
         if self._happens(chances.straggler):
@@ -265,7 +264,7 @@ class Simulation:
     # What was decided
 
     def _carry_out(self, decision: v.Decision) -> None:
-        """Do what an engine would. Raises InternalError where a trial is counted twice, or was never proposed."""
+        """Execute a decision. Raises InternalError where a trial is counted twice, or was never proposed."""
         if isinstance(decision, v.Measure):
             self._measure(decision)
         elif isinstance(decision, v.Build):
@@ -340,5 +339,4 @@ class Simulation:
         return chance > 0.0 and self._random.random() < chance
 
     def _vary(self, time_s: float) -> float:
-        """A time about this one."""
         return time_s * (1.0 + self._fleet.spread * (2.0 * self._random.random() - 1.0))

@@ -1,6 +1,6 @@
-"""What the fleet scheduler remembers between two calls. Nothing here is ever changed; changes make new values.
+"""The fleet scheduler's state between two calls. Immutable: changes make new values.
 
-All of it is bounded by the fleet and by what lies ahead of it, never by how many trials there were.
+Its size is bounded by the fleet and its queued work, not by the number of trials.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SHARDS = 64
 
 
 def _shard_of(key: int | str) -> int:
-    """Where a key belongs. Not `hash`: that of a text differs from process to process, and decisions must not."""
+    """Return a key's shard. Not `hash`: that of a text differs from process to process, and decisions must not."""
     return key % _SHARDS if isinstance(key, int) else zlib.crc32(key.encode()) % _SHARDS
 
 
 class _Shards(Generic[K, V]):
-    """What a table and its edit have in common: looking something up."""
+    """Lookup, common to a table and its edit."""
 
     __slots__ = ("_shards", "_size")
 
@@ -53,15 +53,15 @@ class _Shards(Generic[K, V]):
         return self._size
 
     def __iter__(self) -> Iterator[K]:
-        """The keys of this moment, smallest first: never the order in which they came."""
+        """Iterate over the present keys in ascending order, regardless of the order of insertion."""
         return iter(sorted(key for shard in self._shards for key in shard))
 
     def find(self, key: K) -> V | None:
-        """The value of a key, None where there is none."""
+        """Return a key's value, None where there is none."""
         return self._shards[_shard_of(key)].get(key)
 
     def values(self) -> list[V]:
-        """The values of this moment in the order of their keys."""
+        """Return the present values in the order of their keys."""
         return [self[key] for key in self]
 
 
@@ -73,7 +73,7 @@ class Table(_Shards[K, V]):
     _shards: tuple[dict[K, V], ...]
 
     def __init__(self, shards: tuple[dict[K, V], ...] | None = None, size: int = 0) -> None:
-        # Empty shards may be one and the same: an edit copies a shard before it writes to it.
+        # Empty shards may be one object: an edit copies a shard before it writes to it.
         empty: dict[K, V] = {}
         self._shards = (empty,) * _SHARDS if shards is None else shards
         self._size = size
@@ -84,12 +84,12 @@ class Table(_Shards[K, V]):
     __hash__ = None  # type: ignore[assignment]
 
     def edit(self) -> TableEdit[K, V]:
-        """A copy that can be changed; this table stays as it is."""
+        """Begin a changed copy; this table stays as it is."""
         return TableEdit(self._shards, self._size)
 
 
 class TableEdit(_Shards[K, V]):
-    """A table while it is being changed. It belongs to one function and never leaves it; `freeze()` ends it."""
+    """A table while it is being changed. It belongs to one function; `freeze()` ends it."""
 
     __slots__ = ("_base", "_owned")
 
@@ -107,13 +107,13 @@ class TableEdit(_Shards[K, V]):
         shard[key] = value
 
     def pop(self, key: K) -> V:
-        """Take an entry out. Raises KeyError where there is none."""
+        """Remove an entry. Raises KeyError where there is none."""
         value = self._writable(_shard_of(key)).pop(key)
         self._size -= 1
         return value
 
     def freeze(self) -> Table[K, V]:
-        """The table as it is now; this edit must not be used afterwards."""
+        """Return the table; this edit must not be used afterwards."""
         return Table(tuple(self._shards) if self._owned else self._base, self._size)
 
     def _writable(self, index: int) -> dict[K, V]:
@@ -127,8 +127,10 @@ Record = TypeVar("Record")
 
 
 def change(record: Record, **changes: object) -> Record:
-    """A copy of a dataclass with other values. `dataclasses.replace` does the same in five times the time, and a trial
-    needs some twenty copies; it would also run `__post_init__`, which none of the records here has.
+    """Return a copy of a dataclass with other values.
+
+    It is five times as fast as `dataclasses.replace`, and a trial needs some twenty copies. It does not run
+    `__post_init__`, which none of these records has.
     """
     copy: Record = object.__new__(type(record))
     copy.__dict__.update(record.__dict__)
@@ -137,7 +139,7 @@ def change(record: Record, **changes: object) -> Record:
 
 
 class PoolKey(NamedTuple):
-    """Boards that nothing tells apart but their clocks."""
+    """The key of boards that differ in their clocks alone."""
 
     board_type: str
     labels: tuple[str, ...]
@@ -145,12 +147,11 @@ class PoolKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """The boards of one key, and how much of their time everybody had.
+    """The boards of one key, and each participant's use of their time.
 
-    `idle` are boards without work, `room` boards that measure and have nothing waiting, both by operating point, the
-    one that has waited longest first. `used` is board time divided by weight: of owners, of campaigns, of lanes.
-    Accounts are kept per pool, so that nobody pays on scarce boards for what they had of others. `is_host`: its board
-    is the machine that searches and builds.
+    `idle` are boards without work, `room` busy boards with an empty queue, both by operating point, the longest waiting
+    first. `used` is board time divided by weight, by owner, campaign and lane. Accounts are per pool, so that use of
+    plentiful boards does not count against scarce ones. `is_host`: its board is the machine that searches and builds.
     """
 
     boards: int = 0
@@ -166,8 +167,8 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class BoardEntry:
-    """A board that is here. `point` is where its clocks are, or will be once it has begun what it runs. One that
-    `yields` is given nothing more.
+    """A board at hand. `point` is where its clocks are, or will be once its measurement has begun. One that `yields`
+    gets no more work.
     """
 
     name: str
@@ -182,8 +183,8 @@ class BoardEntry:
 class LaneEntry:
     """The tasks of a campaign for one board type at one operating point, and their jobs on the way to boards.
 
-    `again` are built jobs that were tried before, `ready` those that were not. `searching` are candidates asked for.
-    `boards` is how many boards are its fair share. Times are running means; None before the first.
+    `again` are built jobs that were tried before, `ready` those that were not. `searching` are requested candidates.
+    `boards` is its fair share of boards. Times are running means; None before the first.
     """
 
     number: int
@@ -207,7 +208,7 @@ class LaneEntry:
 
     @property
     def ahead(self) -> int:
-        """How many candidates lie ahead of the boards."""
+        """Count the candidates queued before the boards."""
         return self.searching + len(self.to_build) + self.building + len(self.ready) + len(self.again)
 
 
@@ -215,8 +216,8 @@ class LaneEntry:
 class TaskEntry:
     """A workload on one board type at one operating point.
 
-    `open` are trials asked for and not concluded. `ended` is why it is searched no further; `closed` says that its jobs
-    are not wanted either. `state.exhausted` says that nothing may be asked of it now: it ended, or its search works.
+    `open` are requested trials without a result. `ended` is why it is searched no further; `closed`: its jobs are
+    dropped too. `state.exhausted`: nothing may be requested now, because it ended or its search works.
     """
 
     number: int
@@ -236,8 +237,8 @@ class TaskEntry:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignEntry:
-    """A campaign and what it used. `on_board` are its measurements at boards; `faulty` the boards that failed since the
-    last trial that counted.
+    """A campaign and its use. `on_board` are its measurements at boards; `faulty` the boards that failed since the last
+    trial that counted.
     """
 
     spec: ScheduledCampaign
@@ -274,7 +275,7 @@ class CampaignEntry:
 
 @dataclasses.dataclass(frozen=True)
 class RequestEntry:
-    """Candidates asked of a search. `count` shrinks where the budget does."""
+    """Candidates requested of a search. `count` shrinks with the budget."""
 
     number: int
     task: int
@@ -284,9 +285,9 @@ class RequestEntry:
 
 @dataclasses.dataclass(frozen=True)
 class JobEntry:
-    """A candidate from proposal to conclusion; `stage` is where it is.
+    """A candidate from proposal to result; `stage` is where it is.
 
-    `lost_on` are the boards that were lost under it, once for each time, `avoid` all that did not bring it to an end.
+    `lost_on` are the boards that were lost under it, once for each time; `avoid` all boards that did not finish it.
     """
 
     number: int
@@ -302,7 +303,7 @@ class JobEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A job at a board. `started_s` None: it waits there. `charged_s` is what everybody's share was charged for it."""
+    """A job at a board. `started_s` None: it waits there. `charged_s` was charged to the accounts for it."""
 
     number: int
     job: int
@@ -313,9 +314,9 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class FleetState:
-    """Everything that a decision rests on. Begin with `FleetState(Settings(...))`.
+    """Everything that a decision depends on. Begin with `FleetState(Settings(...))`.
 
-    `phase` is what a host that is a board itself does (`dispatch`), `reserved` whether winners are measured on it.
+    `phase` is what a host that is a board itself does (`dispatch`); `reserved`: verification measures on it.
     """
 
     settings: SchedulerSettings

@@ -1,6 +1,6 @@
-"""How much to search and build ahead, and of which workloads: bounded queues whose length follows what boards consume.
+"""How much to search and build ahead, and of which workloads: bounded queues sized by the boards' consumption.
 
-Works on a draft. `dispatch` gives what was built to boards.
+Works on a draft. `dispatch` assigns what was built to boards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from farm.campaign.scheduler.values import Build, Search, Status
 
 
 def search_ahead(draft: Draft) -> None:
-    """Ask searches for candidates wherever too few lie ahead."""
+    """Request candidates wherever too few are queued."""
     if not may_prepare(draft):
         return
     queues = plan_queues(draft)
@@ -28,7 +28,7 @@ def search_ahead(draft: Draft) -> None:
 
 
 def _ask(draft: Draft, lane: LaneEntry, wanted: int) -> bool:
-    """Ask for candidates of the workload of a lane that promises most; False where there is none to ask."""
+    """Request candidates of a lane's most promising workload; False where there is none."""
     settings, campaign = draft.settings, draft.campaigns[lane.campaign]
     if not campaign.may_measure(settings.measure_limit_s):
         return False
@@ -61,7 +61,7 @@ def _is_fresh(state: WorkloadState) -> bool:
 
 
 def _count_fresh_elsewhere(draft: Draft, campaign: CampaignEntry, lane: LaneEntry, remaining: int) -> int:
-    """How many workloads of other types and points that boards are here for have no trial yet: each is kept one.
+    """Count untried workloads of other types and points with boards at hand: one trial is reserved for each.
 
     Where many boards of one type are quicker than the only one of another, that one's models would have no total.
     """
@@ -72,9 +72,9 @@ def _count_fresh_elsewhere(draft: Draft, campaign: CampaignEntry, lane: LaneEntr
 
 
 def build_ahead(draft: Draft) -> None:
-    """Give idle compilers work, first for the lane that has least built for its share of the boards.
+    """Start builds on idle compilers, first for the lane with the least built for its share of boards.
 
-    Of lanes that are equal in that, as where compilers are too few for the boards, the owner goes first who had least.
+    Among equal lanes, as with too few compilers, the owner with the least board time goes first.
     """
     if not may_prepare(draft) or draft.building >= draft.settings.builders:
         return
@@ -98,6 +98,6 @@ def build_ahead(draft: Draft) -> None:
 
 
 def _standing(draft: Draft, lane: LaneEntry) -> tuple[float, float]:
-    """What a lane has built or in the making for each board of its share, and the board time (s) of its owner."""
+    """Return what a lane has built or in the making per board of its share, and its owner's board time (s)."""
     built = len(lane.ready) + len(lane.again) + lane.building
     return built / lane.boards, draft.owner_board_s.get(draft.campaigns[lane.campaign].spec.owner, 0.0)

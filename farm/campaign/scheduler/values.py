@@ -1,6 +1,6 @@
-"""What goes into the fleet scheduler and what comes out of it: campaigns, events, decisions, settings.
+"""Inputs and outputs of the fleet scheduler: campaigns, events, decisions, settings.
 
-They hold facts and do nothing. The scheduler's own state is in `state`.
+The scheduler's own state is in `state`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from farm.values import DEFAULT_POINT
 class SchedulerSettings:
     """How far ahead to work, and when to give up. Times are in seconds.
 
-    `batch` candidates are asked of a search at a time, up to `max_batch` where many boards wait; `warmup` of a workload
-    that was never tried. Ahead of each board lie candidates for as long as search and build take, at most
-    `max_ahead` of them. `builders` candidates are compiled at once.
+    `batch` candidates are requested of a search at a time, up to `max_batch` for many waiting boards; `warmup` of a new
+    workload. Each board's queue covers the time of search and build, with at most `max_ahead` candidates. `builders`
+    candidates are compiled at once.
 
     The engine must end a measurement after `measure_limit_s`, changing clocks included: board time is reserved by it.
-    `switch_s` is what changing a board's clocks costs; `credit_s` is how long an owner who could not use the fleet may
-    make up for it afterwards. A measurement is a straggler after `straggler_factor` times the usual, and never before
-    `straggler_min_s`. A task whose search failed `max_search_losses` times in a row is given up: once or twice may be
-    an accident.
+    `switch_s` is the cost of changing a board's clocks; `credit_s` is the board time that an owner who was absent may
+    catch up on. A measurement is a straggler after `straggler_factor` times the usual, and never before
+    `straggler_min_s`. A task is given up after `max_search_losses` failures of its search in a row: one or two may be
+    accidents.
     """
 
     batch: int = 16
@@ -51,8 +51,8 @@ class Status(StrEnum):
     """What a campaign is doing."""
 
     RUNNING = "running"
-    WAITING = "waiting"  # no board that it may use is here; goes on by itself when one comes
-    PAUSED = "paused"  # by an operator, or since nothing works; goes on when an operator says so
+    WAITING = "waiting"  # no usable board is here; resumes by itself when one arrives
+    PAUSED = "paused"  # by an operator, or since nothing works; an operator resumes it
     FINISHED = "finished"
     CANCELLED = "cancelled"
 
@@ -70,7 +70,7 @@ OVER = (Status.FINISHED, Status.CANCELLED)
 
 @dataclasses.dataclass(frozen=True)
 class CampaignWorkload:
-    """One tunable function. `weight` is its calls per inference, over all models of the campaign that have it."""
+    """One tunable function. `weight` is its calls per inference, in sum over the campaign's models."""
 
     name: str
     kind: str
@@ -80,11 +80,11 @@ class CampaignWorkload:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a campaign may use; None is without limit. Whichever is reached first ends it.
+    """The limits of a campaign; None: unlimited. The first limit reached ends it.
 
-    `trials` and `per_workload` count trials that ended well or by the candidate's fault; `per_workload` holds for each
-    workload on each board type at each operating point. `wall_clock_s` runs from the start, pauses left out.
-    `board_s` is time that boards were held for it, repeated and abandoned measurements included.
+    `trials` and `per_workload` count trials that ended well or by the candidate's fault; `per_workload` is per
+    workload, board type and operating point. `wall_clock_s` runs from the start, pauses left out. `board_s` is time
+    that boards were held for it, repeated and abandoned measurements included.
     """
 
     trials: int | None = None
@@ -116,8 +116,8 @@ class ScheduledCampaign:
     differ in their workloads or points.
 
     Boards must have all `labels`. A `priority` one higher doubles the campaign's part of its owner's share.
-    `early_stopping` ends a workload after so many counted trials without a better one; `early_stopping_all` ends the
-    campaign after so many without a better one of any workload.
+    `early_stopping` ends a workload after this many counted trials without a better one; `early_stopping_all` ends the
+    campaign likewise over all workloads.
     """
 
     name: str
@@ -134,13 +134,13 @@ class ScheduledCampaign:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """What there is to search, whichever way it was given."""
+        """Return what is to be searched, in the form of parts."""
         crossed = (Part(kind, point, self.workloads) for kind in self.board_types for point in self.points)
         return self.parts or tuple(crossed)
 
 
 class TaskKey(NamedTuple):
-    """One workload of a campaign on one board type at one operating point: what is searched, and ends as a record."""
+    """One workload of a campaign on one board type at one operating point: it is searched, and ends as a record."""
 
     campaign: str
     workload: str
@@ -150,7 +150,7 @@ class TaskKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What an earlier run made of a workload: counted trials, the best latency, and trials since that.
+    """An earlier run's results for a workload: counted trials, the best latency, and trials since that.
 
     `banned`: candidates under which several boards were lost.
     """
@@ -162,15 +162,15 @@ class Done:
     banned: frozenset[str] = frozenset()
 
 
-# Events: what happened. An event that names something that is over is late, and changes nothing.
+# Events. One that names something that is over is late, and changes nothing.
 
 
 @dataclasses.dataclass(frozen=True)
 class CampaignAdded:
-    """A campaign begins, or goes on after a restart with what its trials in the store say.
+    """A campaign begins, or continues after a restart from its trials in the store.
 
     `done` has at most one entry for a task; `board_s` and `wall_clock_s` are what earlier runs used of the budgets.
-    Raises UsageError, when observed, where its name is taken, it has nothing to do, or `done` is of another campaign.
+    Observing it raises UsageError where its name is taken, it has nothing to do, or `done` is of another campaign.
     """
 
     spec: ScheduledCampaign
@@ -181,7 +181,7 @@ class CampaignAdded:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetChanged:
-    """A campaign's budget is another from now on. Work that no longer fits is given back."""
+    """A campaign's budget changed. Work that no longer fits is dropped."""
 
     campaign: str
     budget: Budget
@@ -189,7 +189,7 @@ class BudgetChanged:
 
 @dataclasses.dataclass(frozen=True)
 class PriorityChanged:
-    """An operator gave a campaign another priority among its owner's."""
+    """An operator changed a campaign's priority among its owner's."""
 
     campaign: str
     priority: int
@@ -197,14 +197,14 @@ class PriorityChanged:
 
 @dataclasses.dataclass(frozen=True)
 class CampaignPaused:
-    """No new work for a campaign; what boards are measuring ends as usual."""
+    """No new work for a campaign; running measurements end as usual."""
 
     campaign: str
 
 
 @dataclasses.dataclass(frozen=True)
 class CampaignResumed:
-    """A paused campaign goes on."""
+    """A paused campaign resumes."""
 
     campaign: str
 
@@ -218,9 +218,10 @@ class CampaignCancelled:
 
 @dataclasses.dataclass(frozen=True)
 class BoardArrived:
-    """A board may be used, and is held at `point`. `labels` need only hold what campaigns ask for: boards that differ
-    in them are shared out separately. `is_host`: it is the machine that searches and builds, which rests while it
-    measures; all boards of its type are.
+    """A board may be used; its clocks are at `point`.
+
+    `labels` hold at least what campaigns ask for: boards that differ in them form separate pools. `is_host`: it is the
+    machine that searches and builds, which rests while it measures; so are all boards of its type.
     """
 
     board: str
@@ -232,7 +233,7 @@ class BoardArrived:
 
 @dataclasses.dataclass(frozen=True)
 class BoardLeft:
-    """A board may no longer be used. `lost`: it went down under what it was measuring."""
+    """A board may no longer be used. `lost`: it failed during its measurement."""
 
     board: str
     lost: bool = False
@@ -240,14 +241,14 @@ class BoardLeft:
 
 @dataclasses.dataclass(frozen=True)
 class BoardYields:
-    """A board is to leave for somebody else: it ends what it measures, and is given nothing more."""
+    """Another user gets the board next: it finishes its measurement, and gets no more."""
 
     board: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposed:
-    """A search's answer: so many candidates as were asked for, or fewer. `exhausted`: it will never have more."""
+    """A search's answer: as many candidates as requested, or fewer. `exhausted`: it will never have more."""
 
     request: int
     candidates: tuple[str, ...]
@@ -256,7 +257,7 @@ class Proposed:
 
 @dataclasses.dataclass(frozen=True)
 class SearchFailed:
-    """A search died or missed its deadline, and `reason` says how."""
+    """A search died or missed its deadline, for `reason`."""
 
     request: int
     reason: str = ""
@@ -272,7 +273,7 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measurement ended: well (`side` None, with its latency) or by somebody's fault. `board_s`: the board's time."""
+    """A measurement ended: well (`side` None, with its latency) or by a fault. `board_s`: the board's time."""
 
     assignment: int
     side: FaultSide | None
@@ -282,7 +283,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class WinnerMeasured:
-    """A board that had been lent measured a winner of a campaign, whose searches may be over: `board_s` are its own."""
+    """A lent board measured a finalist of a campaign, whose searches may be over; it took `board_s`."""
 
     campaign: str
     board_s: float
@@ -290,7 +291,7 @@ class WinnerMeasured:
 
 @dataclasses.dataclass(frozen=True)
 class HostReserved:
-    """Winners are being measured on the machine that searches and builds, which rests meanwhile; or not any more."""
+    """Verification measures on the machine that searches and builds, which rests meanwhile; or it has ended."""
 
     reserved: bool
 
@@ -314,12 +315,12 @@ Event = (
 )
 
 
-# Decisions: what to do, and what to tell.
+# Decisions: what to do, and what to report.
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Ask a search for `count` new candidates; answer with Proposed or SearchFailed."""
+    """Request `count` new candidates of a search; answer with Proposed or SearchFailed."""
 
     request: int
     task: TaskKey
@@ -349,7 +350,7 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Revoke:
-    """Take a measurement from a board, begun or not; its answer, should one come, is late."""
+    """Take a measurement from a board, begun or not; its answer, if any, is late."""
 
     assignment: int
     board: str
@@ -358,8 +359,9 @@ class Revoke:
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """A trial counts, once: write it, and let the search learn. `latency_s` None is a fault of the candidate.
-    `assignment` None: it never came to a board, since its build failed.
+    """Count a trial, once: write it, and let the search learn.
+
+    `latency_s` None is a fault of the candidate. `assignment` None: its build failed.
     """
 
     job: int
@@ -371,9 +373,9 @@ class Count:
 
 @dataclasses.dataclass(frozen=True)
 class Discard:
-    """A candidate is not measured, and its place goes back to the budget: the search may propose it again.
+    """A candidate is not measured, and its trial returns to the budget: the search may propose it again.
 
-    `job` is None where it was more than could still be taken, and never became a job.
+    `job` is None where it exceeded the budget, and never became a job.
     """
 
     job: int | None
@@ -384,7 +386,7 @@ class Discard:
 
 @dataclasses.dataclass(frozen=True)
 class Ban:
-    """A candidate took boards down: nobody may measure it again. Its place goes back to the budget."""
+    """A candidate took boards down: it is never measured again. Its trial returns to the budget."""
 
     job: int
     task: TaskKey
@@ -402,7 +404,7 @@ class TaskEnded:
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-    """A campaign's status is another."""
+    """A campaign has another status."""
 
     campaign: str
     status: Status

@@ -1,8 +1,8 @@
-"""What a model's final decides: which mixes of records take part, which contender is taken, and what the trials gained.
+"""The rules of a model's final (an end-to-end A/B test): mixes of records, choice of the contender, the reported gain.
 
-Pure. "Faster" means what it means for winners (`tie`): an interval over rounds in turns that leaves no room for the
-other. Where functions can be watched while the model runs, what they took there says which records to leave out;
-elsewhere groups of functions are left out in turn. Either way the model as a whole has the last word.
+Pure. "Faster" means as in `tie`: the interval over interleaved rounds excludes equality. Where functions can be timed
+within the model, those times say which records to leave out; elsewhere groups of functions are left out in turn. The
+end-to-end time decides.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from farm.selection import tie
 from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import Ratio, Round, TieRule
 
-# Models are compared after the rounds that any timing of models has, and where that does not tell, after as many more.
+# Models are compared after the rounds of any model timing, and if undecided, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))
-# Groups of functions of which each is left out once: with three, six programs in all, each timed in turns.
+# Groups of functions, each left out once: three make six programs, timed in turns.
 _MOST_GROUPS = 3
-# What compiling mixes may take: the biggest models take a minute each, and are decided as a whole.
+# The limit for compiling mixes: the biggest models take a minute each, and are decided as a whole.
 _MIX_S = 30.0
 MIXED = "mixed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The contender that is taken, and how much longer the prediction takes, with an interval; None where that is what
-    is taken, or was not timed. `ratios` are all others' to what leads.
+    """The chosen contender, and the gain: how much longer the prediction takes, with an interval; None where the
+    prediction is chosen or was not timed. `ratios` are all others' to the fastest.
     """
 
     taken: str
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def plan_mixes(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[str, str]]:
-    """The records to leave out, by the name of a mix: each leaves out one group of functions whose code differs.
+    """Plan mixes by name: each leaves out the records of one group of functions whose code differs.
 
     The heaviest functions go to different groups. A mix takes `seconds` to compile. None where there is nothing to mix.
     """
@@ -57,15 +57,15 @@ def plan_mixes(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[st
 
 
 def plan_later(parts: Sequence[RecordPart], seconds: float) -> dict[str, dict[str, str]]:
-    """No mixes: they are planned once functions were seen within the model (`mix_in_place`)."""
+    """Plan no mixes: they follow once functions were timed within the model (`mix_in_place`)."""
     del parts, seconds
     return {}
 
 
 def compare_in_place(parts: Sequence[RecordPart], rounds: Mapping[str, Sequence[Round]]) -> dict[str, Ratio]:
-    """By workload, how much longer its record takes within the model than what is predicted (below 1: it gains).
+    """Return, by workload, how much longer its record takes within the model than the prediction (below 1: it gains).
 
-    `rounds` have what functions took in the programs as recorded and as predicted, by TVM's name of the function.
+    `rounds` hold the times of functions in both programs, by TVM's name of the function.
     """
     found = {}
     for part in parts:
@@ -76,8 +76,8 @@ def compare_in_place(parts: Sequence[RecordPart], rounds: Mapping[str, Sequence[
 
 
 def mix_in_place(parts: Sequence[RecordPart], ratios: Mapping[str, Ratio], seconds: float) -> dict[str, dict[str, str]]:
-    """The records to leave out, by the name of a mix: all that do not surely gain within the model; those that surely
-    lose there.
+    """Plan the records to leave out, by the name of a mix: all without a proven gain within the model; those with a
+    proven loss.
 
     A mix takes `seconds` to compile: where both would take too long, it is the first. None where that leaves all
     records, or none.
@@ -97,12 +97,12 @@ def mix_in_place(parts: Sequence[RecordPart], ratios: Mapping[str, Ratio], secon
 
 
 def refuse(parts: Collection[RecordPart]) -> dict[str, str]:
-    """The candidates of all of these that have a record, by workload."""
+    """Return the candidates of all parts with a record, by workload."""
     return {part.workload: part.candidate for part in parts if part.candidate is not None}
 
 
 def join_mixes(rounds: Sequence[Round], mixes: Mapping[str, Mapping[str, str]]) -> dict[str, str] | None:
-    """What is left out by all mixes that are faster than all records together; None where that is no other program."""
+    """Combine the mixes that are faster than all records together; None where that is no new program."""
     losing = [ratio.candidate for ratio in tie.compare(rounds, RECORDED, list(mixes), RULE) if ratio.high < 1.0]
     if not 2 <= len(losing) < len(mixes):  # all of them: that is the prediction
         return None
@@ -110,10 +110,9 @@ def join_mixes(rounds: Sequence[Round], mixes: Mapping[str, Mapping[str, str]]) 
 
 
 def decide(rounds: Sequence[Round], names: Collection[str], *, last: bool) -> Verdict | None:
-    """Which of these is taken: the fastest, but the prediction unless it is surely slower than that.
+    """Choose the fastest contender; the prediction is replaced only by one that is proven faster.
 
-    None while more rounds may tell. What nobody had to try for is at least not worse than what was tried, so it is what
-    is kept where the two cannot be told apart.
+    None while more rounds may decide. A tie keeps the prediction, which needs no trials.
     """
     judged = tie.judge(rounds, names, RULE, last=last)
     ratios = {ratio.candidate: ratio for ratio in judged.ratios}
@@ -137,8 +136,8 @@ def describe(
     rounds: Sequence[Round],
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The document. `whole` timed the rivals too, `timed` what was decided by; `refused` is left out from now on.
-    `sizes` are the programs', in bytes.
+    """Build the document. `whole` timed the rivals too, `timed` decided; `refused` is left out from now on. `sizes` are
+    the programs', in bytes.
     """
     samples = {**whole.samples, **timed.samples}
     both = Timed(
@@ -178,7 +177,7 @@ def describe(
 
 
 def describe_in_place(parts: Sequence[RecordPart], ratios: Mapping[str, Ratio]) -> list[dict[str, Any]]:
-    """Each function whose record is other code than the prediction, and how much longer it takes within the model."""
+    """List functions whose record differs from the prediction, with their relative time within the model."""
     return [
         {"workload": part.workload, "name": part.name, **_to_dict(ratios[part.workload])}
         for part in parts
@@ -192,27 +191,27 @@ def _describe_cost(timed: Timed, name: str) -> dict[str, Any]:
 
 
 def describe_none(key: Mapping[str, str], of_type: TypeOrder, reason: str) -> dict[str, Any]:
-    """The document of a final that could not be held."""
+    """Build the document of a final that could not take place."""
     said = f"not timed as a whole: {reason}; it is compiled from its records"
     return {**key, "simulated": of_type.simulated, "taken": None, "latency_s": None, "gain": None, "said": said}
 
 
 def _say(verdict: Verdict, against: Ratio | None, differing: int, left_out: int) -> str:
     if verdict.gain is not None:
-        said = f"{verdict.gain.value:.2f} times as fast as without a trial"
+        said = f"{verdict.gain.value:.2f} times as fast as the untuned prediction"
         if verdict.taken == RECORDED:
             return said
         return f"{said}, without {left_out} of {differing} records, which are slower within the model"
     if not differing:
-        return "the trials gained nothing: they found the schedules that were predicted"
+        return "tuning found no speedup: the best schedules are the predicted ones"
     if against is None:
-        return "the trials gained nothing: only what was predicted does what it should"
+        return "tuning found no speedup: only the predicted schedules compute the right output"
     if against.is_slower:
         return (
-            f"the trials gained nothing: with its records it takes {against.value:.2f} times as long as by prediction, "
-            "which is what is compiled"
+            f"tuning found no speedup: with its records the model takes {against.value:.2f} times as long as with the "
+            "predicted schedules; those were compiled"
         )
-    return "the trials gained nothing that could be measured: the prediction is as fast, and is what is compiled"
+    return "tuning found no measurable speedup over the predicted schedules; those were compiled"
 
 
 def _to_dict(ratio: Ratio) -> dict[str, float]:
@@ -220,7 +219,7 @@ def _to_dict(ratio: Ratio) -> dict[str, float]:
 
 
 def _to_plain(found: OutputComparison) -> dict[str, Any]:
-    """JSON has no infinity: the error of an output that is not a number has no size."""
+    """Return an error's size, None where it is infinite or not a number: JSON has neither."""
     values = dataclasses.asdict(found)
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()

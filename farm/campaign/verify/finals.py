@@ -1,6 +1,7 @@
-"""A campaign's finals: each of its models timed itself, as recorded, as predicted, and mixed, on one board in turns.
+"""A campaign's finals: an end-to-end A/B test of each model, as recorded, as predicted, and mixed, on one board in
+turns.
 
-Kernels that are faster one by one may be slower in their model. The fastest variant is what the model is compiled from
+Kernels that are faster one by one may be slower in their model. The model is compiled from the fastest variant
 (`ModelDecision`). Coroutines, as in `remeasurement`; the rules are in `final_rules`.
 """
 
@@ -39,18 +40,18 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.values import ModelDecision, name_workloads
 
-# How long a final waits for a board that is free: its campaign is not over until then.
+# How long a final waits for a free board; its campaign stays open until then.
 _WAIT_S = 600.0
-# What timing one contender should take at most: a model that takes seconds is run less often.
+# The limit for timing one contender: slow models get fewer runs.
 _TIMING_S = 20.0
-# What is left of a final that takes longer than expected, as a part of what was expected.
+# The remaining part of a final that takes longer than estimated.
 _LEAST_LEFT = 0.1
-# What TVM puts behind the name of a function whose weights are packed beforehand.
+# TVM's suffix of a function whose weights are packed in advance.
 _PACKED = "_prepacked"
 
 
 class FinalKey(NamedTuple):
-    """What has one final."""
+    """The key of a final."""
 
     model: str
     board_type: str
@@ -59,8 +60,8 @@ class FinalKey(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Stage(Promise["Timed | FarmError"]):
-    """Contenders that a board of a type is to time in turns. `is_begun`: one does, `board` was the last that did.
-    `watched`: what each function takes in the model is told, too, by runs that follow the timed ones.
+    """Contenders that a board of a type times in turns. `is_begun`: a board does, `board` was the last that did.
+    `watched`: the times of functions are wanted too, from extra runs after the timed ones.
     """
 
     key: FinalKey
@@ -73,12 +74,12 @@ class Stage(Promise["Timed | FarmError"]):
 
 
 class Finals:
-    """The finals of one campaign, begun once its winners are found."""
+    """The finals of one campaign, begun once its workloads are verified."""
 
     def __init__(
         self, loop: Loop, outbox: Outbox, campaign: int, order: Order, store: Store, settings: Settings
     ) -> None:
-        """Read from the store what was decided before a restart."""
+        """Read earlier decisions from the store."""
         self._loop, self._outbox = loop, outbox
         self._campaign, self._order, self._store, self._settings = campaign, order, store, settings
         self.documents: list[dict[str, Any]] = [
@@ -88,20 +89,19 @@ class Finals:
         self._left = [key for key in _list_keys(order) if key not in known]
         self._open: set[FinalKey] = set()
         self._expected_s = {key: find_final_s(order, key.model, key.board_type) for key in self._left}
-        # When the first final began and when the last one ended; the seconds that those which ended were expected to
-        # take.
+        # When the first final began and when the last one ended; the estimated seconds of those that ended.
         self._began_s = self._changed_s = self._ended_s = 0.0
         self._stages: list[Stage] = []
         self._now_s = 0.0
 
     @property
     def done(self) -> bool:
-        """Whether all are decided, or given up for good."""
+        """Whether all are decided or given up for good."""
         return not self._left and not self._open
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many models are timed or given up, and how many there are, each on every type at every point."""
+        """Return how many finals are over, and how many there are: each model on every type at every point."""
         ended = len(self.documents)
         return ended, ended + len(self._left) + len(self._open)
 
@@ -112,7 +112,7 @@ class Finals:
 
     @property
     def left_s(self) -> float:
-        """How long compiling and timing the models that are left takes: as expected, at the pace of those before."""
+        """Estimate the time of the finals that are left, at the pace of those before."""
         left_s = math.fsum(self._expected_s[key] for key in (*self._left, *self._open))
         if not self._open:
             return left_s
@@ -121,7 +121,6 @@ class Finals:
         return max(_LEAST_LEFT * left_s, left_s - (self._now_s - self._changed_s))
 
     def begin(self) -> None:
-        """Begin all that are left."""
         left, self._left = self._left, []
         self._began_s = self._changed_s = self._now_s
         self._open.update(left)
@@ -129,19 +128,19 @@ class Finals:
             self._loop.start(self._hold(key))
 
     def count_wanted(self, board_type: str) -> int:
-        """How many boards of a type could be timing now."""
+        """Count the boards of a type that could be timing now."""
         return sum(stage.key.board_type == board_type for stage in self._stages)
 
     def tick(self, now_s: float) -> None:
-        """What time it is; `now_s` is monotonic."""
+        """Set the time; `now_s` is monotonic."""
         self._now_s = now_s
 
     def find(self, board_type: str) -> Stage | None:
-        """What a board of a type may begin to time."""
+        """Return the stage that a board of a type may begin."""
         return next((each for each in self._stages if each.key.board_type == board_type and not each.is_begun), None)
 
     async def run(self, stage: Stage, board: str) -> None:
-        """Time a stage on a board. Where that is taken meanwhile, the stage begins anew elsewhere."""
+        """Time a stage on a board. If the board is taken away, the stage restarts elsewhere."""
         stage.is_begun, stage.board = True, board
         try:
             stage.answer = await self._time(stage, board)
@@ -154,7 +153,7 @@ class Finals:
     # One final
 
     async def _hold(self, key: FinalKey) -> None:
-        """A final from its programs to its decision."""
+        """Hold a final from its programs to its decision."""
         of_type = next(each for each in self._order.types if each.board_type == key.board_type)
         try:
             document = await self._decide(key, of_type)
@@ -205,14 +204,14 @@ class Finals:
         return document
 
     async def _ask(self, job: Callable[[], Any], key: FinalKey) -> Any:
-        """What compiling gives. Raises what it raises."""
+        """Return the result of compiling. Raises what that raises."""
         answer = await self._outbox.ask(ModelWanted(job, f"{key.model} was not compiled for {key.board_type}"))
         if isinstance(answer, FarmError):
             raise answer
         return answer
 
     async def _measure(self, final: _Final, names: Sequence[str], watched: bool = False) -> Timed:
-        """Contenders timed in turns. Raises FarmError where no board does it in time, or none of them runs."""
+        """Time contenders in turns. Raises FarmError where no board does it in time, or none of them runs."""
         stage = Stage(final.key, final.to_variants(names), final, watched)
         self._stages.append(stage)
         until_s = self._now_s + _WAIT_S
@@ -231,7 +230,7 @@ class Finals:
         return answer
 
     async def _time(self, stage: Stage, board: str) -> Timed | FarmError:
-        """As many rounds as tell, or the last look's. What fails by no fault of the program is tried again."""
+        """Time rounds until they decide, or to the last look. Failures that are not the program's are tried again."""
         final, settings, faults = stage.final, self._settings, 0
         late: set[str] = set()
         point = final.of_type.points[stage.key.point]
@@ -294,13 +293,13 @@ class Finals:
 
 
 class _Final:
-    """One final under way: its contenders, what each leaves out, and where it was timed last."""
+    """One running final: its contenders, the records that each leaves out, its latest timing."""
 
     def __init__(
         self, key: FinalKey, of_type: TypeOrder, order: ContenderOrder, built: BuiltContenders, settings: Settings
     ) -> None:
         self.key, self.of_type, self.board = key, of_type, ""
-        # As many as the finished model gets, which campaigns on virtual boards do not give to candidates.
+        # As many threads as the finished model gets; candidates on virtual boards get fewer.
         plan = make.find_target(order.board_type, order.simulated)
         self.threads = plan.threads if of_type.simulated else of_type.threads
         self.contenders: dict[str, Contender] = dict(built.contenders)
@@ -315,12 +314,11 @@ class _Final:
         self._inputs = make_inputs(built.inputs, settings.seed)
 
     def add(self, found: Mapping[str, Contender], refused: Mapping[str, Mapping[str, str]]) -> None:
-        """More contenders."""
         self.contenders |= found
         self.refused |= refused
 
     def to_variants(self, names: Sequence[str]) -> list[Variant]:
-        """These as they are timed; without those that were wrong before, and one code not twice."""
+        """Return contenders to be timed, without wrong ones, and equal code once."""
         same = {name for name in names if name == RECORDED and not self.refused[PREDICTED]}
         return [
             Variant(
@@ -336,12 +334,12 @@ class _Final:
         ]
 
     def read_clocks(self, timed: Timed, name: str) -> str:
-        """The clocks that a contender ran at last."""
+        """Return a contender's latest clocks."""
         clusters = {each.name: each.cpus for each in self._clusters if not each.isolated}
         return format_clocks(timed.outcomes[name], clusters, on_gpu=self._device == GPU)
 
     def drop_wrong(self, timed: Timed) -> None:
-        """Take out whatever computes something else than the other engine, or than what is predicted."""
+        """Drop contenders whose outputs differ from the other engine's, or from the prediction's."""
         reference = next((name for name in (ONNXRUNTIME, PREDICTED) if name in timed.outputs), None)
         for name in [name for name in timed.outputs if reference is not None and name != reference]:
             found = compare(timed.outputs[name], timed.outputs[reference or name], self.contenders[name].factor)
@@ -355,12 +353,12 @@ _LATE = UnavailableError(f"no board was free for it within {_WAIT_S:g} s")
 
 
 def list_rounds(timed: Timed) -> list[Round]:
-    """The rounds as they are judged: of one board."""
+    """Return the rounds for judging: those of one board."""
     return [Round(number, "", medians) for number, medians in sorted(timed.rounds.items())]
 
 
 def list_layer_rounds(timed: Timed) -> dict[str, list[Round]]:
-    """What functions took in each round, by TVM's name of them: without what it adds where weights are packed."""
+    """Return the times of functions in each round by TVM's name, without its suffix for packed weights."""
     found: dict[str, list[Round]] = {}
     both = (timed.details.get(name, []) for name in (RECORDED, PREDICTED))
     for number, (recorded, predicted) in enumerate(zip(*both, strict=False)):
@@ -374,7 +372,7 @@ def list_layer_rounds(timed: Timed) -> dict[str, list[Round]]:
 
 
 def _join(built: BuiltContenders, timed: Timed) -> dict[str, dict[str, str]]:
-    """A mix of the mixes that gain alone; empty where there is none."""
+    """Return a mix of the mixes that gain alone; empty where there is none."""
     alive = {name: refused for name, refused in built.mixes.items() if name in timed.samples}
     if len(alive) < 2 or RECORDED not in timed.samples:
         return {}
@@ -383,7 +381,7 @@ def _join(built: BuiltContenders, timed: Timed) -> dict[str, dict[str, str]]:
 
 
 def _list_keys(order: Order) -> list[FinalKey]:
-    """What has finals: every model that has workloads on a type, at every point."""
+    """List the keys: every model that has workloads on a type, at every point."""
     return [
         FinalKey(model.name, of_type.board_type, point)
         for of_type in order.types

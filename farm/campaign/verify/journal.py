@@ -1,4 +1,4 @@
-"""What a verification of winners keeps in the store and finds there again: trials, records, events."""
+"""A verification's data in the store: trials, records, events."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from farm.campaign.verify.programs import Program, WinnerKey
 from farm.store import Store
 from farm.values import WINNER_TRIAL, Record, Trial
 
-# The attempt of a trial that says how a check failed; rounds are numbered from 1.
+# The attempt number of a failed check's trial; rounds are numbered from 1.
 _CHECK = 0
-# What is kept in memory of a winner's trial.
+# The columns of a finalist's trial that are kept in memory.
 _KEPT = ("candidate", "attempt", "status", "fault_side", "median_s", "board")
 
 
 class WinnerJournal:
-    """One campaign's winners in the store."""
+    """One campaign's verification in the store."""
 
     def __init__(self, campaign: int, order: Order, store: Store) -> None:
         self._campaign, self._store = campaign, store
         self._simulated = {each.board_type: each.simulated for each in order.types}
 
     def fetch_trials(self) -> dict[WinnerKey, list[dict[str, Any]]]:
-        """What was measured of each task's winners before a restart: some columns, in the order of writing."""
+        """Return earlier measurements of each task's finalists: some columns, in the order of writing."""
         found: dict[WinnerKey, list[dict[str, Any]]] = defaultdict(list)
         columns = ("board_type", "workload", "operating_point", *_KEPT)
         for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL, columns=columns):
@@ -36,17 +36,15 @@ class WinnerJournal:
         return dict(found)
 
     def fetch_workloads(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The campaign's workloads by board type and hash."""
         return {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(self._campaign)}
 
     def fetch_known(self, key: WinnerKey) -> list[dict[str, Any]]:
-        """See `Store.fetch_known_candidates`."""
         return self._store.fetch_known_candidates(
             key.workload, key.board_type, key.point, self._simulated[key.board_type]
         )
 
     def find_record(self, key: WinnerKey) -> Record | None:
-        """The record that there is now. An imported one is none here: its candidate takes part like any other."""
+        """Return the present record. An imported one does not count: its candidate takes part like any other."""
         found = self._store.fetch_records(
             workloads=[key.workload],
             board_type=key.board_type,
@@ -56,33 +54,33 @@ class WinnerJournal:
         return found[0] if found and found[0].origin is None else None
 
     def find_own_record(self, key: WinnerKey) -> Record | None:
-        """The record, where it was written by this campaign's verification."""
+        """Return the record, where this campaign's verification wrote it."""
         record = self.find_record(key)
         return record if record is not None and (record.evidence or {}).get("campaign") == self._campaign else None
 
     def save_record(self, record: Record, compared: Collection[str]) -> bool:
-        """Write a winner's record; returns whether it is kept.
+        """Write a record; return whether it is kept.
 
-        It takes the place of any candidate that it was compared with, and of another, which somebody else put there
-        meanwhile, only where it is faster.
+        It replaces any candidate that it was compared with. A record that another process wrote meanwhile is replaced
+        only by a faster one.
         """
         key = WinnerKey(record.board_type, record.workload, record.operating_point)
         present = self.find_record(key)
         return self._store.save_record(record, replace=present is None or present.candidate in compared)
 
     def write_failed_check(self, key: WinnerKey, program: Program, status: Status, message: str) -> None:
-        """A candidate failed before it was timed again, by its own fault."""
+        """Write that a candidate failed before it was timed again, by its own fault."""
         outcome = Outcome(status, message, board=program.checked_on, simulated=self._simulated[key.board_type])
         self._write(key, program, _CHECK, outcome, None)
 
     def write_measurement(
         self, key: WinnerKey, program: Program, number: int, outcome: Outcome, board_s: float
     ) -> float | None:
-        """A measurement in a round; returns its median in seconds, None where it failed."""
+        """Write a measurement in a round; return its median in seconds, None where it failed."""
         return self._write(key, program, number, outcome, board_s)
 
     def event(self, kind: str, key: WinnerKey, name: str, message: str) -> None:
-        """Keep what happened to a task, whose workload has a name."""
+        """Write an event of a task, whose workload has a name."""
         self._store.add_event(kind, f"{name} on {key.board_type} at {key.point}", message)
 
     def _write(
@@ -108,12 +106,12 @@ class WinnerJournal:
 
 @dataclasses.dataclass(frozen=True)
 class WinnersVerdict:
-    """What came of a campaign's winners, so far.
+    """The results of a campaign's verification so far.
 
-    Of `tasks` so many are `over`. `records` are new ones, `held` those whose candidate stayed, `ties` how many of both
-    could not be told from a rival. `rejected` counts candidates whose output was wrong, `untuned` tasks that have
-    untuned code as fast, `undecided` says why a task has no winner, `contradictions` where boards disagree,
-    `finals` what came of each model when it was timed itself (`final_report`).
+    `over` of `tasks` are done. `records` are new ones, `held` those whose candidate stayed, `ties` those of both
+    without a proven lead. `rejected` counts candidates with wrong output, `untuned` tasks whose untuned code is as
+    fast, `undecided` says why a task has no record, `contradictions` where boards disagree, `finals` are the models'
+    (`final_report`).
     """
 
     tasks: int = 0
@@ -128,7 +126,6 @@ class WinnersVerdict:
     finals: tuple[Mapping[str, Any], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Plain data, for the store."""
         document = dataclasses.asdict(self)
         document["undecided"] = [{**key._asdict(), "reason": reason} for key, reason in self.undecided.items()]
         document["contradictions"] = list(self.contradictions)

@@ -1,7 +1,7 @@
-"""The programs that a verification works with, shared by all operating points of a workload on a board type.
+"""The programs of a verification, shared by all operating points of a workload on a board type.
 
-A candidate is replayed, built, run once on a board and compared with the unscheduled function, which went the same way.
-Both get equal seeded inputs, and are built so that each computes the right thing from ordinary weights.
+A candidate is replayed, built, run once on a board and compared with the unscheduled function, which is built and run
+the same way. Both get equal seeded inputs, and take ordinary weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Place = tuple[str, str]
 
 
 class WinnerKey(NamedTuple):
-    """What has one winner: a workload (hash) on a board type at an operating point (text in trials and records)."""
+    """The key of a record: a workload (hash) on a board type at an operating point (text in trials and records)."""
 
     board_type: str
     workload: str
@@ -49,7 +49,7 @@ class WinnerKey(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """What points share."""
+        """The part that points share."""
         return self.board_type, self.workload
 
 
@@ -66,7 +66,7 @@ class Replay(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class ReplayWanted(Promise[Replay]):
-    """Have the campaign's search replay a trace. Any of `key`'s tasks will do for it."""
+    """Request: have the campaign's search replay a trace. Any of `key`'s tasks will do for it."""
 
     key: WinnerKey
     trace_json: str = dataclasses.field(repr=False)
@@ -74,7 +74,7 @@ class ReplayWanted(Promise[Replay]):
 
 @dataclasses.dataclass(eq=False)
 class BuildWanted(Promise[BuildResult]):
-    """Compile a function (TVM's JSON) for a target."""
+    """Request: compile a function (TVM's JSON) for a target."""
 
     module_json: str = dataclasses.field(repr=False)
     target: Mapping[str, Any]
@@ -83,7 +83,7 @@ class BuildWanted(Promise[BuildResult]):
 
 @dataclasses.dataclass(eq=False)
 class RunWanted(Promise[tuple[Outcome, Arrays]]):
-    """Run a program on a board that was given, clocks held at `point`; the answer has its outputs."""
+    """Request: run a program on a lent board with clocks at `point`; the answer has its outputs."""
 
     board: str
     point: OperatingPoint
@@ -94,9 +94,9 @@ class RunWanted(Promise[tuple[Outcome, Arrays]]):
 
 @dataclasses.dataclass(eq=False)
 class MeasureWanted(Promise[tuple[Outcome, float]]):
-    """Time a library on a board that was given, clocks held at `point`.
+    """Request: time a library on a lent board with clocks at `point`.
 
-    The answer says for how many seconds the board was busy with it.
+    The answer includes the board's time in seconds.
     """
 
     board: str
@@ -107,8 +107,9 @@ class MeasureWanted(Promise[tuple[Outcome, float]]):
 
 @dataclasses.dataclass(eq=False)
 class ModelWanted(Promise[Any]):
-    """Have `job` done in a process of its own, which compiles; the answer is what it returns, or the FarmError that it
-    raises, whose message begins with `what` where the process ends or takes too long.
+    """Request: run `job`, which compiles, in a process of its own.
+
+    The answer is its result or FarmError; `what` begins the message of an error of the process.
     """
 
     job: Callable[[], Any] = dataclasses.field(repr=False)
@@ -121,7 +122,7 @@ R = TypeVar("R", ReplayWanted, BuildWanted, RunWanted, MeasureWanted, ModelWante
 
 
 class Outbox:
-    """What is asked for and was not handed over yet, and what is being prepared: replayed or built."""
+    """Requests that were not passed on yet, and open preparations: replays and builds."""
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []
@@ -129,18 +130,18 @@ class Outbox:
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a replay, a build or a model was asked for that is not answered."""
+        """Whether a replay, a build or a model was requested and not answered."""
         return any(request.answer is None for request in self._preparing)
 
     def ask(self, request: R) -> R:
-        """Have it handed over; returns it, to be awaited."""
+        """Queue a request; return it, to be awaited."""
         self._waiting.append(request)
         if isinstance(request, Preparing):
             self._preparing.append(request)
         return request
 
     def hand_over(self, prepare: bool) -> list[Request]:
-        """Each request once; those that prepare only with `prepare`."""
+        """Return each new request once; preparations only with `prepare`."""
         self._preparing = [request for request in self._preparing if request.answer is None]
         waiting, self._waiting = self._waiting, []
         if not prepare:
@@ -148,16 +149,16 @@ class Outbox:
         return [request for request in waiting if request not in self._waiting]
 
     def forget(self, board: str) -> None:
-        """Nothing is wanted any more of a board that is gone."""
+        """Drop requests for a board that is gone."""
         self._waiting = [
             request for request in self._waiting if isinstance(request, Preparing) or request.board != board
         ]
 
 
-# Faults that are nobody's, or a board's, are met again this often before a program is given up.
+# Faults of boards or of unknown cause are retried this often before a program is given up.
 MAX_FAULTS = 4
-# A program that was there when so many compilers or boards went down is given up. One more than in a search, since it
-# ran well there once.
+# A program that was present when this many compilers or boards went down is given up: one more than in a search, since
+# it ran well there once.
 MAX_LOSSES = 3
 # Every candidate was built and run within these deadlines in the search: missing one here means a slow host or board.
 _TIMEOUTS = (Status.BUILD_TIMEOUT, Status.RUN_TIMEOUT)
@@ -168,14 +169,14 @@ class OutError(Exception):
 
 
 class Failure(NamedTuple):
-    """Why a program is out. `status` is the candidate's own fault, None where it is somebody else's."""
+    """Why a program is out. `status` is the candidate's own fault, None for any other."""
 
     status: Status | None
     message: str
 
 
 def to_run_spec(settings: Settings, device: str) -> RunSpec:
-    """How a program is run once for its output. Unscheduled code is slow: it gets the time that a model gets."""
+    """Return how a program is run once for its output. Unscheduled code is slow: it gets a model's time."""
     return RunSpec(
         Engine.KERNEL,
         device=device,
@@ -184,7 +185,7 @@ def to_run_spec(settings: Settings, device: str) -> RunSpec:
 
 
 def to_measure_spec(program: Program, order: Order, of_type: TypeOrder) -> MeasureSpec:
-    """How a candidate is timed: as in the search, but with all the time that the order allows."""
+    """Return how a candidate is timed: as in the search, with the order's full time-out."""
     measure = order.measure
     return MeasureSpec(
         arguments=program.arguments,
@@ -202,9 +203,9 @@ def to_measure_spec(program: Program, order: Order, of_type: TypeOrder) -> Measu
 class Program:
     """A candidate, or with no candidate the unscheduled function, of one workload for one board type.
 
-    `key` is one of the tasks that it is for. `library` is what is timed, with its hash and the compiler's time;
-    `arguments` are what it takes then. `outputs`, and the time of the run that gave them, are an unscheduled
-    function's; of a candidate only the comparison is kept. `checked_on` says which board ran it last.
+    `key` is one of its tasks. `library` is the timed code, with its hash and the compiler's time; `arguments` are its
+    arguments then. `outputs`, and the time of the run that gave them, are an unscheduled function's; of a candidate
+    only the comparison is kept. `checked_on` is the board that ran it last.
     """
 
     key: WinnerKey
@@ -224,16 +225,16 @@ class Program:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known if the program may be used."""
+        """Whether the check of the program is over."""
         return self.failure is not None or self.outputs is not None or self.comparison is not None
 
     def give_up(self, status: Status | None, message: str) -> NoReturn:
-        """It is out. Raises OutError."""
+        """Put it out. Raises OutError."""
         self.failure = Failure(status, message)
         raise OutError
 
     def judge(self, status: Status, message: str, *, lost: bool = False) -> FaultSide:
-        """Return who is to blame for a failure after which the program is tried again; raise OutError where it is out.
+        """Return the side of a failure after which the program is tried again; raise OutError where it is out.
 
         Only a candidate's own fault puts it out at once. An unscheduled function has none: it is correct by definition.
         `lost`: a process or a board went down under it.
@@ -254,7 +255,7 @@ class Program:
 
 @dataclasses.dataclass(eq=False)
 class CheckWanted(Promise[tuple[Outcome, Arrays]]):
-    """A program, built for it, that a board should run once; `is_begun`: one does."""
+    """A built program that a board should run once; `is_begun`: a board does."""
 
     program: Program
     binary: bytes = dataclasses.field(repr=False)
@@ -262,7 +263,7 @@ class CheckWanted(Promise[tuple[Outcome, Arrays]]):
 
 
 class Programs:
-    """Made when they are first asked for; held until nobody needs them. They are large: libraries and outputs."""
+    """Programs, made on first request and kept while needed. They are large: libraries and outputs."""
 
     def __init__(
         self,
@@ -279,7 +280,7 @@ class Programs:
         self._checks: list[CheckWanted] = []
 
     def find(self, key: WinnerKey, candidate: str | None, trace_json: str = "") -> Program:
-        """The program of a candidate; None: of the unscheduled function. It is prepared from now on."""
+        """Return the program of a candidate (None: of the unscheduled function), and begin to prepare it."""
         name = (*key.place, candidate)
         if name not in self._programs:
             about = self._workloads[key.place]
@@ -291,20 +292,20 @@ class Programs:
         return self._programs[name][0]
 
     def find_check(self, place: Place) -> CheckWanted | None:
-        """One that a board may begin now."""
+        """Return a check that a board may begin now."""
         return next((each for each in self._checks if each.program.key.place == place and not each.is_begun), None)
 
     def count_checks(self, places: Collection[Place]) -> Counter[str]:
-        """By board type, how many of those needed now are made or could be."""
+        """Count, by board type, the checks of programs needed now."""
         return Counter(each.program.key.board_type for each in self._checks if each.program.key.place in places)
 
     def drop(self, place: Place) -> None:
-        """Nobody needs those of a workload any more. Answers that come all the same change nothing."""
+        """Drop a workload's programs. Late answers change nothing."""
         for name in [name for name in self._programs if name[:2] == place]:
             self._programs.pop(name)[1].close()
 
     async def _prepare(self, program: Program, reference: Program) -> None:
-        """What happens to a program, until it may be timed or is out. What fails by chance is tried again."""
+        """Prepare a program until it may be timed or is out. Failures by chance are tried again."""
         try:
             if program is reference:
                 module_json = str(self._workloads[program.key.place]["module_json"])
@@ -324,8 +325,8 @@ class Programs:
             return
 
     async def _replay(self, program: Program) -> str:
-        """Its scheduled function, in TVM's JSON."""
-        if program.trace_json:  # untuned code has none, and takes what its workload takes
+        """Return its scheduled function, in TVM's JSON."""
+        if program.trace_json:  # untuned code has no trace: it is the workload's function
             try:
                 program.arguments = read_arguments(program.trace_json)
             except InternalError as error:
@@ -339,9 +340,9 @@ class Programs:
             self._retry(program, Status.FARM_ERROR, found.reason)
 
     async def _build(self, program: Program, module_json: str) -> bytes:
-        """Compile it for its check, which is returned, and a candidate beside that for being timed.
+        """Compile it for its check, which is returned, and a candidate also for being timed.
 
-        For timing, packed weights are taken as packed.
+        The timed build takes packed weights.
         """
         target = self._find_target(program)
         built: dict[bool, bytes] = {}

@@ -1,10 +1,9 @@
-"""Turn the best candidates of a campaign into records: check what they compute, measure them again, decide.
+"""Turn the best candidates of a campaign into records: check their outputs, measure them again, decide.
 
-Three kinds of coroutines do it: `Programs._prepare` says what happens to a candidate, `Verification._verify` what
-happens to a task, `Verification._serve` what a lent board does for them. None blocks: what takes time is asked for by
-`step`, which has those go on that were answered. What happened is written to the store then, so that after a restart no
-measurement that is there is made again. Who takes part, and the evidence, is in `task`, rounds are in `rounds`, who has
-won is in `tie`.
+Poll-based coroutines: `Programs._prepare` runs for a candidate, `Verification._verify` for a task,
+`Verification._serve` for a lent board. Requests leave by `step`, which resumes the coroutines that were answered.
+Results go to the store first, so a restart repeats no measurement. `task` holds candidates and evidence,
+`farm.selection` rounds and ties.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
 
-# Tasks of a board type that are prepared besides one for each of its boards, so that boards find work.
+# Tasks of a board type that are prepared beyond one per board, so that boards find work.
 _AHEAD = 2
-# Measurements of a round that a board has been given and not answered: one runs, one waits there.
+# Measurements of a round at a board: one runs, one waits there.
 _AT_BOARD = 2
 
 
 @dataclasses.dataclass(eq=False)
 class _Board:
-    """A board that was lent. `point` is the operating point that it was last asked to hold; without work it is free."""
+    """A lent board. `point` is its latest operating point; without work it is free."""
 
     name: str
     board_type: str
@@ -58,10 +57,10 @@ class _Board:
 
 
 class Verification:
-    """The winners of one campaign. Not thread-safe.
+    """The verification of one campaign. Not thread-safe.
 
-    Whoever carries out a request sets its `answer`, once, in any order; where nobody waits for it any more, it is late
-    and changes nothing. Boards are its own from `give` to `take`.
+    The caller executes each request and sets its `answer` once, in any order; a late one changes nothing. Boards belong
+    to it from `give` to `take`.
     """
 
     def __init__(
@@ -75,9 +74,11 @@ class Verification:
         rests: bool = False,
         count_fault: Callable[[FaultSide], None] = lambda side: None,
     ) -> None:
-        """Read from the store what was done already. `trials` of the search for each task bound what its winners take;
-        None: nothing does. `rests`: nothing is prepared while a board has work, since it is the machine that prepares.
-        `count_fault` gets the side of every failed attempt that is made again.
+        """Read earlier results from the store.
+
+        `trials` of the search for each task limit its measurements; None: no limit. `rests`: nothing is prepared while
+        a board has work, since it is the machine that prepares. `count_fault` gets the side of every failed attempt
+        that is repeated.
         """
         self._count_fault = count_fault
         self.rests = rests
@@ -121,7 +122,7 @@ class Verification:
     # Boards
 
     def wants(self) -> Mapping[str, int]:
-        """How many boards of each type it can use now; types that it needs none of are missing."""
+        """Return how many boards of each type it can use now; types that it needs none of are missing."""
         self._loop.run()
         wanted = self._programs.count_checks({key.place for key in self._active})
         for key, task in self._active.items():
@@ -132,15 +133,14 @@ class Verification:
         return {board_type: count for board_type, count in wanted.items() if count}
 
     def expect(self, boards: Mapping[str, int]) -> None:
-        """How many boards of each type it may count on getting, sooner or later, those it has included.
+        """Set how many boards of each type it may expect, lent ones included.
 
-        Where two are, a task waits for the second one for some minutes; where nothing was said, it counts on what it
-        has.
+        With two, a task waits some minutes for the second one; without a number, it expects those that it has.
         """
         self._expected = dict(boards)
 
     def give(self, board: str, board_type: str, simulated: bool) -> None:
-        """A board may be used, until `take`. Raises InternalError where its measurements would not fit the order's."""
+        """Lend a board, until `take`. Raises InternalError where its measurements would not fit the order's."""
         if board_type not in self._types or self._types[board_type].simulated != simulated:
             kind = "simulated" if simulated else "real"
             raise InternalError(f"{board} is a {kind} {board_type}, which {self._order.name} was not ordered for")
@@ -149,7 +149,7 @@ class Verification:
             self._boards[board] = lent, self._loop.start(self._serve(lent))
 
     def take(self, board: str) -> None:
-        """A board is gone, or wanted back. What it has answered counts, what it was doing is planned anew."""
+        """Take a board back. Its answers count, its open work is planned anew."""
         if board in self._boards:
             _, job = self._boards.pop(board)
             self._loop.run()
@@ -157,11 +157,11 @@ class Verification:
             self._outbox.forget(board)
 
     def spare(self) -> list[str]:
-        """Boards that were given and have nothing to do now: they may be taken without loss."""
+        """Return lent boards without work."""
         return [board.name for board, _ in self._boards.values() if board.work is None]
 
     def step(self, now_s: float) -> list[Request]:
-        """What is to be done now; each is asked for once. `now_s` is monotonic."""
+        """Return new requests, each once. `now_s` is monotonic."""
         self._now_s = now_s
         self._finals.tick(now_s)
         self._loop.run()
@@ -170,9 +170,9 @@ class Verification:
     # Tasks
 
     async def _begin_tasks(self, board_type: str) -> None:
-        """Begin one task after the other, as many as boards find work then; where the host rests, all at once.
+        """Begin task after task, as many as boards find work; where the host rests, all at once.
 
-        Points of one workload come after each other: they share programs.
+        Points of one workload follow each other: they share programs.
         """
         for key in sorted(key for key in self._pending if key.board_type == board_type):
             await until(functools.partial(self._has_room, board_type))
@@ -184,7 +184,7 @@ class Verification:
         return self.rests or begun < _AHEAD + max(1, len(self._find_names(board_type)))
 
     async def _verify(self, key: WinnerKey) -> None:
-        """What happens to a task, from what its search has found to its record, or to why it has none."""
+        """Verify a task, from its search's candidates to its record, or to why it has none."""
         note = functools.partial(self._note_failure, key)
         task = self._active[key] = WinnerTask(
             key, self._campaign, self._order, self._workloads[key.place], self._allowance.top, self._rule, note
@@ -206,14 +206,14 @@ class Verification:
             self._programs.drop(key.place)
 
     def _note_retry(self, program: Program, side: FaultSide, reason: str) -> None:
-        """Keep that a program is tried again, and why."""
+        """Note that a program is tried again, and why."""
         self._count_fault(side)
         name = str(self._workloads[program.key.place]["name"])
         what = "its unscheduled function" if program.candidate is None else program.candidate
         self._journal.event("winner_retried", program.key, name, f"{what} is tried again after {reason}")
 
     def _note_failure(self, key: WinnerKey, program: Program, reason: str) -> None:
-        """Keep why a candidate is out."""
+        """Note why a candidate is out."""
         kind = "winner_failed"
         failure = program.failure
         if failure is not None and failure.status is not None:
@@ -224,23 +224,23 @@ class Verification:
         self._journal.event(kind, key, str(self._workloads[key.place]["name"]), f"{program.candidate}: {reason}")
 
     async def _begin_finals(self) -> None:
-        """Begin the finals of models once all their winners are known."""
+        """Begin the models' finals once all workloads are verified."""
         await until(lambda: not self._pending and not self._active)
         self._finals.begin()
 
     # What a board does
 
     async def _serve(self, board: _Board) -> None:
-        """What a board that was lent does, until it is taken: one check or round after the other."""
+        """Serve with a lent board until it is taken: one check or round after the other."""
         while True:
             board.work = await until(functools.partial(self._find_work, board))
             await board.work
             board.work = None
 
     def _find_work(self, board: _Board) -> Coroutine[Any, Any, None] | None:
-        """A check, since others wait for what comes of it, or else a round, which begins with this.
+        """Find a check, since others wait for its result, or else a round, which begins with this.
 
-        Tasks for which the board's clocks may stay as they are come first.
+        Tasks for which the board keeps its clocks come first.
         """
         if board.name not in self._boards or (self.rests and self._outbox.is_preparing):
             return None
@@ -258,7 +258,7 @@ class Verification:
         return None if stage is None else self._finals.run(stage, board.name)
 
     async def _check(self, board: _Board, key: WinnerKey, check: CheckWanted) -> None:
-        """Run a program. Where the board is taken meanwhile, another one does."""
+        """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
         inputs = make_inputs(self._workloads[program.key.place]["arguments"], self._order.search.seed)
@@ -270,7 +270,7 @@ class Verification:
             check.is_begun = check.answer is not None
 
     async def _measure(self, board: _Board, task: WinnerTask, run: RoundRun) -> None:
-        """Measure each candidate of a round in turn. Where the board is taken meanwhile, the round ends as it is."""
+        """Measure each candidate of a round in turn. If the board is taken away, the round ends as it is."""
         board.point = task.key.point
         asked: collections.deque[tuple[Program, MeasureWanted]] = collections.deque()
         try:
@@ -299,12 +299,12 @@ class Verification:
         task.contest.on_measured(run, program.candidate or "", outcome.status, outcome.message, median_s)
 
     def _find_target(self, program: Program) -> Mapping[str, Any]:
-        """What a program is built for: an unscheduled function, by which others are judged, runs on no GPU."""
+        """Return a program's target: an unscheduled function, the reference, runs on no GPU."""
         target = self._types[program.key.board_type].target
         return gpus.reference_of(target) if program.candidate is None else target
 
     def _find_names(self, board_type: str) -> set[str]:
-        """The boards of a type that are there."""
+        """Return the names of the lent boards of a type."""
         return {board.name for board, _ in self._boards.values() if board.board_type == board_type}
 
     def _count_expected(self, board_type: str) -> int:
@@ -314,12 +314,12 @@ class Verification:
 
     @property
     def done(self) -> bool:
-        """Whether every task has a winner, or none for good, and every model was timed itself."""
+        """Whether every task has a record, or none for good, and every final is over."""
         return not self._pending and not self._active and self._finals.done
 
     @property
     def left(self) -> tuple[int, int]:
-        """Measurements that are still to be made: where each next look decides, and at most."""
+        """Count the measurements that are left: where each next look decides, and at most."""
         usual = most = 0
         for task in self._active.values():
             soon, late = task.contest.left
@@ -329,7 +329,7 @@ class Verification:
 
     @property
     def unchecked(self) -> int:
-        """Tasks whose candidates are not all checked yet."""
+        """Count the tasks with unchecked candidates."""
         return len(self._pending) + sum(not task.is_checked for task in self._active.values())
 
     @property
@@ -339,7 +339,7 @@ class Verification:
 
     @property
     def verdict(self) -> WinnersVerdict:
-        """What came of it so far."""
+        """Return the results so far."""
         results = self._results
         return WinnersVerdict(
             tasks=len(results) + len(self._active) + len(self._pending),

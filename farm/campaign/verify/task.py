@@ -1,6 +1,6 @@
-"""One task's way to a record: who takes part, what its rounds have shown, and the evidence that the record carries.
+"""One task's way to a record: its candidates, its rounds, and the evidence for the record.
 
-Nothing here touches the store, a board or a compiler; `remeasurement` does.
+It touches no store, board or compiler; `remeasurement` does.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
 from farm.values import UNTUNED, Record
 
-# So many more than were asked for are tried in place of candidates that fail.
+# This many candidates beyond the ordered number replace failed ones.
 _SPARES = 3
-# A candidate measured by a board that lied may be so many times as fast as it seemed; of those that could be the best
-# then, so many take part besides.
+# A candidate measured on a drifting board may be this much faster than it seemed; of those that could then be the best,
+# this many take part too.
 _LIE = 1.5
 _MOST_DOUBTED = 3
-# One cold run of untuned code that took so many times as long as a candidate does leaves no doubt which is faster.
+# If one cold run of untuned code took this many times a candidate's time, the candidate is faster.
 FAR_SLOWER = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskResult:
-    """What came of a task: a record that is to be written, or none and why.
+    """The result of a task: a record to write, or why there is none.
 
-    `held`: the candidate that had the record keeps it; `untuned`: code without a record is as fast.
-    `compared` are all who took part to the end.
+    `held`: the incumbent keeps the record; `untuned`: code without a record is as fast. `compared` are the candidates
+    that took part to the end.
     """
 
     record: Record | None = None
@@ -49,7 +49,7 @@ class TaskResult:
 
 
 class WinnerTask:
-    """A task being verified. `programs` holds who takes part, by candidate, in the order of joining."""
+    """A task being verified. `programs` holds the participants by candidate, in the order of joining."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class WinnerTask:
         rule: TieRule,
         note: Callable[[Program, str], None],
     ) -> None:
-        """`about` is the workload's row in the store; `note` is told who failed, and why."""
+        """`about` is the workload's row in the store; `note` gets each failed participant with the reason."""
         self.key, self.about = key, about
         self.of_type = next(each for each in order.types if each.board_type == key.board_type)
         self.programs: dict[str, Program] = {}
@@ -69,14 +69,14 @@ class WinnerTask:
         self.incumbent: Record | None = None
         self._campaign, self._rule, self._top, self._note = campaign, rule, verify_top, note
         self._seed, self._repeat_alone = order.search.seed, order.measure.repeat_alone
-        # What was tried first, where that is a family's plan: what the workload is compiled to without a record. Where
-        # no family serves, that is untuned code.
+        # The baseline, where a family planned it: the workload's schedule without a record. Where no family serves,
+        # that is untuned code.
         self._first = ""
         self._queue: list[tuple[str, str]] = []
         self._spares = _SPARES
-        # Who was compared with the record's holder, or with those before it, under equal conditions.
+        # Candidates that were compared with the incumbent, or with earlier ones, under equal conditions.
         self._settled: frozenset[str] = frozenset()
-        # The latencies that candidates were chosen for, in seconds.
+        # The latencies by which candidates were selected, in seconds.
         self._known_s: dict[str, float] = {}
         self._boards: dict[str, str] = {}
 
@@ -87,7 +87,7 @@ class WinnerTask:
 
     @property
     def point(self) -> OperatingPoint:
-        """The operating point as boards take it."""
+        """The operating point for boards."""
         return self.of_type.points[self.key.point]
 
     def choose(
@@ -96,10 +96,10 @@ class WinnerTask:
         incumbent: Record | None,
         trials: Sequence[Mapping[str, Any]],
     ) -> TaskResult | None:
-        """Choose who takes part; a result where there is nothing to be measured.
+        """Choose the participants; return a result where there is nothing to measure.
 
-        `known` are rows of `Store.fetch_known_candidates`, `trials` what was measured of winners before a restart.
-        Whoever was compared with the record's holder under equal conditions before is left out: the holder is there.
+        `known` are rows of `Store.fetch_known_candidates`, `trials` earlier measurements of verification. Candidates
+        that were compared with the incumbent under equal conditions are left out.
         """
         rounds = read_rounds(trials)
         blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
@@ -125,9 +125,9 @@ class WinnerTask:
         before = [name for name in traces if any(name in each.latency_s for each in rounds)]
         doubted = _find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
-            return TaskResult(held=True, reason="nothing was found that it had not been compared with")
+            return TaskResult(held=True, reason="the search found no candidate that it was not compared with")
         if not self._repeat_alone and incumbent is not None and good and incumbent.median_s <= good[0]["median_s"]:
-            return TaskResult(held=True, reason="nothing was found that is faster")
+            return TaskResult(held=True, reason="the search found no faster candidate")
         self._boards = {str(row["candidate"]): str(row.get("board") or "") for row in good}
         order = [*before]
         if incumbent is not None:
@@ -135,8 +135,8 @@ class WinnerTask:
             order.append(incumbent.candidate)
             self._top += 1
         elif fresh:
-            # It takes the seat of a record's holder. A moment's load at its trial, and whatever came later would have
-            # beaten it.
+            # It takes the seat of an incumbent: otherwise a moment's load at its trial would let any later candidate
+            # win.
             first = str(known[0]["candidate"])
             self._first = first if rule.is_marked(traces.get(first, "")) else ""
             order += [*([self._first] if self._first else []), fresh[0]]
@@ -152,10 +152,10 @@ class WinnerTask:
         return None
 
     async def decide(self, make: Callable[[str, str], Program], reference: Program) -> TaskResult:
-        """Have the best checked, and the next ones in place of those that fail, until those left are told apart.
+        """Check the best candidates, replace failed ones by the next, and return when the rest is decided.
 
-        `make` gives the program of a candidate (hash, trace), which is prepared from then on. Boards begin the rounds
-        of `contest` by themselves.
+        `make` returns the program of a candidate (hash, trace), and begins to prepare it. Boards run the rounds of
+        `contest` on their own.
         """
         while True:
             self._let_in(make)
@@ -179,20 +179,20 @@ class WinnerTask:
                     return self._conclude()
 
     def _find_failed(self) -> dict[str, Failure]:
-        """Of those that take part, whose program is out."""
+        """List the participants whose program is out."""
         programs = ((name, self.programs[name]) for name in self._live())
         return {name: program.failure for name, program in programs if program.failure is not None}
 
     @property
     def is_checked(self) -> bool:
-        """Whether all who take part are known to compute the right thing."""
+        """Whether all participants compute the right output."""
         return bool(self.programs) and all(self.programs[name].settled for name in self._live())
 
     def _may_lose(self, live: Sequence[str], reference: Program) -> bool:
-        """Whether code without a record may be as fast as the candidates: then it is measured beside them.
+        """Whether code without a record may be as fast as the candidates, so that it must be timed too.
 
-        Most of it is slower by far, and would cost a board minutes: its single run when it was checked tells. It takes
-        the place of a record's holder, which has beaten it before, and of what was tried first.
+        Most of it is slower by far, and would take a board minutes: the single run of its check decides. It is not
+        timed against an incumbent, which has beaten it before, or a baseline.
         """
         if self.incumbent is not None or self._first:
             return False
@@ -204,7 +204,7 @@ class WinnerTask:
         return [name for name in self.programs if name not in gone]
 
     def _let_in(self, make: Callable[[str, str], Program]) -> None:
-        """Fill up with the next best, in place of those that failed; not without end."""
+        """Replace failed participants by the next best ones, up to a limit."""
         while self._queue and len(self._live()) < self._top:
             if len(self.programs) >= self._top:
                 if self._spares == 0:
@@ -219,7 +219,7 @@ class WinnerTask:
             return TaskResult(reason=f"{self.contest.spoilt} rounds were spoilt, by faults that are no candidate's")
         winner = judgement.leader
         if winner == UNTUNED:
-            return TaskResult(reason="untuned code is as fast as its candidates, or faster", untuned=True)
+            return TaskResult(reason="untuned code is at least as fast as its candidates", untuned=True)
         found = self._decision.conclude(judgement)
         program = self.programs[found.winner]
         if program.comparison is None:
@@ -235,7 +235,7 @@ class WinnerTask:
         return Decision(self.contest, self._rule, self._first, self.incumbent)
 
     def _believe(self, name: str) -> TaskResult:
-        """The end of a task whose only candidate was checked: it is as fast as its trial says."""
+        """End a task whose only candidate was checked: its trial's latency counts."""
         median_s, board = self._known_s[name], self._boards.get(name, "")
         latencies = {board: [median_s]} if board else {}
         shown = self._decision.describe(name, Judgement(name, (), (), ()), (), latencies)
@@ -243,7 +243,7 @@ class WinnerTask:
         return TaskResult(self._make_record(self.programs[name], median_s, evidence), compared=frozenset({name}))
 
     def _make_record(self, program: Program, median_s: float, evidence: Mapping[str, Any]) -> Record:
-        """The record of a program that was checked."""
+        """Make the record of a checked program."""
         if program.candidate is None or program.comparison is None:
             raise InternalError("a record is made of a candidate that was checked")
         return Record(
@@ -268,7 +268,7 @@ def _join(failed: Mapping[str, str]) -> str:
 
 
 def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:
-    """The rounds that a task's winner trials (rows of the store) were measured in: an attempt is a round."""
+    """Rebuild a task's rounds from the rows of its verification trials: an attempt is a round."""
     rounds: dict[int, Round] = {}
     for row in rows:
         if row["median_s"] is not None:
@@ -280,7 +280,7 @@ def read_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Round]:
 
 
 def read_result(record: Record) -> TaskResult:
-    """What came of a task, from the record that it ended in before a restart."""
+    """Return a task's result from its record before a restart."""
     evidence = record.evidence or {}
     return TaskResult(
         record,
@@ -291,7 +291,7 @@ def read_result(record: Record) -> TaskResult:
 
 
 def _find_promising(good: Sequence[Mapping[str, Any]], fresh: Sequence[str]) -> list[str]:
-    """Of candidates that only a lying board measured, those that could be the best; `good` is sorted, best first."""
+    """Return candidates measured only on a drifting board that could be the best; `good` is sorted, best first."""
     best_s = min((row["median_s"] for row in good if not row.get("doubted")), default=None)
     return [
         str(row["candidate"])

@@ -1,6 +1,6 @@
-"""A place in the queue for boards: asked for, kept up while its owner waits, given up; and how the queue stands.
+"""An entry in the queue for boards: requested, kept up while its owner waits, removed; and the queue's state.
 
-Who gets which board is decided in `queue_rules`; taking one is `leased_board`'s business.
+`queue_rules` decides who gets which board; `leased_board` takes one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from farm.crew.choice import find_unfit, plan_choice
+from farm.crew.choice import find_unusable, plan_choice
 from farm.crew.leased_board import name_owner
 from farm.crew.queue_rules import QueueBoard, QueuePlan, plan_queue
 from farm.errors import FarmError
@@ -20,14 +20,14 @@ from farm.store import Store
 from farm.store.queue import REQUEST_TTL_S, BoardQueue
 from farm.values import BoardRequest, WorkKind
 
-# Requests are kept up this often in their time: two writes may fail.
+# Renewals per lifetime of an entry: two writes may fail.
 _SIGNS_PER_TTL = 3
-# Boards of which it is said why they are not to be had; a rack has dozens.
+# Boards that are explained; a rack has dozens.
 _MOST_SAID = 3
 
 
-class QueuePlace:
-    """One request of this process's. Not thread-safe, like the store it is given."""
+class QueueEntry:
+    """One entry of this process. Not thread-safe, as its store."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class QueuePlace:
         campaign: str | None = None,
         ttl_s: float = REQUEST_TTL_S,
     ) -> None:
-        """Nothing is asked for before `stay`. Trials want as many of the boards as they can get, all else wants one."""
+        """Request nothing before `stay`. Trials want as many of the boards as possible, all else wants one."""
         self.number: int | None = None
         self.boards = frozenset(boards)
         self._store, self._kind, self._purpose, self._board_type = store, kind, purpose, board_type
@@ -50,9 +50,9 @@ class QueuePlace:
         self._sign_at = 0.0
 
     def stay(self) -> None:
-        """Ask, or show that we still wait; does nothing where that was just done. Raises TransientError.
+        """Write or renew the entry; at most once an interval. Raises TransientError.
 
-        A place that was lost, as our process was stopped for long, is taken anew with what was waited so far.
+        An entry that expired, as after a long stop of our process, is written anew with its waiting time so far.
         """
         now = time.monotonic()
         if self.number is not None and now < self._sign_at:
@@ -80,41 +80,40 @@ class QueuePlace:
         self._sign_at = now + self._ttl_s / _SIGNS_PER_TTL
 
     def change(self, boards: Collection[str]) -> None:
-        """From now on it is for these boards."""
         if frozenset(boards) != self.boards:
             self.boards = frozenset(boards)
             self._sign_at = 0.0
 
     def end(self) -> None:
-        """We have what we wanted: taking the board has taken the request out."""
+        """Forget the entry: taking the board has removed it."""
         self.number = None
 
     def leave(self) -> None:
-        """Take the request out. One that cannot be reached expires. Safe to call twice."""
+        """Remove the entry; without a store it expires. Safe to call twice."""
         if self.number is not None:
             with contextlib.suppress(FarmError):
                 self._store.leave_queue(self.number)
             self.number = None
 
     def begin_anew(self) -> None:
-        """From now on something else is waited for."""
+        """Start the waiting time anew."""
         self._since = time.monotonic()
 
 
 def read_queue(
     store: Store, rows: Sequence[Mapping[str, Any]], leaving: Iterable[str] = ()
 ) -> tuple[BoardQueue, QueuePlan]:
-    """What waits, and what becomes of it; `rows` are those of `Store.fetch_boards`."""
+    """Read the queue and plan it; `rows` are those of `Store.fetch_boards`."""
     queue = store.fetch_queue()
     return queue, plan_queue(queue.requests, list_usable(rows, queue), queue.used_s, leaving)
 
 
 def list_usable(rows: Sequence[Mapping[str, Any]], queue: BoardQueue) -> list[QueueBoard]:
-    """The boards that may be worked on, as the rules see them."""
+    """Return the usable boards in the rules' form."""
     found = []
     for row in rows:
         lease = row["lease"] or {}
-        if lease or not find_unfit(row):
+        if lease or not find_unusable(row):
             kind = WorkKind(lease["kind"]) if lease.get("kind") else None
             held_s = queue.held_s.get(row["name"], 0.0)
             found.append(QueueBoard(row["name"], row["board_type"], lease.get("owner", ""), kind, held_s))
@@ -122,30 +121,30 @@ def list_usable(rows: Sequence[Mapping[str, Any]], queue: BoardQueue) -> list[Qu
 
 
 def explain(request: BoardRequest, queue: BoardQueue, plan: QueuePlan, free: Collection[str]) -> dict[str, str]:
-    """Why a request does not get boards that are free, and which one it is about to get; what else holds boards up is
-    `choice`'s business.
+    """Explain why a request does not get free boards, and which one it gets next; `choice` explains boards that are not
+    free.
     """
     known = {each.id: each for each in queue.requests}
     reasons = {}
     for name in request.boards:
         number = plan.grants.get(name)
         if plan.yields.get(name) == request.id:
-            reasons[name] = "to be had after the trial under way"
+            reasons[name] = "available after the running trial"
         elif name in free and number != request.id:
             first = known.get(number) if number is not None else None
-            reasons[name] = f"behind {describe(first)}" if first else plan.why.get(request.id, "not to be had yet")
+            reasons[name] = f"behind {describe(first)}" if first else plan.why.get(request.id, "not available yet")
     return reasons
 
 
 def describe(request: BoardRequest) -> str:
-    """A request in a few words."""
+    """Describe a request in a few words."""
     return f"request {request.id} ({request.purpose} of {request.owner})"
 
 
 def to_document(store: Store) -> dict[str, Any]:
-    """How the queue stands, as plain data: `requests`, each with why it has no board yet; `boards` with who has them.
+    """Describe the queue as plain data: `requests`, each with why it has no board yet; `boards` with their holders.
 
-    A request of a campaign's stays while it has boards: `has` are those.
+    A campaign's request stays while it has boards: `has` are those.
     """
     rows = store.fetch_boards()
     queue, plan = read_queue(store, rows)

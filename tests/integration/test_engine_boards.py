@@ -29,8 +29,8 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.campaign.engine.anchors import Rhythm
-from farm.campaign.engine.boards import Arrived, BoardCrew, BoardEvent, Left, Ran, TrialMeasured
+from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left, Ran, TrialMeasured
+from farm.campaign.engine.reference_kernels import Rhythm
 from farm.connectivity.tracker import Tracker
 from farm.crew import health
 from farm.crew.health import Kind, Observation
@@ -59,7 +59,7 @@ class Within:
 class Bench:
     """A crew, what it told, and the agents of its boards."""
 
-    def __init__(self, crew: BoardCrew, store: Store, agents: dict[str, Agent], notes: list[str]) -> None:
+    def __init__(self, crew: EngineBoards, store: Store, agents: dict[str, Agent], notes: list[str]) -> None:
         self.crew, self.store, self.agents, self.notes = crew, store, agents, notes
         self.events: list[BoardEvent] = []
         self.numbers = iter(range(1, 10_000))
@@ -104,7 +104,7 @@ class Bench:
         assert isinstance(event, Left)
         return event
 
-    def find_liar(self, name: str, library: bytes) -> Left:
+    def find_drifting(self, name: str, library: bytes) -> Left:
         """Keep every board at work until this one is left."""
         deadline = time.monotonic() + PATIENCE_S
         here = set(self.agents)
@@ -177,9 +177,9 @@ def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench
     """One crew for the tests of this module; each test leaves the boards with it."""
     store, agents = fleet
     notes: list[str] = []
-    # Anchors as often as can be, once there are any.
+    # Reference kernels as often as can be, once there are any.
     rhythm = Rhythm(every_trials=2, share=1.0, settling_s=0.0, first_pause_s=0.1)
-    with BoardCrew(Within(tracker), store, Settings(), "campaign", notes.append, rhythm) as crew:
+    with EngineBoards(Within(tracker), store, Settings(), "campaign", notes.append, rhythm) as crew:
         bench = Bench(crew, store, agents, notes)
         assert crew.poll() == []
         crew.want({TYPE: list(agents)})
@@ -339,30 +339,30 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     """30 % slower in mid-campaign, and nothing says so: it is left with how much and since when, and doubted; back and
     still slow, it is given no work; mended, it is.
     """
-    *_, liar = bench.agents
+    *_, drifting = bench.agents
     spec = MeasureSpec((SHAPE,) * 3, repeat=5, min_repeat_s=0.02, limits=Limits(10.0, threads=1))
-    bench.crew.set_anchor(TYPE, DEFAULT, spec, matmul)
-    assert bench.crew.has_anchor(TYPE)
+    bench.crew.set_reference_kernel(TYPE, DEFAULT, spec, matmul)
+    assert bench.crew.has_reference_kernel(TYPE)
     for _ in range(4):
         for number in [bench.measure(name, matmul) for name in bench.agents]:
             bench.measured(number)
-    hardware = bench.hardware(liar)
+    hardware = bench.hardware(drifting)
     harmed_after = bench.store.fetch_mark()
     hardware.write("/sys/virtual/fault", "slow:1.3")
-    left = bench.find_liar(liar, matmul)
+    left = bench.find_drifting(drifting, matmul)
     assert "slower than 2 other boards of its type" in left.reason
     assert left.doubted_after is not None
     assert left.doubted_after <= harmed_after
-    assert bench.store.require_board(liar)["health"] == "suspect"
+    assert bench.store.require_board(drifting)["health"] == "suspect"
     bench.notes.clear()
-    bench.observe(liar, Kind.PROBE_PASSED)
-    bench.wait_note(f"left {liar}")
+    bench.observe(drifting, Kind.PROBE_PASSED)
+    bench.wait_note(f"left {drifting}")
     assert not [e for e in bench.events if isinstance(e, Arrived)]
     hardware.write("/sys/virtual/fault", "clear")
-    bench.observe(liar, Kind.PROBE_PASSED)
-    bench.arrived(liar)
+    bench.observe(drifting, Kind.PROBE_PASSED)
+    bench.arrived(drifting)
     assert not [e for e in bench.events if isinstance(e, Left)]
-    assert bench.crew.anchor_s > 0
+    assert bench.crew.reference_s > 0
 
 
 def test_hardware_that_hangs_is_not_the_candidates_fault(bench: Bench, matmul: bytes) -> None:
