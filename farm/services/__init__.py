@@ -1,5 +1,5 @@
 """The services of `farm up`: tracker, connections to boards, probes, metrics, the doctor and certificates.
 
-`daemon` is that process; children of its talk TVM's RPC to boards. How commands find or start it is in
-`farm.connectivity.services`. Work on boards (campaigns, sweeps) lives elsewhere.
+`daemon` is the process; its children talk TVM's RPC to boards. Commands find and start it with
+`farm.connectivity.services`.
 """

@@ -1,6 +1,6 @@
-"""`farm board certify`: the doctor's hops, then what its hardware says under watch, in one report fit to be sent away.
+"""`farm board certify`: the doctor's hops, then its hardware under watch, in one report to send away.
 
-The checks are in `doctor_agent.py` and `certify_hardware.py`, the page in `farm.report.bench_page`.
+The checks are in `doctor_agent` and `certify_hardware`, the page in `farm.report.bench_page`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What was found. `document` is plain JSON, and None where the way to the board failed."""
+    """The result. `document` is plain JSON, and None where the connection failed."""
 
     document: dict[str, Any] | None
     reached: bool
@@ -49,10 +49,9 @@ def certify_board(
     show: Show,
     note: Callable[[str], None],
 ) -> Certificate:
-    """Examine one board within `timeout_s` once it is reached; every clock is let go of, however this ends.
+    """Examine one board within `timeout_s` once it is connected; every clock is released at any end.
 
-    `names` leaves in what names boards, hosts and addresses.
-    Raises UsageError for a board that is not registered.
+    `names` keeps the names of boards, hosts and addresses. Raises UsageError for a board that is not registered.
     """
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(settings.store_location))
@@ -66,7 +65,7 @@ def certify_board(
         began, at = time.monotonic(), time.time()
         try:
             session = agent.session
-        except FarmError as error:  # unsafe: there is no session to ask
+        except FarmError as error:  # unsafe: there is no session
             run.note(Check("clocks", Level.FAILED, error.message, error.hint))
             return Certificate(None, reached=True, passed=False, unsafe=isinstance(error, BoardUnsafeError))
         timer = threading.Timer(timeout_s, run.end, [session.cut, f"the deadline of {timeout_s:g} s has passed"])
@@ -105,7 +104,7 @@ def certify_board(
 
 
 class _Run:
-    """What was found so far, and why no more can be."""
+    """The results so far, and why no more can follow."""
 
     def __init__(self, show: Show) -> None:
         self.way: list[Check] = []
@@ -116,29 +115,29 @@ class _Run:
         self._show = show
 
     def note_way(self, check: Check) -> None:
-        """A hop on the way: what it says of hosts and addresses is nobody else's business."""
+        """Add a hop of the connection, without details: they name hosts and addresses."""
         self._show(check)
         self.way.append(check)
 
     def note(self, check: Check) -> None:
-        """A check of the board itself."""
+        """Add a check of the board itself."""
         self._show(check)
         self.checks.append(check)
 
     def end(self, cut: Callable[[], None], reason: str) -> None:
-        """No check after this; the call under way is cut. From any thread."""
+        """Stop after the running check, whose call is cut. From any thread."""
         self.over = self.over or reason
         cut()
 
     def watched(self, work: Work) -> Work:
-        """The same work; an error that ends the session ends the checks."""
+        """Wrap checks so that an error that ends the session ends them."""
 
         def watch() -> str | Doubt:
             try:
                 return work()
             except FarmError as error:
                 self.unsafe = self.unsafe or isinstance(error, BoardUnsafeError)
-                if self.over and not self.unsafe:  # cut: what the call says of that is of no use to anybody
+                if self.over and not self.unsafe:  # cut: the call's own error says nothing
                     raise DeadlineError(self.over) from error
                 if not isinstance(error, PermanentError) or isinstance(error, LeaseOverError):
                     self.over = self.over or f"the session has ended: {error.message}"
@@ -152,7 +151,7 @@ class _Run:
 
     @property
     def result(self) -> str:
-        """In a word or two."""
+        """Describe the result in a word or two."""
         if self.unsafe:
             return "unsafe"
         if any(check.level is Level.FAILED for check in self.checks):
@@ -169,7 +168,7 @@ def _describe_versions(agent_version: str) -> str | Doubt:
 
 
 def _list_names(settings: Settings, board: Mapping[str, Any]) -> dict[str, str]:
-    """What a report to others must not hold, and what stands in its place."""
+    """Map the names that a report to others must not hold to replacements."""
     hidden = {str(settings.home_path): "FARM_HOME", str(board["name"]): "NAME", socket.gethostname(): "HOST"}
     transport = parse_transport(board["transport"])
     if isinstance(transport, Ssh):
@@ -179,7 +178,7 @@ def _list_names(settings: Settings, board: Mapping[str, Any]) -> dict[str, str]:
 
 
 def hide(value: Any, hidden: Mapping[str, str]) -> Any:
-    """The document with every one of those words, and every IPv4 address, replaced in its texts; keys too."""
+    """Replace these words, and every IPv4 address, in the document's texts and keys."""
     if isinstance(value, str):
         for word in sorted(hidden, key=len, reverse=True):
             value = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", hidden[word], value)

@@ -1,6 +1,6 @@
-"""`farm board doctor`: go through every hop to a board, in order, with the real parts; name the one that fails.
+"""`farm board doctor`: test every hop to a board, in order, with the real parts; name the one that fails.
 
-The hops themselves are in `doctor_ssh.py` and `doctor_agent.py`.
+The hops are in `doctor_ssh` and `doctor_agent`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LEAST_FREE_BYTES = 1 << 30
 def examine_boards(
     settings: Settings, names: Collection[str], show: Callable[[str, Check], None], note: Callable[[str], None]
 ) -> bool:
-    """Examine boards one after another; returns whether no hop failed. `show` hears of each check at once.
+    """Examine boards one after another; return whether no hop failed. `show` gets each check at once.
 
-    Uses the farm's services, or its own for the time being, of which `note` is told. Raises UsageError for a board that
-    is not registered.
+    Uses the farm's services, or its own meanwhile, with a message to `note`. Raises UsageError for a board that is not
+    registered.
     """
     with contextlib.ExitStack() as stack:
         # Opened when the first board gets that far, and kept for all others.
@@ -51,7 +51,7 @@ def examine_boards(
 
 
 def check_boards(settings: Settings, store: Store) -> list[Check]:
-    """A line for each registered board, and for the services, from what they know: nothing is connected to."""
+    """List a line for each registered board, and for the services, from their data: no connection is made."""
     services = find_services(settings)
     ways: dict[str, dict[str, Any]] = {}
     if services is None:
@@ -62,7 +62,7 @@ def check_boards(settings: Settings, store: Store) -> list[Check]:
 
 
 def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> str | Doubt:
-    """What they say of themselves; `ways` is filled with what they say of each board."""
+    """Describe the services; fill `ways` with the state of each board's connection."""
     status = services.fetch_status()
     ways |= {board["name"]: board for board in status["boards"]}
     tracker, worker = status["tracker"], status["probe_worker"]
@@ -93,13 +93,13 @@ def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None) -> Check
 
 
 class _Examination:
-    """One board's hops, put together."""
+    """One board's hops."""
 
     def __init__(self, settings: Settings, name: str, open_services: Callable[[], Services]) -> None:
         self._settings, self._name, self._open_services = settings, name, open_services
 
     def run(self, show: Show) -> bool:
-        """Go through all of them; returns whether none failed."""
+        """Run all of them; return whether none failed."""
         with contextlib.ExitStack() as stack:
             opened: list[tuple[Store, dict[str, Any]]] = []
 
@@ -127,7 +127,7 @@ def plan_way(
     open_services: Callable[[], Services],
     stack: contextlib.ExitStack,
 ) -> tuple[list[tuple[str, Work]], AgentHops]:
-    """The hops over SSH to a row of the store's, where it is reached so, and those beyond; `stack` closes both."""
+    """Plan the hops over SSH to a row of the store's, where there are any, and those beyond; `stack` closes both."""
     hops: list[tuple[str, Work]] = []
     name = str(board["name"])
     log = settings.home_path / "logs" / "boards" / f"{name}.log"
@@ -144,7 +144,7 @@ def plan_way(
 
 
 def describe_home(settings: Settings) -> str:
-    """FARM_HOME and what is free there. Raises PermanentError where that is too little."""
+    """Describe FARM_HOME and its free space. Raises PermanentError where that is too little."""
     home = settings.home_path
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -154,7 +154,7 @@ def describe_home(settings: Settings) -> str:
 
 
 def describe_board(board: Mapping[str, Any]) -> str | Doubt:
-    """What the store says of a row of its boards. Raises PermanentError for one that is retired."""
+    """Describe a row of the store's boards. Raises PermanentError for a retired one."""
     transport = parse_transport(board["transport"])
     where = f"ssh {transport.user}@{transport.host}:{transport.port}" if isinstance(transport, Ssh) else transport.kind
     simulated = " (simulated)" if board["simulated"] else ""

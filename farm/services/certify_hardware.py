@@ -1,7 +1,7 @@
-"""What certifying asks of a board's hardware beyond the doctor: clocks, speed, rails, power and evidence, each watched.
+"""Certificate checks of a board's hardware beyond the doctor: clocks, speed, rails, power and throttle evidence.
 
-Every check holds what it needs and lets go of it again. Pure comparisons are functions; what is found out goes into
-`facts` as plain JSON. Which checks are made, and when they end, is decided in `board_certify.py`.
+Every check pins what it needs and releases it. Comparisons are pure functions; results go into `facts` as plain JSON.
+`board_certify` selects the checks and ends them.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from farm.measure.session import BoardSession
 from farm.search.build import golden
 from farm.services.checks import Doubt, Work
 
-# Entries held of each clock's table, its ends among them: enough to see a driver round, few enough to be done soon.
+# Entries tested of each clock's table, its ends among them: enough to see a driver round, few enough to be quick.
 _MOST_POINTS = 6
-# A clock that does not follow takes the agent's 5 s; two of them say it.
+# A clock that does not follow takes the agent's 5 s; two of them are evidence enough.
 _ENOUGH_FAILURES = 2
-# The kernel waits for memory for a part of its time, so it gains less than the clock, but it must gain; a gain beyond
-# the clock's own by more than chance says that one of both clocks is not what it is said to be.
+# The kernel stalls on memory for a part of its time, so it gains less than the clock, but it must gain. A gain beyond
+# the clock's own shows that one of both clocks is wrong.
 _LEAST_GAIN, _MOST_GAIN = 1.15, 1.15
-# Each clock several times, one after the other: a program that runs meanwhile then slows down both.
+# Each clock several times in turns, so that another program slows down both.
 _TURNS = 3
-# Updates of the slowest sensor in a window, and for how long to look for them.
+# Updates of the slowest sensor in a window, and how long to wait for them.
 _POWER = EnergySpec(min_updates=8, limit_s=6.0, idle_s=3.0)
 _GLANCE = PowerSpec(seconds=0.05, rate_hz=20.0)
-# A sensor's period further off than this is not what its type says.
+# A sensor's period further off than this contradicts its type.
 _PERIOD_TOLERANCE = 0.25
 _SEND = "Please send this report: the type's file is to be put right, or another release has another table."
 
 
 @dataclasses.dataclass(frozen=True)
 class HardwareChecks:
-    """The checks of one board, whose session is the caller's. `before` are its clocks before anything was held."""
+    """The checks of one board, whose session is the caller's. `before` are its clocks before the first check."""
 
     session: BoardSession
     kind: BoardType
@@ -90,7 +90,7 @@ class HardwareChecks:
         return Doubt("; ".join(doubts + shown), _SEND) if doubts else "; ".join(shown)
 
     def _holding(self) -> str | Doubt:
-        """Hold entries of each table, one clock after another, and read back what came of them."""
+        """Pin entries of each table, one clock after another, and read back the result."""
         held: list[dict[str, Any]] = []
         self.facts["held"] = held
         failed, rounded = [], []
@@ -130,7 +130,7 @@ class HardwareChecks:
         )
 
     def _speed(self) -> str | Doubt:
-        """Whether a clock that is held is the clock that it computes at: the golden kernel at two of them."""
+        """Check that a pinned clock is the one that it computes at: the golden kernel at two of them."""
         high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
         low = {one.name: find_half(one.available_hz) for one in self.before.clusters if one.name in high}
         if not high or low == high:
@@ -146,7 +146,7 @@ class HardwareChecks:
                     raise PermanentError(f"not held: {report.message}")
                 turns_s[name].append(min(self._run().latency_s))
         self._unpin()
-        # What else runs on a board only takes time away, and for longer than a turn: the least is the kernel's own.
+        # Other programs on a board only take time away, and for longer than a turn: the minimum is the kernel's own.
         times_s = {name: min(turns) for name, turns in turns_s.items()}
         clocks, gain = min(high[name] / low[name] for name in high), times_s["low"] / times_s["high"]
         self.facts["speed"] = {
@@ -198,11 +198,11 @@ class HardwareChecks:
         return said
 
     def _power(self) -> str | Doubt:
-        """Idle, then with one core busy, at the same clocks."""
+        """Measure power idle, then with one core busy, at the same clocks."""
         if not self.session.description.rails:
             return Doubt("there is no rail to watch")
         high = {one.name: max(one.available_hz) for one in self.before.clusters if one.available_hz and one.online}
-        # What cannot be held is another check's to say; here it is enough that both windows see the same.
+        # Another check reports a clock that cannot be pinned; here both windows must only see the same.
         held = bool(high) and self._pin(OperatingPoint(cpu_freq_hz=dict(high))).status is PinStatus.OK
         outcome = self._run(_POWER)
         if held:
@@ -264,13 +264,13 @@ class HardwareChecks:
         return "limits, governors, cores and power mode are as they were"
 
     def _pin(self, point: OperatingPoint) -> PinReport:
-        """Hold a point; what comes of it is in the report. Raises BoardUnsafeError."""
+        """Pin a point; the report has the result. Raises BoardUnsafeError."""
         report = self.session.pin(point)
         _require_safe(report)
         return report
 
     def _unpin(self) -> None:
-        """Let go of it. Raises PermanentError, BoardUnsafeError."""
+        """Release it. Raises PermanentError, BoardUnsafeError."""
         report = self.session.unpin()
         _require_safe(report)
         if report.status not in (PinStatus.OK, PinStatus.UNAVAILABLE):
@@ -281,12 +281,12 @@ class HardwareChecks:
 
 
 def list_domains(clocks: Clocks) -> list[DomainClocks]:
-    """Every clock of a board: its clusters', the GPU's, the memory's."""
+    """List every clock of a board: its clusters', the GPU's, the memory's."""
     return [*clocks.clusters, *filter(None, (clocks.gpu, clocks.memory))]
 
 
 def list_tables(kind: BoardType) -> dict[str, tuple[Sequence[int], ...]]:
-    """The tables that a type names, by clock; of a GPU those of other releases too."""
+    """List the tables that a type names, by clock; of a GPU those of other releases too."""
     tables: dict[str, tuple[Sequence[int], ...]] = {
         cluster.name: (cluster.freqs_hz,) for cluster in kind.clusters if cluster.freqs_hz
     }
@@ -298,7 +298,7 @@ def list_tables(kind: BoardType) -> dict[str, tuple[Sequence[int], ...]]:
 
 
 def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) -> str:
-    """How a table differs from the first of those that may be, "" where it is one of them."""
+    """Describe how a table differs from the first of the possible ones, "" where it equals one of them."""
     if set(found_hz) in [set(table) for table in tables_hz]:
         return ""
     lacks, more = sorted(set(tables_hz[0]) - set(found_hz)), sorted(set(found_hz) - set(tables_hz[0]))
@@ -307,7 +307,7 @@ def compare_tables(found_hz: Sequence[int], tables_hz: Sequence[Sequence[int]]) 
 
 
 def choose_points(table_hz: Sequence[int]) -> list[int]:
-    """Both ends of a table and some between them, ascending."""
+    """Choose both ends of a table and some entries between them, ascending."""
     table = sorted(table_hz)
     last = len(table) - 1
     count = min(len(table), _MOST_POINTS)
@@ -315,26 +315,26 @@ def choose_points(table_hz: Sequence[int]) -> list[int]:
 
 
 def find_half(table_hz: Sequence[int]) -> int:
-    """The entry nearest to half of the highest."""
+    """Return the entry nearest to half of the highest."""
     return min(table_hz, key=lambda hz: (abs(hz - max(table_hz) / 2), hz))
 
 
 def plan_point(domain: DomainClocks, hz: int) -> OperatingPoint:
-    """The point that holds one clock and leaves the others alone."""
+    """Return the point that pins one clock and leaves the others alone."""
     if domain.cpus:
         return OperatingPoint(cpu_freq_hz={domain.name: hz})
     return OperatingPoint(gpu_freq_hz=hz) if domain.name == "gpu" else OperatingPoint(memory_freq_hz=hz)
 
 
 def find_hz(point: OperatingPoint, domain: DomainClocks) -> int | None:
-    """What a point has for a clock."""
+    """Return a point's value for a clock."""
     if domain.cpus:
         return point.cpu_freq_hz.get(domain.name)
     return point.gpu_freq_hz if domain.name == "gpu" else point.memory_freq_hz
 
 
 def find_changes(before: Clocks, after: Clocks) -> list[str]:
-    """What is not as it was, of everything that holding a clock may touch; empty where all is."""
+    """List all differences that pinning a clock may leave; empty where there are none."""
     then = {domain.name: domain for domain in list_domains(before)}
     changes = []
     for domain in list_domains(after):

@@ -1,4 +1,4 @@
-"""Checks made one after another: what each found, how long it took, and that none is tried after one that it needs."""
+"""Checks made one after another: the result of each, its duration, and skipping of those that need a failed one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Level(StrEnum):
     """How a check ended."""
 
     OK = "ok"
-    WARNING = "warning"  # works, but somebody should know
+    WARNING = "warning"  # works, but an operator should know
     FAILED = "failed"
-    NOT_TRIED = "not tried"  # something that it needs failed
+    NOT_TRIED = "not tried"  # a check that it needs failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +32,16 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing has to be done before work can go on."""
+        """Whether work can go on."""
         return self.level in (Level.OK, Level.WARNING)
 
     def to_document(self) -> dict[str, Any]:
-        """As plain JSON."""
         return dataclasses.asdict(self) | {"level": str(self.level), "seconds": round(self.seconds, 3)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-    """What a hop returns that works, but of which somebody should know."""
+    """The result of a hop that works, with a doubt for an operator."""
 
     detail: str
     advice: str = ""
@@ -54,7 +53,7 @@ Show = Callable[[Check], None]
 
 
 def run_check(name: str, work: Work) -> Check:
-    """Do one hop; never raises what `Work` may raise."""
+    """Run one hop; never raises what `Work` may raise."""
     began = time.monotonic()
     try:
         found = work()
@@ -69,14 +68,14 @@ def run_check(name: str, work: Work) -> Check:
 
 
 def run_each(hops: Sequence[tuple[str, Work]], show: Show, is_over: Callable[[], str]) -> None:
-    """Do hops none of which needs another; what is left is shown as not tried once `is_over` gives a reason."""
+    """Run independent hops; the rest is shown as not tried once `is_over` returns a reason."""
     for name, work in hops:
         reason = is_over()
         show(Check(name, Level.NOT_TRIED, reason) if reason else run_check(name, work))
 
 
 def run_chain(hops: Sequence[tuple[str, Work]], show: Show) -> bool:
-    """Do hops in order until one fails; the rest is shown as not tried. Returns whether none failed."""
+    """Run hops in order until one fails; the rest is shown as not tried. Return whether none failed."""
     failed = ""
     for name, work in hops:
         check = Check(name, Level.NOT_TRIED, f"needs {failed}") if failed else run_check(name, work)

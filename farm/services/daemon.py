@@ -1,4 +1,4 @@
-"""The services' process, put together: lock, log, tracker, keeper, control socket; and what each request does.
+"""The services' process: lock, log, tracker, keeper, control socket; and the effect of each request.
 
 Services that `farm up` started stay until `farm down`. Those that another command started end with the last command
 that holds them.
@@ -32,20 +32,20 @@ from farm.services.take_over import TakeOver
 from farm.services.telemetry import Telemetry
 from farm.store import Store
 
-# For the loop to do something that it does at once: it is busy for seconds only while the tracker starts again.
+# The loop does deferred work at once; it is busy for seconds only while the tracker restarts.
 _LOOP_TIMEOUT_S = 40.0
-# A command that started us connects within a moment; the interpreter of one that was killed never does.
+# A command that started us connects at once; a killed one never does.
 _FIRST_HOLD_S = 30.0
-# Under the system's temporary folder, because a Unix socket's path may be 107 bytes long and FARM_HOME longer.
+# Under the system's temporary folder: a Unix socket's path has at most 107 bytes, and FARM_HOME may be longer.
 _FOLDER = "farm-services-"
 
 _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be the services until told to end. Returns the exit code."""
+    """Run the services until they are ended. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m farm.services")
-    parser.add_argument("--stay", action="store_true", help="until told to end, whether anybody needs it or not")
+    parser.add_argument("--stay", action="store_true", help="until it is ended, also without users")
     parser.add_argument("--boards", default=None, help="only these, comma-separated")
     parser.add_argument("--take-over", action="store_true", help="go on with campaigns whose engine was killed")
     parser.add_argument("--foreground", action="store_true", help="log to stderr")
@@ -82,7 +82,7 @@ class Daemon:
         self._metrics: tuple[str, int] | None = None
 
     def run(self) -> None:
-        """Come up, serve, and leave nothing behind."""
+        """Start, serve, and clean up."""
         home = self._settings.home_path
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(Store(self._settings.store_location))
@@ -116,7 +116,7 @@ class Daemon:
             _log.info("ending")
 
     def handle(self, verb: str, arguments: Mapping[str, Any]) -> Any:
-        """What a command asked for, on a thread of its own. Raises FarmError."""
+        """Execute a command's request, on a thread of its own. Raises FarmError."""
         match verb:
             case "status":
                 return self._do(self._show)
@@ -146,7 +146,7 @@ class Daemon:
             raise UnavailableError(f"the farm's services were busy for {_LOOP_TIMEOUT_S:g} s") from None
 
     def _probe(self, names: list[str], timeout_s: float) -> list[dict[str, Any]]:
-        """A report for each board, in order; one that was not probed in time has a reason and is `skipped`."""
+        """Return a report for each board, in order; one that was not probed in time has a reason and is `skipped`."""
         deadline = time.monotonic() + timeout_s
         self._do(lambda: self._keeper.need(names))
         probing = self._keeper.probing
@@ -164,7 +164,7 @@ class Daemon:
         return reports
 
     def _find_last_reason(self, name: str) -> str:
-        """Why the latest probe of a board was not made; empty where it was, or there was none."""
+        """Return why the latest probe of a board was not made; empty where it was, or there was none."""
         report = self._keeper.probing.reports.get(name, {})
         return str(report["reason"]) if report.get("skipped") else ""
 

@@ -1,6 +1,6 @@
-"""The hops from the tracker to a kernel run on a board: what every board has, however it is reached.
+"""The doctor's hops from the tracker to a kernel run on a board, common to all connections.
 
-They hold a lease of the board, as a probe does, so that nobody's measurement is disturbed.
+They hold a lease of the board, as a probe does, so that no measurement is disturbed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from farm.values import Health, Lease
 WAY_TIMEOUT_S = 40.0
 # An agent that lost its tracker tries again every second or two (`_LAST_RETRY_S`, device_agent/listener/tracker.py).
 REGISTER_TIMEOUT_S = 8.0
-# A probe of the services' own may be under way.
+# The services' own probe may be running.
 LEASE_TIMEOUT_S = 45.0
-# For the tracker to hand out a leased board.
+# For the tracker to offer a leased board.
 REQUEST_TIMEOUT_S = 20.0
 _LOOK_S = 0.2
-# A retired board is kept for its history; any other may be looked at.
+# A retired board is kept for its history; any other may be examined.
 _ALLOWED = frozenset(Health) - {Health.RETIRED}
 
 
 class AgentHops:
-    """Examines one board through the farm's services. Not thread-safe; `close` gives the board back."""
+    """Examines one board through the farm's services. Not thread-safe; `close` returns the board."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class AgentHops:
         open_services: Callable[[], Services],
         read_log_tail: Callable[[], str],
     ) -> None:
-        """`board` is a row of the store's. `open_services` is called by the first hop, which it may fail.
+        """`board` is a row of the store's. The first hop calls `open_services`, and fails if that does.
 
-        `read_log_tail` gives the end of the agent's log on one line, empty where it cannot be had.
+        `read_log_tail` returns the end of the agent's log on one line, empty where it is unreadable.
         """
         self._settings, self._store, self._board = settings, store, board
         self._open_services, self._read_log_tail = open_services, read_log_tail
@@ -77,11 +77,11 @@ class AgentHops:
         self._refusal: FarmError | None = None
 
     def plan(self) -> list[tuple[str, Work]]:
-        """The hops in their order; each needs those before it."""
+        """List the hops in order; each needs those before it."""
         return self.plan_way() + self.plan_board()
 
     def plan_way(self) -> list[tuple[str, Work]]:
-        """Up to a session with an agent that speaks our protocol."""
+        """List the hops up to a session with an agent of our protocol."""
         return self.guarded(
             [
                 ("tracker", self._tracker),
@@ -94,7 +94,7 @@ class AgentHops:
         )
 
     def plan_board(self) -> list[tuple[str, Work]]:
-        """What the board is and does, once a session stands."""
+        """List the hops that use a session."""
         return self.guarded(
             [
                 ("clocks", self._clocks),
@@ -105,30 +105,30 @@ class AgentHops:
         )
 
     def guarded(self, hops: Sequence[tuple[str, Work]]) -> list[tuple[str, Work]]:
-        """The same hops; that the board attacked us on one is told to the farm."""
+        """Wrap hops so that an attack of the board is reported to the farm."""
         return [(name, functools.partial(self._try, hop)) for name, hop in hops]
 
     @property
     def session(self) -> BoardSession:
-        """The session that the way led to. Raises what it was refused with."""
+        """The session. Raises the agent's refusal."""
         if self._refusal is not None:
             raise self._refusal
         assert self._session is not None
         return self._session
 
     def require_kernel(self) -> golden.GoldenKernel:
-        """The golden kernel for this board. Raises DeadlineError, UnavailableError."""
+        """Return the golden kernel for this board. Raises DeadlineError, UnavailableError."""
         kernels = golden.GoldenKernels(self._settings.home_path / calibration.KERNEL_FOLDER)
         return calibration.require_kernel(
             kernels, require_board_type(self._board["board_type"]), self._about.architecture
         )
 
     def close(self) -> None:
-        """Give the board back. Safe to call twice."""
+        """Return the board. Safe to call twice."""
         self._stack.close()
 
     def _try(self, hop: Work) -> str | Doubt:
-        """Take a hop; that the board attacked us on it is told to the farm."""
+        """Run a hop; report an attack of the board to the farm."""
         try:
             return hop()
         except BoardHostileError as error:
@@ -162,7 +162,7 @@ class AgentHops:
         return f"as {self._key}"
 
     def _wait(self, what: str, timeout_s: float) -> dict[str, Any]:
-        """The board's part of the services' status, as soon as `what` is true of it. Raises DeadlineError."""
+        """Return the board's part of the services' status once `what` is true of it. Raises DeadlineError."""
         deadline = time.monotonic() + timeout_s
         while True:
             boards = {board["name"]: board for board in self._services.fetch_status()["boards"]}
@@ -170,7 +170,7 @@ class AgentHops:
             if found is not None and found[what]:
                 return dict(found)
             if time.monotonic() > deadline:
-                why = found["trouble"] if found else "the services do not keep it in reach"
+                why = found["trouble"] if found else "the services do not connect it"
                 raise DeadlineError(f"not within {timeout_s:g} s: {why}")
             time.sleep(_LOOK_S)
 
@@ -202,7 +202,7 @@ class AgentHops:
         except BoardHostileError:
             raise
         except (UnavailableError, BoardUnsafeError) as error:
-            # It answers; what it says is judged by the hop that it belongs to.
+            # It answers; the hop that this belongs to judges it.
             self._refusal = error
             return "answers"
         self._stack.callback(self._session.close)
@@ -219,7 +219,7 @@ class AgentHops:
         return f"{self._about.protocol_version}, the same as here"
 
     def _clocks(self) -> str | Doubt:
-        """Hold every cluster at its highest clock for a moment; the lease is ours."""
+        """Pin every cluster at its highest clock for a moment; the lease is ours."""
         clocks = self._about.clocks
         highest = {one.name: max(one.available_hz) for one in clocks.clusters if one.available_hz and one.online}
         if not highest:
@@ -231,7 +231,7 @@ class AgentHops:
                 f"On the board: systemctl status tvm-farm-clock-helper; or farm board logs {self._name}",
             )
         if report.status is PinStatus.BUSY:
-            return Doubt(f"held by somebody else: {report.message}", "On the board: device-agent clocks show")
+            return Doubt(f"held by another client: {report.message}", "On the board: device-agent clocks show")
         restored = self.session.unpin()
         for one in (report, restored):
             if one.status is not PinStatus.OK:
@@ -244,7 +244,7 @@ class AgentHops:
         if wrong := probe_rules.find_wrong_type(wanted, about):
             raise PermanentError(wrong, "Register it anew with its own type, or correct the fleet file.")
         if not about.detected_type:
-            return Doubt(f"{wanted}, as its agent was told; its device tree names no known type")
+            return Doubt(f"{wanted}, as its agent is configured; its device tree names no known type")
         return f"{wanted}, as its device tree says"
 
     def _sensors(self) -> str | Doubt:

@@ -1,6 +1,6 @@
-"""The hops of the way to a board over SSH, each tried with the real thing on a connection of the doctor's own.
+"""The doctor's hops of an SSH connection to a board, each tested on a connection of its own.
 
-What comes after the way, the agent and what it can do, is in `doctor_agent.py`.
+`doctor_agent` has the hops after the connection.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from farm.values import Ssh
 _TCP_TIMEOUT_S = 10.0
 # For a short command on the board.
 _EXEC_TIMEOUT_S = 15.0
-# Certificates and logs would mind; nothing of the farm's does.
+# Certificates and logs depend on the clock; nothing of the farm's does.
 _CLOCK_TOLERANCE_S = 60.0
-# A candidate's library and a model with its inputs, as `device-agent doctor` has it.
+# A candidate's library and a model with its inputs, as in `device-agent doctor`.
 _NEEDED_BYTES = 1 << 30
 _KIB = 1024
 
@@ -44,14 +44,14 @@ _SERVICES = (
 
 
 class SshHops:
-    """The way to one board, from the key file to the services on it. What `login` opens stays open until `close`."""
+    """The connection to one board, from the key file to the services on it. `close` closes what `login` opens."""
 
     def __init__(self, name: str, transport: Ssh, address: SshAddress, known_hosts: KnownHosts) -> None:
         self._name, self._transport, self._address, self._known_hosts = name, transport, address, known_hosts
         self.connection: SshConnection | None = None
 
     def plan(self) -> list[tuple[str, Work]]:
-        """The hops in their order; each needs those before it."""
+        """List the hops in order; each needs those before it."""
         return [
             ("ssh key", self._key),
             ("tcp", self._tcp),
@@ -63,13 +63,12 @@ class SshHops:
         ]
 
     def close(self) -> None:
-        """End the connection."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
     def read_log_tail(self, lines: int = 5) -> str:
-        """The end of the agent's log on one line, empty where it cannot be had."""
+        """Return the end of the agent's log on one line, empty where it is unreadable."""
         with contextlib.suppress(TransientError, PermanentError, UsageError):
             said = self._run(plan_log_command(lines))
             return " | ".join(line for line in said.splitlines() if line and not line.startswith("==>"))
@@ -81,7 +80,7 @@ class SshHops:
         return "; ".join(f"{each.name}, {host_keys.fingerprint(each.key.asbytes())}" for each in keys)
 
     def _tcp(self) -> str:
-        # Behind other hosts, the first of them is as far as TCP goes; the login shows the rest of the way.
+        # Behind other hosts, TCP reaches the first of them only; the login tests the rest of the route.
         first = self._address.jumps[0] if self._address.jumps else self._address
         host, port = first.endpoint or first.host, first.port
         began = time.monotonic()
@@ -111,7 +110,7 @@ class SshHops:
         if not pins:
             key = fetch_host_key(self._address, known_hosts=self._known_hosts)
             raise PermanentError(
-                f"nobody has confirmed the key that it shows: {key.fingerprint} ({key.kind})",
+                f"its host key is not confirmed: {key.fingerprint} ({key.kind})",
                 f"Compare it with what the board itself prints, then: farm board trust {self._name}",
             )
         key = fetch_host_key(self._address, wanted=pins, known_hosts=self._known_hosts)
@@ -147,7 +146,7 @@ class SshHops:
     def _forwarding(self) -> str | Doubt:
         assert self.connection is not None
         port = self._transport.agent_port
-        # To a port that nobody has: only what sshd itself says of it counts.
+        # The port has no listener: only sshd's own answer counts.
         self.connection.listen(0, lambda channel: channel.close())
         try:
             self.connection.open_to(port).close()
@@ -178,13 +177,13 @@ class SshHops:
         )
 
     def _run(self, command: str) -> str:
-        """What a command printed, whatever its exit code; nobody is lost because one of its parts is missing."""
+        """Return a command's output, at any exit code: one of its parts may be missing."""
         assert self.connection is not None
         return self.connection.exec(command, _EXEC_TIMEOUT_S).out.decode(errors="replace")
 
 
 def _read_supervisor(text: str) -> dict[str, bool]:
-    """By service, whether it runs; empty where the answer says nothing."""
+    """Return by service whether it runs; empty where the answer cannot be parsed."""
     with contextlib.suppress(ValueError, AttributeError, LookupError, TypeError):
         services: dict[str, Any] = load_json(text)["services"]
         return {name: bool(facts.get("pid") if isinstance(facts, dict) else facts) for name, facts in services.items()}

@@ -1,7 +1,7 @@
-"""The services' one loop: keeps the tracker and the ways to boards up, boards probed, and the store told.
+"""The services' one loop: keep tracker and connections up, probe boards, update the store.
 
-Everything runs on the main thread; requests come in through `submit`. What commands may ask is in `daemon`, which board
-is due for a probe in `probe_plan`, what an observation means in `farm.crew.health`.
+Everything runs on the main thread; requests arrive by `submit`. `daemon` has the commands' requests, `probe_rules`
+plans probes, `farm.crew.health` judges observations.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from farm.inventory.board_types import require_board_type
 from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.processes.machine import name_coordinator
+from farm.services.foreign_clients import ForeignClients
 from farm.services.powering import Powering
 from farm.services.probing import Probing
-from farm.services.strangers import Strangers
 from farm.services.ways import DirectWay, OthersWay, VirtualWay, Way, WayLeases, WayState, make_way
 from farm.settings import Settings
 from farm.store import Store
@@ -37,19 +37,19 @@ from farm.store.standing import is_on_demand, parse_transport, unknown_board
 from farm.values import Health, Ssh, State, Transport
 
 BY = "services"
-# How often everything is looked at when nothing happens: a lost board is in the store this much later.
+# The loop's period without events: the store shows a lost board this much later.
 TICK_S = 0.5
 _BOARDS_PERIOD_S = 1.0
 _LEASES_PERIOD_S = 5.0
-# What is kept of events and logs is looked over this often; a rack of boards adds some thousand rows meanwhile.
+# How often old events and logs are removed; a rack of boards adds some thousand rows meanwhile.
 _TIDY_PERIOD_S = 600.0
-# Agents come back to a tracker that was started again within 2 s (`device_agent/listener/tracker.py`).
+# Agents register with a restarted tracker within 2 s (`device_agent/listener/tracker.py`).
 _REGISTRATION_GRACE_S = 6.0
 # Each virtual board that starts computes for over a second, and waits for its simulator and its helper meanwhile.
 _STARTING_PER_CORE = 4
 # The tracker's summary comes within milliseconds; one that does not answer is restarted.
 _SUMMARY_TIMEOUT_S = 2.0
-# A machine that has no room for the tracker is asked again after these.
+# The pauses after a failed start of the tracker.
 _BACKOFF = Backoff(first_s=0.5, last_s=15.0)
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class KeptBoard:
-    """A board whose way we keep."""
+    """A board whose connection is kept."""
 
     name: str
     board_type: str
@@ -74,22 +74,22 @@ class KeptBoard:
 
     @property
     def reachable(self) -> bool:
-        """Whether work can reach its agent now."""
+        """Whether its agent is connected now."""
         return self.state.up and self.registered
 
     @property
     def trouble(self) -> str:
-        """Why it cannot be reached; empty where it can."""
+        """Explain why it is not connected; empty where it is."""
         if self.reachable:
             return ""
         if not self.state.up:
             return self.state.error
         hint = "" if isinstance(self.way, DirectWay) else f"; `farm board doctor {self.name}` looks closer"
-        return f"no agent of it has registered with the tracker{hint}"
+        return f"its agent has not registered with the tracker{hint}"
 
 
 class Keeper:
-    """Keeps the boards called `wanted` (None: all that are registered) within reach until `stop`."""
+    """Keeps the boards called `wanted` (None: all that are registered) connected until `stop`."""
 
     def __init__(
         self, settings: Settings, store: Store, cores: int, wanted: Collection[str] | None, logs: Path
@@ -111,9 +111,9 @@ class Keeper:
         self._boards_at = self._leases_at = self._tidied_at = 0.0
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         self.powering = Powering(store, self._defer)
-        self._strangers = Strangers(store)
+        self._foreign_clients = ForeignClients(store)
         self.leases = WayLeases(store, self._me)
-        # Told of every turn; the exporter of metrics, for one.
+        # Called on every turn, such as the exporter of metrics.
         self.watchers: list[Callable[[Keeper], None]] = []
 
     # From any thread
@@ -125,7 +125,7 @@ class Keeper:
         def run() -> None:
             try:
                 future.set_result(work())
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            except Exception as error:  # noqa: BLE001 - passed on to the caller
                 future.set_exception(error)
 
         self._inbox.put(run)
@@ -137,19 +137,19 @@ class Keeper:
         self.wake()
 
     def wake(self) -> None:
-        """Have the loop look at everything now. Safe in a signal handler."""
+        """Have the loop check everything now. Safe in a signal handler."""
         self._inbox.put(lambda: None)
 
     # On the main thread
 
     def run(self, may_end: Callable[[], bool]) -> None:
-        """Keep everything up until `stop`, or until `may_end` says that nobody needs it."""
+        """Keep everything up until `stop`, or until `may_end` returns true."""
         while not self._stopping and not may_end():
             self.step()
             self._run_inbox(TICK_S)
 
     def step(self) -> None:
-        """Look at everything once."""
+        """Check everything once."""
         self._keep_tracker()
         now = time.monotonic()
         try:
@@ -174,7 +174,7 @@ class Keeper:
             refused = {name for name in mine if self._boards[name].state.refused}
             self.powering.step(kept, reachable, refused, self.probing.past)
             self.probing.step(self._rows, reachable - self.powering.find_booting(reachable))
-        except FarmError as error:  # the store is busy or its disk is full: what is up stays up
+        except FarmError as error:  # the store is busy or its disk is full: connections stay up
             _log.warning("%s", error)
         for watch in self.watchers:
             watch(self)
@@ -203,17 +203,17 @@ class Keeper:
         self._boards_at = 0.0
 
     def retry(self, names: Collection[str]) -> None:
-        """Connect anew where the way does not stand, as after a host key was confirmed."""
+        """Reconnect these boards now, as after a host key was confirmed."""
         for name in set(names) & self._boards.keys():
             if not self._boards[name].state.up:
                 self._boards.pop(name).way.close()
         self._boards_at = 0.0
 
     def close(self) -> None:
-        """End every way, probes and the tracker, and say in the store that the boards are out of reach."""
+        """End every connection, probes and the tracker, and set the boards offline in the store."""
         self.probing.close()
         self.powering.close()
-        self._strangers.close()
+        self._foreign_clients.close()
         boards = list(self._boards.values())
         _close_all(boards)
         for board in boards:
@@ -222,7 +222,7 @@ class Keeper:
         self._boards.clear()
         try:
             self.leases.close()
-        except FarmError as error:  # others have them once they have expired
+        except FarmError as error:  # others get them once they have expired
             _log.warning("%s", error)
         self.tracker.stop()
 
@@ -261,7 +261,7 @@ class Keeper:
             _log.info("%d old events were forgotten", gone)
 
     def _reconcile(self) -> None:
-        """Have a way for each board that is wanted and registered, and for no other."""
+        """Have one connection for each board that is wanted and registered, and for no other."""
         seen = set()
         for row in self._rows:
             name = row["name"]
@@ -270,7 +270,7 @@ class Keeper:
             seen.add(name)
             transport = parse_transport(row["transport"])
             kept, leased = self._boards.get(name), self.leases.find(name)
-            # What we play ourselves is there whoever speaks for it; a board elsewhere has one way.
+            # Virtual boards run here, whichever coordinator owns them; a board elsewhere has one connection.
             others = isinstance(transport, Ssh) and not self.leases.is_mine(name)
             same = kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"])
             if kept is not None and same and others == isinstance(kept.way, OthersWay):
@@ -291,22 +291,22 @@ class Keeper:
             if isinstance(way, VirtualWay):
                 way.may_start = self._may_start
             gone = leased.before if leased.before not in ("", self._me) else ""
-            why = f"{gone} kept the way to it and is gone" if gone else "not tried yet"
+            why = f"{gone} had its connection and is gone" if gone else "not tried yet"
             untried = WayState(False, time.monotonic(), why)
             self._boards[name] = KeptBoard(name, row["board_type"], transport, way, untried)
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).way.close()
 
     def _list_lent(self) -> list[str]:
-        """The boards in reach for which we speak."""
+        """List the connected boards that this coordinator owns."""
         return [name for name, board in self._boards.items() if board.reachable and self.leases.is_mine(name)]
 
     def _list_own(self) -> set[str]:
-        """Boards whose way is no other coordinator's, in reach or not."""
+        """List boards that no other coordinator connects, connected or not."""
         return {name for name, board in self._boards.items() if not isinstance(board.way, OthersWay)}
 
     def _look_at_leases(self) -> None:
-        """Renew what is ours, and let go of what others are to have."""
+        """Renew our leases of connections, and release those that others get."""
         names = [row["name"] for row in self._rows if self._is_wanted(row)]
         sessions = {name: self._boards[name].way.session if name in self._boards else "" for name in names}
         self.leases.look(sessions)
@@ -319,14 +319,14 @@ class Keeper:
         self.leases.hand(handed)
 
     def _is_wanted(self, row: Mapping[str, Any]) -> bool:
-        """Whether a board is to be kept in reach here, or elsewhere. On-demand ones are whoever's that uses them: their
-        agents are started at a tracker that is not ours.
+        """Whether a board is kept connected, here or elsewhere. On-demand ones are left to their users: their agents
+        start at another tracker.
         """
         chosen = self._wanted is None or row["name"] in self._wanted
         return chosen and row["health"] != Health.RETIRED and not is_on_demand(row)
 
     def _find_emulator(self, board_type: str) -> Path | None:
-        """The emulator's parts where virtual boards of the type run their own code. Raises FarmError."""
+        """Return the emulator's parts for virtual boards of the type. Raises FarmError."""
         own = emulation.runs_own_code(require_board_type(board_type))
         return emulation.prepare(self._settings) if own else None
 
@@ -361,16 +361,16 @@ class Keeper:
                 self._tell(board.name, Kind.BACK, "")
             else:
                 self._tell(board.name, Kind.LOST, board.trouble)
-            # What was said holds until the rows are read again.
+            # Valid until the rows are read again.
             row["state"] = str(State.IDLE if board.reachable else State.OFFLINE)
             row["health"] = str(Health.SUSPECT) if row["health"] == Health.GOOD else row["health"]
             self._boards_at = 0.0
         if summary:
             keys = {name: self._boards[name].key for name in self._list_lent()}
-            self._strangers.look(summary, keys, self._rows, time.monotonic())
+            self._foreign_clients.look(summary, keys, self._rows, time.monotonic())
 
     def _note_registered(self) -> dict[str, Any]:
-        """Find out which agents have registered; returns the tracker's summary, empty where it does not answer."""
+        """Read which agents have registered; return the tracker's summary, empty where it does not answer."""
         try:
             summary = self.tracker.fetch_summary(_SUMMARY_TIMEOUT_S)
         except FarmError as error:
@@ -386,13 +386,13 @@ class Keeper:
         try:
             self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
             _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
-        except FarmError as error:  # removed meanwhile, or the store is busy: said again on the next turn
+        except FarmError as error:  # removed meanwhile, or the store is busy: repeated on the next turn
             _log.warning("%s: %s", name, error, extra={"board": name})
             self._boards_at = 0.0
 
 
 def _close_all(boards: Sequence[KeptBoard]) -> None:
-    """End the ways of several boards at once: each takes some seconds where a board does not answer."""
+    """Close several boards together: each takes some seconds where a board does not answer."""
     if boards:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda board: board.way.close(), boards))

@@ -1,6 +1,6 @@
-"""Boards that hang have their power cycled by their user's commands: the services' part of it.
+"""Cycle the power of boards that hang, by their users' commands.
 
-When it is time is decided in `power_rules`; the commands are run in `farm.crew.power`, on threads of this one's.
+The rules are below; `farm.crew.power` runs the commands, on threads of this module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from farm.values import Health, Lease
 
 # Probes that failed in a row: one may be a hiccup.
 FAILED_PROBES = 2
-# Out of reach for so long, with nobody's refusal in the way: longer than a reboot of a Jetson takes.
+# Not connected for this long, without a refusal: longer than a reboot of a Jetson takes.
 LOST_S = 180.0
 
 
 class PowerOrder(StrEnum):
-    """What is to be done about a board."""
+    """What to do about a board."""
 
     CYCLE = "cycle"
     GIVE_UP = "give_up"
@@ -43,10 +43,10 @@ _LIMITS = HealthLimits()
 def plan_power(
     row: Mapping[str, Any], past: ProbePast | None, lost_s: float | None, boot_s: float, limits: HealthLimits = _LIMITS
 ) -> PowerOrder | None:
-    """What to do about a board whose power can be cycled; None for nothing.
+    """Decide what to do about a board with power commands; None for nothing.
 
-    `row` is one of `Store.fetch_boards`. `lost_s`: for how long it has been out of reach, None where it is within; in
-    what an operator took out of service, or holds, nothing is switched.
+    `row` is one of `Store.fetch_boards`. `lost_s`: how long it was not connected, None where it is. Boards that an
+    operator took out of service or holds are left alone.
     """
     if row["lease"] is not None or (row["quarantine"] or {}).get("held"):
         return None
@@ -64,7 +64,7 @@ def plan_power(
 
 
 def is_network_down(lost: int, kept: int) -> bool:
-    """Whether so many boards are out of reach at once that they are not what is wrong."""
+    """Whether so many boards are lost at once that the network is at fault."""
     return lost > 1 and lost > kept / 2
 
 
@@ -84,7 +84,7 @@ class Powering:
         self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "farm-power")
         self._ending = threading.Event()
         self._lost_since: dict[str, float] = {}
-        # Until when a board is left to boot, unless it has been away meanwhile and is back.
+        # Until when a board has time to boot, unless it left and returned meanwhile.
         self._boots_until: dict[str, float] = {}
         self._away: set[str] = set()
         self.busy: set[str] = set()
@@ -96,8 +96,8 @@ class Powering:
         refused: Collection[str],
         past: dict[str, ProbePast],
     ) -> None:
-        """Cycle what hangs. `refused` are boards that are there and do not let us in; of a board that was cycled, what
-        is known of its probes is taken out of `past`.
+        """Cycle boards that hang. `refused` are boards that are up and refuse our login; a cycled board is removed from
+        `past`.
         """
         now = time.monotonic()
         self._note_reach(rows, reachable, now)
@@ -122,7 +122,7 @@ class Powering:
                 past.pop(name, None)
 
     def find_booting(self, reachable: Collection[str]) -> set[str]:
-        """Boards that are not to be probed yet: they are being cycled, or start."""
+        """Return boards that are not to be probed yet: they are being cycled, or boot."""
         now = time.monotonic()
         self._away |= self._boots_until.keys() - set(reachable)
         for name in list(self._boots_until):
@@ -132,7 +132,7 @@ class Powering:
         return self.busy | self._boots_until.keys()
 
     def close(self) -> None:
-        """Let what has begun come to its end: a board is not left switched off. Blocks for a command or two."""
+        """Finish cycles in progress: a board is not left switched off. Blocks for a command or two."""
         self._ending.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -144,7 +144,7 @@ class Powering:
         owner = f"power@{socket.gethostname()} pid {os.getpid()}"
         try:
             lease = power.take_board(self._store, name, owner, PURPOSE, commands, PROBE)
-        except FarmError as error:  # somebody was faster
+        except FarmError as error:  # another was faster
             _log.info("the power of %s is not cycled: %s", name, error, extra={"board": name})
             return
         self.busy.add(name)
@@ -157,11 +157,11 @@ class Powering:
             result = (Kind.POWER_CYCLED, said)
         except FarmError as error:
             result = (Kind.POWER_FAILED, error.message)
-        except Exception as error:  # noqa: BLE001 - the edge of a thread: the board must not stay taken
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: the board must not stay leased
             _log.exception("cycling the power of %s", name, extra={"board": name})
             result = (Kind.POWER_FAILED, f"a bug of the farm's: {error!r}")
         if self._ending.is_set():
-            with Store(self._store.location) as store:  # nobody runs what is deferred any more
+            with Store(self._store.location) as store:  # the main loop, which runs deferred work, has ended
                 self._conclude(store, name, commands, lease, *result)
         else:
             self._defer(lambda: self._conclude(self._store, name, commands, lease, *result))

@@ -1,7 +1,7 @@
-"""One probe of one board: lease it, connect, see what it is, run the golden kernel, and tell the store what that says.
+"""One probe of one board: lease it, connect, read its description, run the golden kernel, report to the store.
 
-What counts as wrong is in `probe_rules`, when a probe is due in `probe_plan`, who asks for it in `probing`. Sessions
-are held by boards' processes, a few of which serve all boards.
+`probe_rules` judges results and plans probes, `probing` starts them. Boards' processes hold the sessions, a few of
+which serve all boards.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from farm.values import DEFAULT_POINT, GoldenSample, Health, Lease
 PURPOSE = "probe"
 # No step of a probe lasts longer (see `farm.measure.session` and below); the lease is renewed between them.
 PROBE_TTL_S = 60.0
-# A board that a TVM client has is left to it; whoever wants the probe asks again.
+# A board that a TVM client has is left to it; the probe is requested again.
 WAIT_S = 3.0
 # A process without a board keeps some 100 MB; a fleet is probed in one go.
 IDLE_S = 60.0
-# So many calls, 5 ms each on a Jetson Nano, before times count: a governor has raised the clocks by then.
+# Calls of 5 ms each on a Jetson Nano before timing: a governor has raised the clocks by then.
 WARMUP, RUNS = 25, 25
 
 _log = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ProbeReport:
-    """What came of a probe. One that was `skipped` says nothing of the board; with `busy` it may be possible soon.
+    """The result of a probe. A `skipped` one says nothing of the board; with `busy` it may be possible soon.
 
-    `kind` is what was observed, `health` what that made of the board. `median_s` is the golden kernel's time where it
-    ran as it should, `factor` that time divided by the type's where enough is known.
+    `kind` is the observation, `health` the board's health after it. `median_s` is the golden kernel's time where it ran
+    well, `factor` that time divided by the type's where enough is known.
     """
 
     board: str
@@ -78,13 +78,13 @@ class ProbeReport:
     simulated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         return dataclasses.asdict(self) | {"samples_s": list(self.samples_s)}
 
 
 class Prober:
-    """What all probes share, boards' processes above all. `owner` says who holds the leases, so that a person can find
-    them; `log` takes what processes print. Used on one thread, a crew's.
+    """What all probes share, such as boards' processes. Used on one thread, a crew's.
+
+    `owner` is the name on the leases; `log` takes the processes' output.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Prober:
         *,
         wait_s: float = WAIT_S,
     ) -> None:
-        """Starts nothing. `wait_s`: how long a board is waited for that a TVM client has."""
+        """Start nothing. `wait_s`: how long to wait for a board that a TVM client has."""
         self.tracker, self.kernels, self.board_types = tracker, kernels, board_types
         self.owner, self.wait_s = owner, wait_s
         self.limits = HealthLimits()
-        # Processes that took an end of their own.
+        # Processes that ended by themselves.
         self.restarts = 0
         # By board type and architecture.
         self.found: dict[tuple[str, str], golden.GoldenKernel] = {}
@@ -111,19 +111,18 @@ class Prober:
 
     @property
     def pending(self) -> list[Connection]:
-        """As soon as one of them can be read, a probe may go on."""
+        """Connections of which one is readable when a probe may go on."""
         return [process.connection for process in self._working if process.is_awaited]
 
     @property
     def processes(self) -> list[BoardProcess]:
-        """Those that there are, with and without a board."""
+        """Count the processes with and without a board."""
         return [*self._working, *(process for process, _ in self._idle)]
 
     async def probe(self, store: Store, name: str) -> ProbeReport:
-        """Probe a board and return what came of it; no lease is left, however it ends.
+        """Probe a board and return the result; the lease is returned at any end.
 
-        Raises nothing that is to be expected: what goes wrong on the board's side is observed of the board, what goes
-        wrong on ours makes the probe `skipped`.
+        Expected errors are not raised: those of the board are observed, ours make the probe `skipped`.
         """
         began = time.monotonic()
         try:
@@ -159,14 +158,14 @@ class Prober:
                     _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
 
     async def end_idle(self) -> None:
-        """End processes that have had nothing to do for a while."""
+        """End processes that were idle for a while."""
         while True:
             await pause(IDLE_S / 4)
             while self._idle and self._idle[0][1] + IDLE_S <= time.monotonic():
                 self._idle.pop(0)[0].stop()
 
     def close(self) -> None:
-        """End all processes, once no probe is under way any more."""
+        """End all processes, after the last probe."""
         processes, self._idle = self.processes, []
         for process in processes:
             process.hang_up()
@@ -174,10 +173,10 @@ class Prober:
             process.stop()
 
     def _find_process(self) -> BoardProcess | None:
-        """One that has nothing to do; a new one where there is none, up to a number. Raises TransientError."""
+        """Return an idle process, or a new one up to a number. Raises TransientError."""
         while self._idle:
             process, _ = self._idle.pop()
-            if not process.has_answer:  # nothing was asked of it: that would be its end
+            if not process.has_answer:  # an answer without a question is its end
                 break
             self._drop(process)
         else:
@@ -219,7 +218,7 @@ class _Visit:
         self._report = ProbeReport(self._name)
 
     async def examine(self) -> Finding:
-        """What there is to observe. Raises _SkippedError."""
+        """Return what is observed. Raises _SkippedError."""
         try:
             return await self._look()
         except (BoardUnsafeError, InvalidReplyError) as error:
@@ -236,7 +235,7 @@ class _Visit:
             return Finding(Kind.PROBE_FAILED, " ".join((error.message, error.hint)).strip())
 
     async def leave(self) -> bool:
-        """Give the session back; False where its process is gone."""
+        """Close the session; False where its process is gone."""
         try:
             await self._call(JobOrder(Leave()))
         except ProcessLostError:
@@ -244,13 +243,13 @@ class _Visit:
         return True
 
     def conclude(self, finding: Finding) -> ProbeReport:
-        """Have the store draw its conclusion. Raises _SkippedError."""
+        """Report the finding to the store. Raises _SkippedError."""
         observation = Observation(finding.kind, finding.detail)
         with _our_side():
             transition = self._store.observe_board(
                 self._name, finding.kind, self._prober.owner, decide_by(observation, self._prober.limits)
             )
-        # Of those in doubt only a pass makes a good board; of a good one, each doubt a suspect.
+        # A suspect board becomes good only by a pass; any doubt makes a good one suspect.
         passed = finding.kind is Kind.PROBE_PASSED
         return dataclasses.replace(
             self._report,
@@ -261,11 +260,11 @@ class _Visit:
         )
 
     async def _look(self) -> Finding:
-        """Connect and look. Raises FarmError for what went wrong on the board's side, or _SkippedError."""
+        """Connect and examine. Raises FarmError for faults of the board, or _SkippedError."""
         with _our_side():
             keys = await on_thread("farm-registered", self._prober.tracker.fetch_keys)
         if self._key not in keys:
-            self._refuse_strangers(keys)
+            self._raise_if_other_type(keys)
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
         description = (await self._ask(JobOrder(Open(self._prober.wait_s, doubted=True)))).result
         with _our_side():
@@ -275,7 +274,7 @@ class _Visit:
             return Finding(Kind.MISFIT, wrong)
         return await self._run(description)
 
-    def _refuse_strangers(self, keys: Collection[str]) -> None:
+    def _raise_if_other_type(self, keys: Collection[str]) -> None:
         """Raise FarmError where the board has registered, but as another type."""
         for key in keys:
             kind, _, name = key.partition("/")
@@ -297,7 +296,7 @@ class _Visit:
         history_s = self._fetch_medians(kernel.name, description.simulated, 100, self._name).get(self._name, ())
         runs_s = [median_s]
         if probe_rules.is_off(median_s, history_s, description.simulated):
-            # One run may be chance; several, now, tell.
+            # One run may be chance; several in a row decide.
             for _ in range(MIN_SAMPLES - 1):
                 again, finding = await self._run_once(kernel)
                 if finding is not None:
@@ -325,7 +324,7 @@ class _Visit:
         return Finding(Kind.SLOW_SENSORS, slow) if slow else None
 
     async def _require_kernel(self, description: Description) -> golden.GoldenKernel:
-        """The first one for a target takes seconds to build; other boards are probed meanwhile."""
+        """Return the kernel; the first for a target takes seconds to build, while other boards are probed."""
         about, found = (self._type, description.architecture), self._prober.found
         if about not in found:
             known, kernels = self._prober.board_types.get(self._type), self._prober.kernels
@@ -352,7 +351,7 @@ class _Visit:
         return ended.result, probe_rules.judge_run(ended.result, outputs)
 
     async def _ask(self, order: JobOrder) -> Ended:
-        """A job's answer, for which the lease is made to last. Raises what the session raised, or _SkippedError."""
+        """Return a job's answer; the lease is extended for it. Raises what the session raised, or _SkippedError."""
         with _our_side():
             self._lease = self._store.renew_lease(self._lease)
         try:
@@ -370,7 +369,7 @@ class _Visit:
 
 @contextlib.contextmanager
 def _our_side() -> Iterator[None]:
-    """What fails in here (store, tracker, compiler) is no fault of the board."""
+    """Attribute errors in the block (store, tracker, compiler) to us, not the board."""
     try:
         yield
     except FarmError as error:

@@ -1,5 +1,6 @@
-"""What a probe's evidence says of a board: pure rules. How the evidence is gathered is in `probe`, what an observation
-means for a board's health in `farm.crew.health`.
+"""Rules of probes: what the evidence says of a board, and when the next probe is due. Pure.
+
+`probe` gathers the evidence, `farm.crew.health` judges the observation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from farm.search.build import golden
 from farm.store.standing import is_on_demand
 from farm.values import Health, State
 
-# As many boards' processes as there may be for probes, 85 MB each.
+# Most boards' processes for probes, 85 MB each.
 MOST_AT_ONCE = 4
 
 
@@ -30,7 +31,7 @@ FIRST_PAUSE_S = 5.0
 LAST_PAUSE_S = 300.0
 
 
-# One that was not made (a TVM client has the board) cost nothing and blames nobody.
+# A skipped one (a TVM client has the board) cost nothing and blames no board.
 LAST_SKIP_PAUSE_S = 30.0
 
 
@@ -38,7 +39,7 @@ LAST_SKIP_PAUSE_S = 30.0
 SETTLE_S = 2.0
 
 
-# Passes in a quick row would prove only one moment.
+# Passes in quick succession would prove only one moment.
 QUARANTINE_PAUSE_S = 30.0
 
 
@@ -56,10 +57,10 @@ class ProbePast:
 
 
 def note_report(past: ProbePast | None, report: Mapping[str, Any], now_s: float) -> ProbePast:
-    """What is known of a board's probes once `report` has come, which says `passed` and may say `skipped`."""
+    """Return the history of a board's probes after `report`."""
     passed, skipped = bool(report.get("passed")), bool(report.get("skipped"))
     tries = 0 if passed else 1 + (0 if past is None else past.tries)
-    # A failure is another matter than the skips before it.
+    # A failure starts a new count after skips.
     if past is not None and past.skipped != skipped:
         tries = min(tries, 1)
     return ProbePast(now_s, passed, skipped, tries)
@@ -73,7 +74,7 @@ def plan_probes(
     interval_s: float,
     most: int = MOST_AT_ONCE,
 ) -> list[str]:
-    """The boards to probe now, the most urgent first, so that no more than `most` are under way with those in `busy`.
+    """Return the boards to probe now, the most urgent first, so that with `busy` ones at most `most` run.
 
     `rows` are those of `Store.fetch_boards`. Good boards are probed every `interval_s`, with 0 not at all.
     """
@@ -89,7 +90,7 @@ def plan_probes(
 
 
 def plan_next_s(row: Mapping[str, Any], past: ProbePast | None, now_s: float, interval_s: float) -> float | None:
-    """From when on a board is due, given that it stays as it is in `row`; None where it is not to be probed."""
+    """Return when a board is due, if its `row` stays the same; None where it is not probed."""
     if row["state"] != State.IDLE or row["lease"] is not None or is_on_demand(row):
         return None
     match row["health"]:
@@ -112,29 +113,28 @@ def plan_next_s(row: Mapping[str, Any], past: ProbePast | None, now_s: float, in
 
 
 def plan_pause_s(past: ProbePast) -> float:
-    """How long to leave a board alone after its latest probe, whatever its health: 0 after one that passed."""
+    """Return how long to leave a board alone after its latest probe, at any health: 0 after one that passed."""
     if past.tries == 0:
         return 0.0
     last_s = LAST_SKIP_PAUSE_S if past.skipped else LAST_PAUSE_S
     return float(min(last_s, FIRST_PAUSE_S * 2.0 ** min(past.tries - 1, 16)))
 
 
-# What the golden kernel costs this machine, of which a virtual board's time is made, is established anew where the
-# cache was deleted, maybe beside other programs. A board is to be found out when its own clocks are not what they were,
-# and those differ by more.
+# A virtual board's time depends on the golden kernel's cost on this machine, which is measured anew where the cache was
+# deleted, perhaps beside other programs. Wrong clocks of a board differ by more than this.
 SIMULATED_TOLERANCE = 0.30
 
 
-# So much above what the type says is another setting of the chip or a driver that answers late, not chance; and below
-# 0.1 s a second holds ten values, whatever the type says.
+# This far above the type's value is another setting of the chip or a late driver, not chance. Below 0.1 s a second has
+# ten values, which is enough for any type.
 SLOW_RATIO, SLOW_FLOOR_S = 3.0, 0.1
 
 
-# Above this, in cores, another program may have held the core or the memory that the golden kernel wanted.
+# Above this, in cores, another program may have used the core or the memory bandwidth of the golden kernel.
 OTHER_LOAD = 0.5
 
 
-# How many boards of its type a board is compared with: more make the type's median no better, and cost time.
+# How many boards of its type a board is compared with: more do not improve the median, and cost time.
 MOST_PEERS = 16
 
 
@@ -144,14 +144,14 @@ PEER_RUNS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a probe observed, in the words of `farm.crew.health`; `detail` is for people."""
+    """A probe's observation, in the terms of `farm.crew.health`; `detail` is for people."""
 
     kind: Kind
     detail: str = ""
 
 
 def find_wrong_type(registered: str, description: Description) -> str:
-    """Why a board is not of the type that it is registered as; empty where it is, or nobody can say."""
+    """Explain why a board is not of its registered type; empty where it is, or it is unknown."""
     if description.board_type != registered:
         return (
             f"it is registered as {registered}, but its agent says that it is a {description.board_type}; "
@@ -163,7 +163,9 @@ def find_wrong_type(registered: str, description: Description) -> str:
 
 
 def find_slow_sensors(sensors: Sequence[SensorInfo], expected_s: float | None) -> str:
-    """Which power sensors have new values far less often than every `expected_s`; empty where none, or nobody knows."""
+    """Name the power sensors that update far less often than every `expected_s`; empty where none does, or it is
+    unknown.
+    """
     if expected_s is None:
         return ""
     slow = [
@@ -175,14 +177,14 @@ def find_slow_sensors(sensors: Sequence[SensorInfo], expected_s: float | None) -
 
 
 def judge_run(outcome: Outcome, outputs: Mapping[str, npt.NDArray[Any]]) -> Finding | None:
-    """What is wrong with a run of the golden kernel, whose code is known to be good; None where nothing is."""
+    """Return the fault of a run of the golden kernel, whose code is known to be good; None where there is none."""
     if outcome.status not in _RAN:
         return Finding(Kind.PROBE_FAILED, f"the golden kernel did not run: {outcome.status}: {outcome.message}")
     if wrong := golden.find_mismatch(outputs):
         return Finding(Kind.PROBE_FAILED, wrong)
     if outcome.status is Status.THROTTLED:
         return Finding(Kind.THROTTLED, outcome.message)
-    if outcome.status is not Status.OK:  # a limit that somebody moved meanwhile
+    if outcome.status is not Status.OK:  # another client moved a limit meanwhile
         return Finding(Kind.DRIFTED, outcome.message)
     return None
 
@@ -199,15 +201,15 @@ def is_off(median_s: float, history_s: Sequence[float], simulated: bool) -> bool
 
 
 def find_drift(history_s: Sequence[float], runs_s: Sequence[float], simulated: bool) -> str:
-    """Why a board is not what it was, given its earlier medians and those of this probe; empty where it is."""
+    """Explain a board's drift, given its earlier medians and those of this probe; empty where there is none."""
     tolerance = SIMULATED_TOLERANCE if simulated else DRIFT_TOLERANCE
     return find_drift_of_runs([*history_s, *runs_s], recent=max(MIN_SAMPLES, len(runs_s)), tolerance=tolerance)
 
 
 def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], simulated: bool) -> tuple[float | None, str]:
-    """A board's factor against its type, where enough is known, and why it is too far from it; empty where it is not.
+    """Return a board's factor against its type, if known, and why it is too large; empty where it is not.
 
-    `medians_s` are of boards of the type, its own among them; of many only some are looked at.
+    `medians_s` are of boards of the type, its own among them; of many only some are used.
     """
     peers = sorted(name for name, values in medians_s.items() if name != board and len(values) >= MIN_SAMPLES)
     chosen = {name: medians_s[name] for name in [*peers[:MOST_PEERS], board] if name in medians_s}
@@ -221,7 +223,7 @@ def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], simulated
 
 
 def describe_limits(outcome: Outcome, description: Description) -> str:
-    """Which cores may not run as fast as they could, as a hint why a board is slow; empty where all may."""
+    """Name the cores with a reduced clock limit, as a hint why a board is slow; empty where there is none."""
     if outcome.before is None:
         return ""
     for core, limit_hz in sorted(outcome.before.cpu_max_hz.items()):

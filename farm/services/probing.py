@@ -1,4 +1,4 @@
-"""Probes as the services see them: who is due, who was asked, what came of it, who waits for it."""
+"""The services' probes: due ones, requested ones, and their reports to waiters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answered = concurrent.futures.Future[Report]
 
 
 class Probing:
-    """Has whoever is due or asked for probed. Used by the keeper's main thread alone."""
+    """Runs due and requested probes. Used by the keeper's main thread alone."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Probing:
         self.past: dict[str, ProbePast] = {}
         self.reports: dict[str, Report] = {}
         self.on_report: Callable[[Report], None] = lambda report: None
-        # Boards whose probe was asked for and has not been dealt with; processes that ended by themselves.
+        # Boards with an open probe; processes that ended by themselves.
         self.busy: set[str] = set()
         self.restarts = 0
 
     def step(self, rows: Sequence[dict[str, Any]], reachable: Collection[str]) -> None:
-        """Ask for what is due."""
-        # Pauses after failures are for boards that stay; one that was away may be mended.
+        """Start the probes that are due."""
+        # Pauses after failures are for connected boards; one that was away may be repaired.
         self.past = {name: past for name, past in self.past.items() if name in reachable}
         within_reach = [row for row in rows if row["name"] in reachable]
         for name in self._waiting.keys() & set(reachable):
@@ -62,13 +62,13 @@ class Probing:
             self._ask(name)
 
     def request(self, name: str) -> Answered:
-        """The report of the next probe of a board, asked for as soon as the board can be reached and is free."""
+        """Request the next report on a board, once it is connected and free."""
         answered: Answered = concurrent.futures.Future()
         self._waiting.setdefault(name, []).append(answered)
         return answered
 
     def withdraw(self, name: str, answered: Answered) -> None:
-        """Nobody waits for that report any more."""
+        """Drop a request."""
         waiting = self._waiting.get(name, [])
         if answered in waiting:
             waiting.remove(answered)
@@ -76,14 +76,14 @@ class Probing:
             self._waiting.pop(name, None)
 
     def close(self) -> None:
-        """End probes under way, which give their leases back, and boards' processes."""
+        """End open probes, which return their leases, and boards' processes."""
         if self._crew is not None:
             self._crew.close()
         if self._prober is not None:
             self._prober.close()
 
     def _ask(self, name: str) -> None:
-        """Have a board probed, unless it is being probed. A probe that cannot be made now counts as not made."""
+        """Probe a board, unless it is being probed. A probe that cannot start counts as skipped."""
         if name in self.busy:
             return
         self.busy.add(name)
@@ -100,7 +100,7 @@ class Probing:
         answer.add_done_callback(lambda _: self._defer(lambda: self._on_answer(name, _to_report(name, answer))))
 
     def _require_crew(self) -> tuple[Crew, Prober]:
-        """The thread that probes, and what it does; anew where the last one could not open the store, say."""
+        """Return the crew and its prober; new ones after an error, such as a store that could not be opened."""
         if self._crew is None or self._prober is None or self._crew.is_over:
             self.close()
             kernels = golden.GoldenKernels(self._settings.home_path / KERNEL_FOLDER)
@@ -118,14 +118,14 @@ class Probing:
         self.past[name] = note_report(self.past.get(name), report, time.monotonic())
         self.reports[name] = report | {"at": time.time()}
         self.on_report(report)
-        if report.get("busy"):  # whoever waits goes on waiting: `step` asks again
+        if report.get("busy"):  # its waiters go on waiting: `step` asks again
             return
         for answered in self._waiting.pop(name, []):
             answered.set_result(report)
 
 
 def skipped(board: str, seconds: float, reason: str) -> Report:
-    """The report of a probe that was not made: neither passed nor failed."""
+    """Return the report of a probe that was not made: neither passed nor failed."""
     return ProbeReport(board, skipped=True, seconds=seconds, reason=reason).to_dict()
 
 

@@ -1,4 +1,4 @@
-"""From what the services see to what Prometheus is told. The metrics themselves are in `farm/metrics/`."""
+"""Collect what Prometheus shows from the services. `farm/metrics/` defines the metrics."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ import threading
 
 from farm.store import Store
 
-# As often as an ordinary Prometheus asks.
+# As often as an ordinary Prometheus scrapes.
 PERIOD_S = 15.0
-# Of the time, so much at most is spent on asking.
+# The largest share of the time spent on queries.
 _SHARE = 0.05
 # The last values of a campaign that is over stay for some scrapes.
 _LATELY_S = 600.0
-# A store with more campaigns under way shows the newest: each has some thirty series.
+# A store with more running campaigns shows the newest: each has some thirty series.
 MOST_CAMPAIGNS = 100
 # Longer than a store's own deadline of 30 s, in which the thread may be.
 _STOP_TIMEOUT_S = 35.0
 
 
 class Figures:
-    """Tells `metrics` what the store and the disk have to say, now and every `period_s`, until `close`."""
+    """Updates `metrics` from store and disk, now and every `period_s`, until `close`."""
 
     def __init__(self, settings: Settings, metrics: FarmMetrics, period_s: float = PERIOD_S) -> None:
         self._settings, self._metrics, self._period_s = settings, metrics, period_s
-        # What trials of each campaign have come to so far.
+        # The sums over each campaign's trials so far.
         self._sums: dict[int, dict[str, Any]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="farm-figures", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it is asking is waited for."""
+        """End the thread, after its running query."""
         self._ended.set()
         self._thread.join(_STOP_TIMEOUT_S)
 
@@ -53,7 +53,7 @@ class Figures:
             try:
                 with Store(self._settings.store_location) as store:
                     self._ask_until_it_fails(store)
-            except (FarmError, OSError) as error:  # the store is busy, or gone for a while: next time
+            except (FarmError, OSError) as error:  # the store is busy or unreachable: next time
                 _log.warning("figures for Prometheus: %s", error)
             self._ended.wait(self._period_s)
 
@@ -67,7 +67,7 @@ class Figures:
 def observe(
     store: Store, settings: Settings, metrics: FarmMetrics, before: Mapping[int, dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Ask once; `before` is what this returned the last time. Raises FarmError, OSError."""
+    """Query once; `before` is the last return value. Raises FarmError, OSError."""
     disk = shutil.disk_usage(settings.home_path)
     metrics.observe_disk(disk.free, disk.total)
     metrics.observe_trials(store.count_statuses())
@@ -105,7 +105,7 @@ class Telemetry:
             _log.info("port %d is in use; metrics are on %d", settings.metrics_port, self.address[1])
 
     def watch(self, keeper: Keeper) -> None:
-        """Take over what the keeper knows; cheap to call on every turn."""
+        """Copy the keeper's state; cheap to call on every turn."""
         now = time.monotonic()
         if now < self._next_at:
             return
@@ -119,16 +119,15 @@ class Telemetry:
         self.metrics.observe_probe_worker(keeper.probing.restarts)
 
     def note_report(self, report: Mapping[str, Any]) -> None:
-        """A probe has been made."""
+        """Count a probe."""
         self.metrics.observe_probe(str(report["board"]), report)
 
     def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
-        """Where boards' own metrics are reached here; see `Exporter.set_targets`."""
+        """Set the local addresses of boards' own metrics; see `Exporter.set_targets`."""
         if self._exporter:
             self._exporter.set_targets(targets)
 
     def close(self) -> None:
-        """Stop serving."""
         if self._figures:
             self._figures.close()
         if self._exporter:

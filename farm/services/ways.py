@@ -1,7 +1,7 @@
-"""The ways to boards, one per board: an SSH link, a virtual board as a child of ours, or an agent on this machine.
+"""Connections to boards, one per board: an SSH link, a virtual board as a child process, or an agent on this machine.
 
-A way says whether it stands and mends itself when it is looked at. Whether a board is reachable also takes that its
-agent has registered with the tracker, which the keeper finds out.
+A connection repairs itself when it is polled. A board is reachable once its agent has also registered with the tracker,
+which the keeper checks. Here is also which coordinator owns the connection to each board.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from farm.store import Store
 from farm.store.ways import OVERDUE_S, BoardWay
 from farm.values import Direct, Ssh, Transport, Virtual
 
-# Within this a board that another coordinator handed to us is in reach: a connection, and an agent that looks for its
-# tracker every 2 s. Until then it is what it was for everybody.
+# Time for a board from another coordinator to connect: a connection, and an agent that looks for its tracker every 2 s.
+# Until then it keeps its state.
 SETTLE_S = 20.0
-# For so long a board is asked for that somebody here named.
+# How long a board named by a command here is requested.
 _WANTED_S = 60.0
 
 _log = logging.getLogger(__name__)
 
 
 class WayLeases:
-    """The ways that are ours. Used by the keeper's main thread alone."""
+    """The connections that this coordinator owns. Used by the keeper's main thread alone."""
 
     def __init__(self, store: Store, me: str) -> None:
-        """`me`: this coordinator's name, which no other has."""
+        """`me`: this coordinator's unique name."""
         self._store, self._me = store, me
         self._ways: dict[str, BoardWay] = {}
         self._settling: dict[str, float] = {}
@@ -49,9 +49,9 @@ class WayLeases:
         self._wanted: dict[str, float] = {}
 
     def look(self, sessions: Mapping[str, str]) -> None:
-        """Renew, take and ask for ways; `sessions` has the boards, each with what our connection is on it, if any.
+        """Renew, take and request connections; `sessions` has the boards, each with its session id, if any.
 
-        Raises what the store does; then all stays as it was, and what is connected stays so.
+        Raises what the store does; then all stays as it was, and connections stay up.
         """
         now = time.monotonic()
         self._wanted = {name: until for name, until in self._wanted.items() if until > now}
@@ -66,41 +66,41 @@ class WayLeases:
                 if way.handed:
                     self._settling[name] = now + SETTLE_S
                 if way.before not in ("", self._me):
-                    _log.info("%s is gone: the way to %s is ours", way.before, name, extra={"board": name})
+                    _log.info("%s is gone: the connection to %s is ours", way.before, name, extra={"board": name})
         self._settling = {name: until for name, until in self._settling.items() if self.is_mine(name)}
 
     def want(self, names: Collection[str]) -> None:
-        """Somebody here asks for these boards by their names."""
+        """Request these boards, which a command here named."""
         self._wanted |= dict.fromkeys(names, time.monotonic() + _WANTED_S)
 
     def find(self, name: str) -> BoardWay:
-        """Whose a board's way is, as it was last seen."""
+        """Return a board's owner as last seen."""
         return self._ways.get(name, BoardWay(""))
 
     def is_mine(self, name: str) -> bool:
-        """Whether we reach a board for everybody."""
+        """Whether this coordinator connects a board for all."""
         return self.find(name).keeper == self._me
 
     def note_up(self, name: str) -> None:
-        """A board is in reach."""
+        """Note that a board is reachable."""
         self._settling.pop(name, None)
 
     def is_settling(self, name: str) -> bool:
-        """Whether a board that was handed to us has still time to come in reach."""
+        """Whether a board that was passed to us still has time to connect."""
         return self._settling.get(name, 0.0) > time.monotonic()
 
     def list_asked(self) -> dict[str, str]:
-        """The boards of ours that others are to have now, and who."""
+        """List the boards of ours that others get now, and who."""
         return {name: way.asked_by for name, way in self._ways.items() if way.asked_by and self.is_mine(name)}
 
     def hand(self, boards: Mapping[str, tuple[str, str]]) -> None:
-        """Give ways, whose connections are closed, to who asks for them: `boards` has who, and what ours was there."""
+        """Pass on connections, which are closed, to their requesters: `boards` has requester and session."""
         for name in self._store.hand_ways(self._me, boards) if boards else ():
             self._ways[name] = BoardWay(boards[name][0])
-            _log.info("the way to %s goes to %s", name, boards[name][0], extra={"board": name})
+            _log.info("the connection to %s goes to %s", name, boards[name][0], extra={"board": name})
 
     def give_up(self, name: str, reason: str) -> bool:
-        """Leave to others a board that was handed to us and stays out of reach; False where it is for us to keep."""
+        """Give up a board that was passed to us and does not connect; False where it is ours to keep."""
         if name not in self._settling:
             return False
         del self._settling[name]
@@ -109,11 +109,10 @@ class WayLeases:
         return True
 
     def close(self) -> None:
-        """Let go of all."""
         self._store.leave_ways(self._me)
 
 
-# A key that was refused may have been put right since; looked at again after so long.
+# The pause before a refused login is tried again; the key may have been corrected.
 FINAL_RETRY_S = 30.0
 # Where `device-agent metrics` listens on the board, by its own default.
 METRICS_PORT = 9101
@@ -127,9 +126,9 @@ _VIRTUAL_START_S = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class WayState:
-    """Whether the way stands, since when (monotonic seconds), why not, and how often it came up.
+    """Whether the connection is up, since when (monotonic seconds), why not, and how often it came up.
 
-    `refused`: the board is there and does not let us in.
+    `refused`: the board is up and refuses our login.
     """
 
     up: bool
@@ -140,32 +139,32 @@ class WayState:
 
 
 class Way(Protocol):
-    """The way to one board. Used by the keeper's main thread alone."""
+    """The connection to one board. Used by the keeper's main thread alone."""
 
     @property
     def starting(self) -> bool:
-        """Whether it costs this machine work to start, and still does."""
+        """Whether it is starting at a cost to this machine."""
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Where the board's own metrics are reached here, if its way carries them."""
+        """The local address of the board's own metrics, if it is forwarded."""
 
     @property
     def session(self) -> str:
-        """What its connection is on the board, for whoever has the way next; "" where there is none."""
+        """The connection's session on the board, for its next owner; "" where there is none."""
 
     def look(self) -> WayState:
-        """How it stands; what ended by itself is started again. Never waits."""
+        """Return its state; restart what ended. Never waits."""
 
     def take_refused(self) -> str:
-        """What the board sent to harm whoever came this way, since this was asked last; "" for nothing."""
+        """Return an attack of the board on its clients since the last call; "" for none."""
 
     def close(self) -> None:
-        """End it. Blocks for some seconds at most."""
+        """Close it. Blocks for some seconds at most."""
 
 
 class SshWay:
-    """An SSH connection that comes back by itself, with a forward to the agent and one back to the tracker."""
+    """An SSH connection that reconnects, with a forward to the agent and one back to the tracker."""
 
     starting = False
     metrics_address: tuple[str, int] | None = None
@@ -173,7 +172,7 @@ class SshWay:
     def __init__(
         self, transport: Ssh, key: str, tracker: tuple[str, int], known_hosts: KnownHosts, left: str = ""
     ) -> None:
-        """`left` is what another coordinator's connection was on the board; it is ended where it has our port."""
+        """`left` is another coordinator's session on the board, which is ended where it has our port."""
         self._left = left
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
         self._link: BoardLink | None = None
@@ -183,11 +182,9 @@ class SshWay:
 
     @property
     def session(self) -> str:
-        """See `Way`."""
         return "" if self._link is None else self._link.session
 
     def look(self) -> WayState:
-        """See `Way`."""
         now = time.monotonic()
         if self._link is not None:
             state = self._link.state
@@ -199,20 +196,18 @@ class SshWay:
             return self._failed
         try:
             self._link = self._open()
-        except FarmError as error:  # a key file that is not there
+        except FarmError as error:  # a missing key file
             self._failed = WayState(False, now, str(error), self._connects)
             return self._failed
         return self._show(self._link.state)
 
     def take_refused(self) -> str:
-        """See `Way`."""
         if self._agent is None:
             return ""
         refused, self._agent.refused = self._agent.refused, ""
         return refused
 
     def close(self) -> None:
-        """See `Way`."""
         if self._link is not None:
             self._connects += self._link.state.connects
             self._link.close()
@@ -254,9 +249,11 @@ class VirtualWay:
         gpu: Path | None = None,
         emulator: Callable[[], Path | None] = lambda: None,
     ) -> None:
-        """`folder` takes its log, `faults` harm it from each start on; in `work` boards of one home keep what programs
-        cost this machine; `gpu` is where what its GPU needs is, or will be. Where `emulator`, asked for before each
-        start, gives the emulator's parts, it runs its own aarch64 code. Nothing starts before `look`.
+        """Start nothing before `look`.
+
+        `folder` takes its log; `faults` are injected at each start; `work` caches what programs cost on this machine,
+        for all boards of a home; `gpu` is the folder of its GPU's parts. If `emulator` returns the emulator's parts,
+        called before each start, it runs its own aarch64 code.
         """
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
@@ -278,11 +275,9 @@ class VirtualWay:
 
     @property
     def starting(self) -> bool:
-        """See `Way`."""
         return self._process is not None and not self._state.up
 
     def look(self) -> WayState:
-        """See `Way`."""
         now = time.monotonic()
         if self._process is None:
             if self._restarts.due and self.may_start():
@@ -298,7 +293,6 @@ class VirtualWay:
         return self._state
 
     def close(self) -> None:
-        """See `Way`."""
         if self._process is not None:
             children.stop(self._process)
             self._process = None
@@ -306,7 +300,7 @@ class VirtualWay:
             self._ready_file.unlink()
 
     def take_refused(self) -> str:
-        """See `Way`. An agent of our own, which clients reach without us."""
+        """See `Way`. Clients connect to our own agent directly."""
         return ""
 
     def _start(self, now: float) -> None:
@@ -329,7 +323,7 @@ class VirtualWay:
 
 
 class DirectWay:
-    """An agent on this machine that somebody else starts: it is there when it has registered with our tracker."""
+    """An agent on this machine that another process starts: it is up when it has registered with our tracker."""
 
     starting = False
     metrics_address = None
@@ -339,11 +333,10 @@ class DirectWay:
         self._state = WayState(True, time.monotonic())
 
     def look(self) -> WayState:
-        """See `Way`."""
         return self._state
 
     def take_refused(self) -> str:
-        """See `Way`. Clients reach it without us."""
+        """See `Way`. Clients connect to it directly."""
         return ""
 
     def close(self) -> None:
@@ -351,11 +344,11 @@ class DirectWay:
 
 
 class OthersWay(DirectWay):
-    """A board whose way another coordinator keeps."""
+    """A board that another coordinator connects."""
 
     def __init__(self, keeper: str) -> None:
         self.keeper = keeper
-        text = f"{keeper} keeps the way to it" if keeper else "it is left to other coordinators for a while"
+        text = f"{keeper} has its connection" if keeper else "other coordinators have it for a while"
         self._state = WayState(False, time.monotonic(), text)
 
 
@@ -371,7 +364,7 @@ def make_way(
     emulator: Callable[[], Path | None] = lambda: None,
     left: str = "",
 ) -> Way:
-    """The way that a transport asks for. Starts nothing yet. `left`: see `SshWay`."""
+    """Make the connection for a transport, without starting it. `left`: see `SshWay`."""
     match transport:
         case Ssh():
             return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts, left)

@@ -1,6 +1,6 @@
-"""What can be asked of a sweep's document: which rows count, which clocks were varied, how two figures compare.
+"""Queries on a sweep's document: valid rows, varied clocks, ratios of figures.
 
-The document is what `farm sweep show ID --json` prints. Nothing here is drawn or written.
+The document is what `farm sweep show ID --json` prints.
 """
 
 from __future__ import annotations
@@ -27,65 +27,64 @@ class VariantRatio:
 
     @property
     def is_one(self) -> bool:
-        """Whether chance alone may have made the difference."""
+        """Whether chance alone may explain the difference."""
         return self.low <= 1 <= self.high
 
     def to_dict(self) -> dict[str, float]:
-        """For JSON."""
         return dataclasses.asdict(self)
 
 
 def divide(over: Mapping[str, float], under: Mapping[str, float]) -> VariantRatio:
-    """`over / under` of two independent estimates; relative errors add by their squares."""
+    """Return `over / under` of two independent estimates; relative errors add by their squares."""
     ratio = over["value"] / under["value"]
     half = math.hypot(_half_width(over), _half_width(under))
     return VariantRatio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
 
 
 def mean_ratio(ratios: Sequence[VariantRatio]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return math.exp(sum(math.log(ratio.value) for ratio in ratios) / len(ratios))
 
 
 def name_boards(document: Document, names: str = "") -> str:
-    """The board type, the boards' names where given, and whether it was their GPU."""
+    """Return the board type, the boards' names where given, and whether it was their GPU."""
     board = document["board"]
     where = f"{board['type']}/{names}" if names else str(board["type"])
     return f"{where} GPU" if board.get("device") == GPU else where
 
 
 def counts(row: Row) -> bool:
-    """Whether the row says something about its point: it has a latency, and nothing spoilt it."""
+    """Whether the row is valid: it has a latency, and no error."""
     return bool(row["latency_s"]) and not row["throttled"] and not row["invalid"]
 
 
 def counted(series: Series) -> list[Row]:
-    """The rows that count, measured and predicted."""
+    """Return the valid rows, measured and predicted."""
     return [row for row in series["rows"] if counts(row)]
 
 
 def measured(series: Series) -> list[Row]:
-    """The rows that count and were measured."""
+    """Return the valid rows that were measured."""
     return [row for row in counted(series) if row["measured"]]
 
 
 def find_row(series: Series, key: str) -> Row | None:
-    """The row of an operating point."""
+    """Return the row of an operating point."""
     return next((row for row in series["rows"] if row["key"] == key), None)
 
 
 def find_pick(series: Series) -> Row | None:
-    """The row of the recommended point."""
+    """Return the row of the recommended point."""
     return find_row(series, series["pick"]["key"]) if series["pick"] else None
 
 
 def find_fastest(series: Series) -> Row | None:
-    """The measured row with the least latency."""
+    """Return the measured row with the least latency."""
     return min(measured(series), key=lambda row: float(row["latency_s"]["value"]), default=None)
 
 
 def find_thriftiest(series: Series) -> Row | None:
-    """The measured row with the least energy; None without a sensor."""
+    """Return the measured row with the least energy; None without a sensor."""
     rows = [row for row in measured(series) if row["energy_j"]]
     return min(rows, key=lambda row: float(row["energy_j"]["value"]), default=None)
 
@@ -96,13 +95,13 @@ def has_energy(document: Document) -> bool:
 
 
 def list_rails(document: Document) -> list[str]:
-    """Every rail that was read, in the order of the rows."""
+    """List every rail that was read, in the order of the rows."""
     rows = (row for series in document["series"] for row in series["rows"])
     return list(dict.fromkeys(rail for row in rows for rail in row["rail_power_w"]))
 
 
 def choose_rails(series: Series, most: int) -> list[str]:
-    """Those of a series that draw most at any point, in the board's order."""
+    """Return a series' rails with the highest power at any point, in the board's order."""
     rails = list_rails({"series": [series]})
     drawn_w = {rail: max(float(row["rail_power_w"].get(rail, 0.0)) for row in series["rows"]) for rail in rails}
     largest = sorted(rails, key=lambda rail: -drawn_w[rail])[:most]
@@ -110,22 +109,22 @@ def choose_rails(series: Series, most: int) -> list[str]:
 
 
 def order_series(document: Document) -> list[Series]:
-    """The series as people want to see them: tuned ones first, since that is what one ships."""
+    """Return the series with tuned ones first, since those are shipped."""
     return sorted(document["series"], key=lambda series: bool(series["variant"] == "untuned"))
 
 
 def list_batches(document: Document) -> list[int]:
-    """The batch sizes, in the order of the series."""
+    """List the batch sizes, in the order of the series."""
     return list(dict.fromkeys(series["batch"] for series in document["series"]))
 
 
 def find_domain(row: Row, name: str) -> Mapping[str, Any] | None:
-    """One clock of a row."""
+    """Return one clock of a row."""
     return next((domain for domain in row["domains"] if domain["name"] == name), None)
 
 
 def find_swept_clocks(document: Document) -> list[tuple[str, ...]]:
-    """Names of the clocks that were held at several frequencies; those that always moved together are one entry."""
+    """Name the clocks that were pinned at several frequencies; those that always moved together are one entry."""
     rows = [row for series in document["series"] for row in series["rows"]]
     by_course: dict[tuple[Any, ...], list[str]] = {}
     names = dict.fromkeys(domain["name"] for row in rows for domain in row["domains"])
@@ -137,14 +136,14 @@ def find_swept_clocks(document: Document) -> list[tuple[str, ...]]:
 
 
 def find_slice(series: Series, clock: Sequence[str], through: Row) -> list[Row]:
-    """Rows that differ from `through` in this clock alone, slowest first."""
+    """Return the rows that differ from `through` in this clock alone, slowest first."""
     rows = [row for row in counted(series) if _elsewhere(row, clock) == _elsewhere(through, clock)]
     rows = [row for row in rows if _held_hz(row, clock[0])]
     return sorted(rows, key=lambda row: _held_hz(row, clock[0]) or 0)
 
 
 def choose_slice(series: Series, clock: Sequence[str]) -> list[Row]:
-    """The slice through the pick, or the one with most measured points where that has fewer than three rows."""
+    """Return the slice through the pick, or the one with most measured points where that has fewer than three rows."""
     pick = find_pick(series)
     slices = [find_slice(series, clock, pick)] if pick else []
     if slices and len(slices[0]) > 2:
@@ -158,7 +157,7 @@ def choose_slice(series: Series, clock: Sequence[str]) -> list[Row]:
 
 
 def clock_hz(row: Row, clock: Sequence[str]) -> int | None:
-    """What the clock was held at."""
+    """Return the clock's pinned frequency."""
     return _held_hz(row, clock[0])
 
 
@@ -168,7 +167,7 @@ def _held_hz(row: Row, name: str) -> int | None:
 
 
 def _elsewhere(row: Row, clock: Sequence[str]) -> tuple[object, ...]:
-    """Everything about a point that is not this clock's frequency; what follows it by itself does not count."""
+    """Return everything about a point but this clock's frequency and what follows it by itself."""
     others = tuple(
         (domain["name"], domain["units"], domain["freq_hz"] if domain["held"] and domain["name"] not in clock else None)
         for domain in row["domains"]
@@ -177,11 +176,10 @@ def _elsewhere(row: Row, clock: Sequence[str]) -> tuple[object, ...]:
 
 
 def _half_width(estimate: Mapping[str, float]) -> float:
-    """Of the logarithm's interval."""
     return math.log(estimate["high"] / estimate["low"]) / 2 if estimate["low"] > 0 else math.inf
 
 
 def name_series(series: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """What tells a series from the others of its sweep: `tuned`, `tuned, batch 4`."""
+    """Name a series within its sweep: `tuned`, `tuned, batch 4`."""
     batches = {each["batch"] for each in document["series"]}
     return str(series["variant"]) + (f", batch {series['batch']}" if len(batches) > 1 or series["batch"] != 1 else "")

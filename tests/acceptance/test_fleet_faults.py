@@ -88,7 +88,7 @@ def freeze_sshd(rack: Rack) -> Callable[[], None]:
     [
         (cut_the_power, "nothing heard"),
         (pull_the_plug, "nothing heard"),
-        (crash_the_agent, "no agent of it has registered"),
+        (crash_the_agent, "its agent has not registered"),
         (freeze_sshd, "nothing heard"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_is_no_ssh_server_is_named(sshd: Sshd, tmp_path: pathlib.Path) -> N
     assert "no SSH server" in failed.detail
 
 
-@pytest.mark.parametrize(("pinned", "says"), [("", "nobody has confirmed"), ("SHA256:" + "A" * 43, "HAS CHANGED")])
+@pytest.mark.parametrize(("pinned", "says"), [("", "is not confirmed"), ("SHA256:" + "A" * 43, "HAS CHANGED")])
 def test_a_host_key_that_is_not_the_pinned_one_is_named(
     sshd: Sshd, tmp_path: pathlib.Path, pinned: str, says: str
 ) -> None:

@@ -40,11 +40,11 @@ def test_progress_is_told_now_and_then() -> None:
     said: list[str] = []
     listener = api._Listener(said.append)
     progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}
-    listener.tell("m", "running", "", {"trials": 8}, progress)
+    listener.print_progress("m", "running", "", {"trials": 8}, progress)
     assert said == []
-    listener._told_at -= 11.0
-    listener.tell("m", "running", "", {"trials": 8}, progress)
-    listener.tell("m", "running", "", {"trials": 8}, progress)
+    listener._printed_at -= 11.0
+    listener.print_progress("m", "running", "", {"trials": 8}, progress)
+    listener.print_progress("m", "running", "", {"trials": 8}, progress)
     assert len(said) == 1
     assert "3/8" in said[0]
 

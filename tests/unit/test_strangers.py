@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim
 from farm.errors import TransientError
-from farm.services.strangers import OWNER, SETTLE_S, Strangers
+from farm.services.foreign_clients import OWNER, SETTLE_S, ForeignClients
 from farm.store import Store
 from tests.fleet_store import Clocks, open_fleet, take
 
@@ -55,19 +55,19 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def strangers(store: Store, agent: Agent) -> Strangers:
+def strangers(store: Store, agent: Agent) -> ForeignClients:
     """Nobody is held yet."""
-    return Strangers(store, agent)
+    return ForeignClients(store, agent)
 
 
-def look(strangers: Strangers, store: Store, free: int, now_s: float) -> str | None:
+def look(strangers: ForeignClients, store: Store, free: int, now_s: float) -> str | None:
     """One look; returns who holds the board then."""
     strangers.look(summary(free), {"nano-01": KEY}, store.fetch_boards(), now_s)
     lease = store.require_board("nano-01")["lease"]
     return None if lease is None else str(lease["owner"])
 
 
-def test_a_stock_client_shows_while_it_is_there(store: Store, strangers: Strangers) -> None:
+def test_a_stock_client_shows_while_it_is_there(store: Store, strangers: ForeignClients) -> None:
     """Whoever waits is told for whom; as soon as the board is offered again it is free."""
     assert look(strangers, store, 0, 0.0) is None
     assert look(strangers, store, 0, SETTLE_S) == OWNER
@@ -81,7 +81,7 @@ def test_a_stock_client_shows_while_it_is_there(store: Store, strangers: Strange
     take(store)
 
 
-def test_a_holder_of_the_farms_is_no_stranger(store: Store, strangers: Strangers, agent: Agent) -> None:
+def test_a_holder_of_the_farms_is_no_stranger(store: Store, strangers: ForeignClients, agent: Agent) -> None:
     """Nor is one that has just given its lease back, while its agent is about to offer the board again."""
     lease = take(store)
     assert look(strangers, store, 0, 0.0) == "left"
@@ -95,7 +95,7 @@ def test_a_holder_of_the_farms_is_no_stranger(store: Store, strangers: Strangers
 
 @pytest.mark.parametrize("holder", ["", None])
 def test_where_the_agent_knows_of_nobody_the_board_is_free(
-    store: Store, strangers: Strangers, agent: Agent, holder: str | None
+    store: Store, strangers: ForeignClients, agent: Agent, holder: str | None
 ) -> None:
     """A session of a lease that is over ends by the question, a silent agent tells nothing: both are asked later."""
     agent.holder = holder
@@ -107,7 +107,7 @@ def test_where_the_agent_knows_of_nobody_the_board_is_free(
     assert len(agent.asked) == 2
 
 
-def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, strangers: Strangers) -> None:
+def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, strangers: ForeignClients) -> None:
     """A lease that was ended by force is not taken again at once; those that are left are given back."""
     look(strangers, store, 0, 0.0)
     look(strangers, store, 0, SETTLE_S)

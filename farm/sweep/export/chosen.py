@@ -1,6 +1,6 @@
-"""Takes one measured operating point out of a sweep, to be set on boards: which one, and the evidence for it.
+"""Choose one measured operating point of a sweep to set on boards, with its evidence.
 
-How it is written: as JSON here, for nvpmodel in `export_nvpmodel.py`, as a shell script in `export_script.py`.
+`export_json` is here; `nvpmodel` and `script` write the other forms.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from farm.units import WATT, joule_scale, seconds_scale
 
 
 class ExportForm(StrEnum):
-    """What an operating point is written as."""
+    """The form of an exported operating point."""
 
     NVPMODEL = "nvpmodel"  # a stanza for the board's nvpmodel.conf
     JSON = "json"
-    SH = "sh"  # a script that sets it and puts back what was before
+    SH = "sh"  # a script that sets it and restores the earlier state
 
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """One measured row of a sweep's document, and the point that it stands for."""
+    """One measured row of a sweep's document, and its point."""
 
     document: Mapping[str, Any]
     series: Mapping[str, Any]
@@ -47,10 +47,10 @@ class Chosen:
 def choose_point(
     document: Mapping[str, Any], series: Mapping[str, Any], *, rank: int = 1, key: str | None = None
 ) -> Chosen:
-    """The recommended point (`rank` 1), a runner-up (2 and up) or the point `key` of a series.
+    """Return the recommended point (`rank` 1), a runner-up (2 and up) or the point `key` of a series.
 
-    Raises UsageError for what is not there, and for a point that was predicted or whose measurement does not count:
-    there is no evidence to ship it on.
+    Raises UsageError where there is none, and for a point that was predicted or whose measurement is invalid: it has no
+    evidence.
     """
     if key is None:
         key = _find_ranked(document, series, rank)
@@ -73,14 +73,14 @@ def choose_point(
 
 
 def require_something_to_set(chosen: Chosen) -> OperatingPoint:
-    """The point, which is more than the board as it was. Raises UsageError."""
+    """Return the point, if it differs from the board's default. Raises UsageError."""
     if chosen.point.is_empty:
         raise UsageError("this point leaves the clocks as the board has them: there is nothing to set")
     return chosen.point
 
 
 def export_json(chosen: Chosen, board_type: BoardType) -> str:
-    """The point with its evidence; `operating_point` is what agents and `device-agent clocks pin` know."""
+    """Return the point with its evidence; `operating_point` has the form of agents and `device-agent clocks pin`."""
     row, document = chosen.row, chosen.document
     evidence = {
         name: row[name]
@@ -114,7 +114,7 @@ def export_json(chosen: Chosen, board_type: BoardType) -> str:
 
 
 def write_comments(chosen: Chosen) -> list[str]:
-    """The evidence as lines of plain ASCII: boards' tools and their editors may know nothing else."""
+    """Return the evidence as lines of ASCII: boards' tools and editors may know nothing else."""
     row, document, series = chosen.row, chosen.document, chosen.series
     board = document["board"]
     day = time.strftime("%Y-%m-%d", time.localtime(document["started_at"]))
@@ -164,6 +164,6 @@ def _quantity(name: str, estimate: Mapping[str, float], scale: units.Scale) -> s
 
 
 def _plain(text: str) -> str:
-    """One line of ASCII: names of models come from users, and a line break would end the comment."""
+    """Convert to one line of ASCII: names of models come from users, and a line break would end the comment."""
     known = text.replace("µ", "u").replace("–", "-")
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in known)

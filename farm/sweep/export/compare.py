@@ -1,7 +1,7 @@
-"""Two sweeps side by side: at each operating point that both measured, and at what each found best.
+"""Compare two sweeps: at each operating point that both measured, and at the best points of each.
 
-Pairs series of the same variant and batch; where each sweep has one series only, these two, so that two variants can be
-compared across sweeps. How it is printed is the command's business.
+Pairs series of the same variant and batch; two sweeps of one series each are paired in any case, so that two variants
+can be compared across sweeps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SeriesPair:
     left_out: int
 
     def summarise(self, quantity: str) -> tuple[float, float, float] | None:
-        """Geometric mean of the ratios over all points, their least and greatest; None where there are none."""
+        """Return the geometric mean, minimum and maximum of the ratios over all points; None where there are none."""
         ratios = [ratio for pair in self.points if (ratio := pair.ratios[quantity])]
         if not ratios:
             return None
@@ -49,10 +49,10 @@ class SeriesPair:
 
 
 def compare_sweeps(one: Document, other: Document, *, mixed: bool = False) -> list[SeriesPair]:
-    """Every pair of series that belong together.
+    """Compare every pair of series that match.
 
-    Raises UsageError where a simulated sweep meets a real one and `mixed` does not allow that, where no series belong
-    together, and where nothing was measured in both.
+    Raises UsageError where a simulated sweep meets a real one without `mixed`, where no series match, and where nothing
+    was measured in both.
     """
     _refuse_mixture(one, other, mixed)
     pairs = [_pair(first, second) for first, second in _match(one, other)]
@@ -65,7 +65,7 @@ def compare_sweeps(one: Document, other: Document, *, mixed: bool = False) -> li
 
 
 def comparison_to_dict(one: Document, other: Document, pairs: Sequence[SeriesPair]) -> dict[str, Any]:
-    """The comparison for `--json`."""
+    """Return the comparison for `--json`."""
     return {
         "one": _describe(one),
         "other": _describe(other),

@@ -1,6 +1,6 @@
-"""A sweep as one plain document, for `--json`, tables and reports, made from what the store holds alone.
+"""A sweep as one plain document, for `--json`, tables and reports, made from the store alone.
 
-What the visits mean is `adaptive.Planner` and `pick.py`; here their answers get names and units.
+`adaptive.Planner` and `pick` evaluate the visits; here the results get names and units.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
 from farm.sweep.plan import adaptive
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
 
-# Below this a drift is not worth a word.
+# Smaller drifts are not mentioned.
 _WORTH_SAYING = 0.005
 
 
 def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
-    """The whole sweep; picks are for its own goal, or for `goal`. Raises UsageError where there is no such sweep."""
+    """Return the whole sweep; picks are for its own goal, or for `goal`. Raises UsageError where there is no such
+    sweep.
+    """
     row = store.require_sweep(sweep)
     rows = store.fetch_sweep_points(sweep)
     grid, goal = _read_grid(row), goal or stored.goal_from_dict(row["goal"])
@@ -66,9 +68,9 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
 
 
 def find_failure(document: Mapping[str, Any], every: bool = False) -> PermanentError | None:
-    """What the end of a sweep stands for: it was voided, or no series has a pick (`every`: one has none).
+    """Return the error of a sweep: it was voided, or no series has a pick (`every`: one has none).
 
-    None where it led to one.
+    None where it worked.
     """
     if document["state"] == "voided":
         return PermanentError(
@@ -85,7 +87,7 @@ def find_failure(document: Mapping[str, Any], every: bool = False) -> PermanentE
 
 
 def find_series(document: Mapping[str, Any], variant: str | None, batch: int | None) -> list[dict[str, Any]]:
-    """The series of a document that are meant; None: every. Raises UsageError where there is none."""
+    """Return the selected series of a document; None: all. Raises UsageError where there is none."""
     found = [
         each for each in document["series"] if variant in (None, each["variant"]) and batch in (None, each["batch"])
     ]
@@ -96,7 +98,7 @@ def find_series(document: Mapping[str, Any], variant: str | None, batch: int | N
 
 
 def _read_grid(row: Mapping[str, Any]) -> Grid:
-    """The grid as it was in the end: boards may have shown that two of its points are one."""
+    """Read the final grid: boards may have shown that two of its points are one."""
     grid = stored.grid_from_dict(row["grid"])
     summary = row["summary"] or {}
     left = set(summary.get("points") or [point.key for point in grid.points])
@@ -113,7 +115,7 @@ def _make_series(
     planner: Planner, goal: Goal, key: tuple[str, int], visits: Sequence[PointMeasurement]
 ) -> dict[str, Any]:
     analysis = planner.analyse(visits)
-    # A point's own visits joined with the fit: the raw ones alone lose some of the front to noise (docs/sweeps.md).
+    # A point's own visits joined with the fit: raw ones alone lose some of the front to noise (docs/sweeps.md).
     combined = analysis.combine()
     front = [point.key for point in find_front(_candidates(combined)) if point.on_front]
     picked, why = _find_pick(analysis, goal)
@@ -131,7 +133,6 @@ def _make_series(
 
 
 def _candidates(measured: Mapping[str, Combined]) -> list[FrontCandidate]:
-    """For the front of latency and energy; without a sensor it is the fastest point alone."""
     return [FrontCandidate(key, point.latency, point.energy or point.latency) for key, point in measured.items()]
 
 
@@ -142,7 +143,7 @@ def _make_row(
     front: Sequence[str],
     visits: Sequence[PointMeasurement],
 ) -> dict[str, Any]:
-    """A point as front and pick see it; what its visits alone say is beside it, in `visits_alone`."""
+    """Make a point's row from the joined estimate; `visits_alone` has the estimate from its own visits."""
     point = analysis.grid.points[row]
     own = [visit for visit in visits if visit.key == point.key]
     found = analysis.measured.get(point.key)
@@ -174,12 +175,12 @@ def _make_row(
 
 
 def _scale_p95(found: MeasuredPoint, figures: Combined) -> float | None:
-    """The 95th percentile as the visits have it, relative to their median."""
+    """Scale the visits' 95th percentile to the joined median."""
     return found.latency_p95_s and found.latency_p95_s * figures.latency.value / found.latency.value
 
 
 def _describe_visits(found: MeasuredPoint | None) -> dict[str, Any] | None:
-    """What a point's own visits say, drift taken out, without its neighbours; None where it was not measured."""
+    """Describe a point's own visits without drift and without its neighbours; None where it was not measured."""
     if found is None:
         return None
     return {
@@ -195,7 +196,7 @@ def _mean_rails(visits: Sequence[PointMeasurement]) -> dict[str, float]:
 
 
 def _mean(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """Of repeated visits; as wide as they are themselves, since their errors have one cause (the idle baseline's)."""
+    """Average repeated visits; the interval stays as wide, since their errors have one cause (the idle baseline's)."""
     known = [estimate for estimate in estimates if estimate is not None]
     if not known:
         return None
@@ -227,7 +228,7 @@ def _find_pick(analysis: Analysis, goal: Goal) -> tuple[Pick | None, str]:
 
 def _describe_pick(grid: Grid, picked: Pick) -> dict[str, Any]:
     best = picked.best
-    assert best is not None  # the caller looked
+    assert best is not None  # the caller checked
     point = grid.find(best.point.key)
     assert point is not None  # picks are points of the grid
     ratios = {"latency": 1 + best.slower, "energy": None if best.saves is None else 1 - best.saves}
@@ -277,13 +278,13 @@ def _find_better(
     visits: Sequence[PointMeasurement],
     picked: Pick | None,
 ) -> list[dict[str, Any]]:
-    """Points that nobody measured and that the fit expects to be better for the goal than the pick; predictions."""
+    """List unmeasured points that the fit expects to be better for the goal than the pick; predictions."""
     if analysis.model is None or picked is None or find_void(analysis.drift):
         return []
     if goal.needs_power and not analysis.has_power:
         return []
     excluded = planner.find_excluded(visits)
-    # What is left to gain when a sweep stops by itself is not worth a word.
+    # A sweep stops with this much left to gain, so less is not mentioned.
     bound = picked.best.objective.value * (1 - PICK_LEFT) if picked.best else float("inf")
     found = []
     for row, point in enumerate(planner.grid.points):

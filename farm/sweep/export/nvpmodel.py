@@ -1,4 +1,4 @@
-"""An operating point as a stanza for a Jetson's nvpmodel.conf, in the words of the file that its JetPack line ships.
+"""An operating point as a stanza of a Jetson's nvpmodel.conf, in the terms of its JetPack line.
 
 Names and order: LineageOS/android_device_nvidia_quill (T186), _galen (T194), _concord (T234), nvpmodel/*.conf; T210:
 public copies of nvpmodel_t210_jetson-nano.conf. nvpmodel writes only what a stanza names.
@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.sweep.export.chosen import Chosen, require_something_to_set, write_comments
 
-# What the file calls a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
+# The file's names of a cluster's clock; numbered where all clusters are alike. Carmel counts as Denver.
 _CPU_NAMES = {
     "cortex-a57": "CPU_A57",
     "denver2": "CPU_DENVER",
@@ -30,7 +30,8 @@ _NO_LIMIT = -1
 
 
 def export_nvpmodel(chosen: Chosen, board_type: BoardType, mode_id: int | None = None) -> str:
-    """The stanza, with its evidence as comments. `mode_id`: its ID; None: the first that stock files leave free.
+    """Return the stanza, with its evidence as comments. `mode_id`: its ID; None: the first one that stock files leave
+    free.
 
     Raises UsageError for what nvpmodel cannot express, saying why.
     """
@@ -98,7 +99,9 @@ def _cluster_settings(
 
 
 def _plan_online(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> frozenset[int]:
-    """The CPUs that were online. Where only their number is known, the first of each cluster: its cores are alike."""
+    """Return the CPUs that were online. Where only their number is known, the first of each cluster: its cores are
+    alike.
+    """
     if chosen.point.cores_online is not None:
         return frozenset(chosen.point.cores_online)
     if base and base.cores_online is not None:
@@ -110,7 +113,7 @@ def _plan_online(chosen: Chosen, board_type: BoardType, base: PowerMode | None) 
 
 
 def _caveats(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> Iterator[str]:
-    """What a stanza cannot say."""
+    """List what a stanza cannot express."""
     if chosen.point.memory_freq_hz:
         yield "nvpmodel caps the memory clock and cannot hold it: with little traffic it may be lower than it was when"
         yield "this was measured. The script that `--as sh` writes holds it."

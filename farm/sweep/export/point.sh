@@ -185,7 +185,7 @@ restore() {
     rm -f "$STATE"
 }
 
-# Whatever happens until the point is set, or until the command has ended: put everything back.
+# On any error until the point is set, and at the end of a command: restore everything.
 give_back() {
     status=$?
     trap - EXIT

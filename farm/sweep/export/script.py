@@ -1,7 +1,7 @@
-"""An operating point as a POSIX shell script that sets it on a board and puts back what was before.
+"""An operating point as a POSIX shell script that sets it on a board and restores the earlier state.
 
-It does what `device_agent.clocks` does, in the same order, for boards that run no agent. The parts that never change
-are in `point.sh`; here are those that a point decides.
+It does what `device_agent.clocks` does, in the same order, for boards without an agent. `point.sh` has the fixed parts;
+here are those that depend on the point.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _COMMENTS, _SETTINGS, _NAME = "#@comments@", "#@settings@", "@name@"
 
 
 def export_script(chosen: Chosen, board_type: BoardType) -> str:
-    """The script's text. Raises UsageError for a point that sets nothing, or names what the type does not have."""
+    """Return the script's text. Raises UsageError for a point that sets nothing, or names what the type
+    does not have.
+    """
     require_something_to_set(chosen)
     comments = "\n".join(f"# {line}".rstrip() for line in write_comments(chosen))
     settings = "\n".join(f"    {line}" for line in _settings(chosen, board_type))
@@ -54,7 +56,7 @@ def _settings(chosen: Chosen, board_type: BoardType) -> Iterator[str]:
 
 
 def _held_clusters(chosen: Chosen, board_type: BoardType) -> list[tuple[list[int], int]]:
-    """CPUs that share a clock, with the clock they are held at."""
+    """Return CPUs that share a clock, with their pinned clock."""
     wanted, clusters = chosen.point.cpu_freq_hz, {cluster.name: cluster.cpus for cluster in board_type.clusters}
     if missing := sorted(wanted.keys() - clusters.keys() - {EVERY_CLUSTER}):
         raise UsageError(

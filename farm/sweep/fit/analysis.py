@@ -1,4 +1,4 @@
-"""What all visits of a sweep say together: corrected for drift, combined per point, fitted over the whole grid."""
+"""Evaluate all visits of a sweep: correct drift, combine per point, fit over the whole grid."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from farm.sweep.fit.drift import Drift
 from farm.sweep.fit.model import ClockModel, Data, fit_model
 from farm.sweep.fit.terms import Floats, Terms
 
-# Boards of one type differ by more than one factor: what remains at other points than the anchor (our choice).
+# Boards of one type differ by more than one factor: the rest at other points than the anchor (our choice).
 BOARD_SD = 0.01
-# Below this nothing can be fitted.
+# The fewest points for a fit.
 MIN_POINTS = 3
-# A fit to more is worth less than its time, which grows with the third power (2,028 points: minutes). Beyond them a
-# point measured stands for itself, and what was not measured is predicted from so many, spread over the others.
+# A fit to more points costs more time, with the third power, than it gains (2,028 points: minutes). Further measured
+# points stand for themselves, and predictions use this many points, spread over all.
 MAX_FITTED = 400
-# What a prediction's width is fitted with, in points: level, slope, and how large and how rough the residual is.
+# The parameters behind a prediction's width: level, slope, amplitude and roughness of the residual.
 _FITTED, _LEAST_FREEDOM = 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredPoint:
-    """A grid point as measured: drift taken out, repeated visits combined, intervals that cover both.
+    """A grid point as measured: drift removed, repeated visits combined, intervals that cover both.
 
-    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is what of the intervals
-    of latency and power is the point's own: how far the board has moved is uncertain for all points alike.
+    `latency_p95_s` is the visits' mean, corrected alike; `visits` the valid ones. `own_log_sd` is the point's own part
+    of the intervals of latency and power: the board's drift is uncertain for all points alike.
     """
 
     key: str
@@ -44,9 +44,9 @@ class MeasuredPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Combined:
-    """The best estimate of a measured point: its own visits together with what its neighbours tell through the fit.
+    """The best estimate of a measured point: its own visits joined with the fit of its neighbours.
 
-    Comparing points by it is fairer than by their own visits alone, the luckiest of which always wins.
+    By visits alone the luckiest point would always win.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Combined:
 
 @dataclasses.dataclass(frozen=True)
 class BoardDrift:
-    """How one board moved; `offset` is how far its latency lies from the first board's, relative, at the anchor."""
+    """One board's drift; `offset` is its latency relative to the first board's at the anchor."""
 
     latency: Drift
     power: Drift | None
@@ -66,10 +66,10 @@ class BoardDrift:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """Everything known of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted.
+    """The evaluation of a grid. `measured` by key; `drift` by board; `model` is None before it can be fitted.
 
-    `per_call` is the energy of a call over its median latency times power, at a typical point: calls that take longer
-    than the median, and what is between them, cost energy as well.
+    `per_call` is the energy of a call over its median latency times power, at a typical point: slow calls, and pauses
+    between calls, cost energy as well.
     """
 
     grid: Grid
@@ -83,7 +83,9 @@ class Analysis:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
     def combine(self) -> dict[str, Combined]:
-        """Of every point measured, by key; what each says itself before anything is fitted, and in large grids."""
+        """Return the best estimate of every measured point, by key; its own visits alone before a fit, and in large
+        grids.
+        """
         if self.model is None or len(self.measured) > MAX_FITTED:
             return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
         return {
@@ -93,16 +95,16 @@ class Analysis:
         }
 
     def predict(self, row: int) -> PointPrediction | None:
-        """What the fit expects of a grid row; None before anything is fitted."""
+        """Predict a grid row; None before a fit."""
         if self.model is None:
             return None
-        # How rough the fit's residual is, is itself known from a few points only: Student's t instead of the normal.
+        # The residual's roughness is known from a few points only: Student's t instead of the normal.
         freedom = max(len(self.measured) - _FITTED, _LEAST_FREEDOM)
         wider = float(scipy.special.stdtrit(freedom, 0.975)) / Z95
         return PointPrediction(self.grid.points[row].key, *self._estimate(row, wider))
 
     def _estimate(self, row: int, wider: float = 1.0) -> tuple[Estimate, Estimate | None, Estimate | None]:
-        """Latency, power and energy as the fit has them, intervals `wider` than normal ones."""
+        """Return the fit's latency, power and energy, with intervals `wider` than normal ones."""
         assert self.model is not None
         latency, power = self.model.latency, self.model.power
         time = Estimate.of_log(latency.mean[row], wider * latency.sd[row])
@@ -117,7 +119,7 @@ class Analysis:
 def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor: str) -> Analysis:
     """Correct, combine and fit; `terms` are the grid's (`terms.build_terms`), `anchor` the key of the repeated point.
 
-    Invalid visits, and those of points outside the grid, count for nothing.
+    Invalid visits, and those of points outside the grid, are ignored.
     """
     valid, by_power = _choose_valid(grid, visits)
     drift, shifts = _correct(valid, anchor, by_power)
@@ -134,20 +136,20 @@ def analyse(grid: Grid, terms: Terms, visits: Sequence[PointMeasurement], anchor
 
 
 def _choose_fitted(measured: Mapping[str, MeasuredPoint]) -> dict[str, MeasuredPoint]:
-    """At most `MAX_FITTED` of the points, evenly in the order in which they were measured, which is spread out."""
+    """Return at most `MAX_FITTED` points, evenly in the order of measurement, which is spread out."""
     chosen = np.linspace(0, len(measured) - 1, min(len(measured), MAX_FITTED)).round().astype(int)
     items = list(measured.items())
     return dict(items[index] for index in chosen)
 
 
 def find_drift(grid: Grid, visits: Sequence[PointMeasurement], anchor: str) -> Mapping[str, BoardDrift]:
-    """The drift that `analyse` finds, without what it costs to combine and fit."""
+    """Return the drift that `analyse` finds, without combining and fitting."""
     valid, by_power = _choose_valid(grid, visits)
     return _correct(valid, anchor, by_power)[0]
 
 
 def _choose_valid(grid: Grid, visits: Sequence[PointMeasurement]) -> tuple[list[PointMeasurement], bool]:
-    """The visits that count, and whether all of them have power."""
+    """Return the valid visits, and whether all of them have power."""
     keys = {point.key for point in grid.points}
     valid = [visit for visit in visits if visit.is_valid and visit.key in keys]
     return valid, bool(valid) and all(visit.power is not None and visit.energy is not None for visit in valid)
@@ -160,7 +162,7 @@ def _find_per_call(points: Sequence[MeasuredPoint]) -> float:
 
 
 def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint], by_power: bool) -> ClockModel:
-    """The fit to points measured."""
+    """Fit measured points."""
     rows = {point.key: row for row, point in enumerate(grid.points)}
     at = tuple(rows[key] for key in measured)
     points = list(measured.values())
@@ -173,7 +175,7 @@ def fit_measured(grid: Grid, terms: Terms, measured: Mapping[str, MeasuredPoint]
 
 @dataclasses.dataclass(frozen=True)
 class _Shift:
-    """What to take from one visit's logarithms, and the variances to add: of the visit, and of the drift taken out."""
+    """What to subtract from one visit's logarithms, and the variances to add: of the visit, and of the drift."""
 
     latency: float
     power: float
@@ -241,7 +243,7 @@ def _estimate(
 def _level(
     estimates: Sequence[Estimate], anchors: Sequence[PointMeasurement], own: Sequence[PointMeasurement], drift: Drift
 ) -> float:
-    """The anchor's logarithm on this board when it began, 0 where it was never visited there."""
+    """Return the anchor's logarithm on this board at its start, 0 where it was never visited there."""
     if not anchors:
         return 0.0
     places = [index for index, visit in enumerate(own) if any(visit is anchor for anchor in anchors)]
@@ -288,9 +290,9 @@ def _mean(
     tail: float,
     believed: Sequence[float] | None = None,
 ) -> tuple[Estimate, float]:
-    """Visits weighed by how sure they are, and the sd without `shared`, a variance that repeating does not lessen.
+    """Return visits weighted by precision, and the sd without `shared`, a variance that repeating does not reduce.
 
-    `believed` is how much of each visit's own interval counts, `tail` see `Drift`.
+    `believed` is the valid share of each visit's own interval, `tail` see `Drift`.
     """
     shares = believed or [1.0] * len(estimates)
     parts = zip(estimates, added, shares, strict=True)

@@ -1,7 +1,7 @@
 """Latency and power over the clocks: fitted from few points, predicted everywhere, with intervals.
 
 Latency is a sum of times that each clock bounds, or a p-norm of them where they overlap. Power is idle plus C V^2 f of
-what switches, with a voltage knee per clock. Weights are not negative; what the fit lacks is `kriging.py`'s business.
+what switches, with a voltage knee per clock. Weights are not negative; a Gaussian process models the residual.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from farm.sweep.fit.terms import Floats, Indices, Knee, Terms, factor_many, halv
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
 TERM_SD = 0.6
-# Amplitudes of g, relative, and how far apart points are before they tell nothing of each other (a whole axis is 1).
+# Relative amplitudes of the residual g, and its lengths of correlation (a whole axis is 1).
 _AMPLITUDES = (0.003, 0.01, 0.03, 0.08)
 _LENGTHS = (0.25, 0.6)
-# Of g's variance, what no neighbour tells: a memory clock that a CPU clock raises in steps, rounding in a driver. Only
-# points nearer than this tell of it. Without it predictions between points that fit well are too sure of themselves.
+# The share of g's variance without correlation to neighbours: a memory clock that a CPU clock raises in steps, rounding
+# in a driver. Only points nearer than this length share it. Without it predictions between points that fit well are too
+# narrow.
 _ROUGH_SHARE, _ROUGH_LENGTH = 0.1, 0.05
-# Larger residuals are possible, not likely: what the terms say is physics.
+# Larger residuals are possible, not likely: the terms are physics.
 _AMPLITUDE_PRIOR = (0.3, 0.3, 0.25, 0.15)
-# Answers with less weight than this change nothing that is shown.
+# Answers with less weight than this do not change any shown digit.
 _LEAST_WEIGHT = 0.03
-# How much the fit's own misses (leave one out) may correct its intervals: as if so many more points fitted perfectly.
+# How much the fit's leave-one-out errors may correct its intervals: as if this many more points fitted perfectly.
 _TRUST = 12.0
-# Waves that a drawn function is made of; its covariance is then right to within some percent.
+# Waves of a drawn function; its covariance is then right to within some percent.
 _WAVES = 256
-# Nor may they make intervals much narrower than the priors have them.
+# Nor may they make intervals much narrower than the priors do.
 _LEAST_INFLATION = 0.7
 
 
@@ -50,13 +51,13 @@ class _Answer:
     fit: Fit
     amplitude: float
     length: float
-    root: Floats  # inverse of the Cholesky factor of the covariance of what was measured
+    root: Floats  # inverse of the Cholesky factor of the measurements' covariance
     solved: Floats  # covariance^-1 residual
     inflation: float
 
 
 class Posterior:
-    """What is known of one quantity's logarithm over the grid. Mixes all answers that the measurements allow."""
+    """The posterior of one quantity's logarithm over the grid: a mixture of all likely answers."""
 
     def __init__(
         self,
@@ -92,9 +93,10 @@ class Posterior:
         return mean, answer.inflation * np.maximum(prior - (half**2).sum(axis=0), 1e-12)
 
     def draw(self, at: Indices, count: int, rng: np.random.Generator) -> Floats:
-        """`count` joint draws of the logarithm at the points `at`, without what all share; shape (count, points).
+        """Return `count` joint draws of the logarithm at the points `at`, without the shared error; shape (count,
+        points).
 
-        A draw of the prior is corrected by how far it misses the measurements (Matheron's rule; Wilson et al. 2020,
+        A draw of the prior is corrected by its error at the measurements (Matheron's rule; Wilson et al. 2020,
         Efficiently sampling functions from Gaussian process posteriors), which needs no factor of a large matrix.
         """
         shares = np.floor(self._weights * count).astype(np.int64)
@@ -117,7 +119,7 @@ class Posterior:
 def condition(
     fits: Sequence[Fit], place: Floats, rows: Sequence[int], logs: Floats, sds: Floats, shared_sd: float
 ) -> Posterior:
-    """What measurements `logs` with standard deviations `sds` at the grid's `rows` tell of the whole grid.
+    """Condition the whole grid on measurements `logs` with standard deviations `sds` at the grid's `rows`.
 
     `shared_sd` is an error that all measurements have in common: it widens every interval, and no comparison.
     """
@@ -147,9 +149,9 @@ def condition(
 
 
 def _settle(fit: Fit, amplitude: float, length: float, root: Floats, half: Floats) -> _Answer:
-    """Solve one choice, and let its own misses correct its intervals."""
+    """Solve one choice, and correct its intervals by its leave-one-out errors."""
     solved = root.T @ half
-    # Misses of each point when it is left out (Rasmussen & Williams, sec. 5.4.2).
+    # Leave-one-out errors (Rasmussen & Williams, sec. 5.4.2).
     misses = solved**2 / (root**2).sum(axis=0)
     inflation = (_TRUST + float(misses.sum())) / (_TRUST + half.size)
     return _Answer(fit, amplitude, length, root, solved, max(inflation, _LEAST_INFLATION))
@@ -161,7 +163,7 @@ def _covariance(answer: _Answer, place: Floats, left: Indices, right: Indices) -
 
 
 def _shape(left: Floats, right: Floats, length: float) -> Floats:
-    """Matern 5/2: twice differentiable; and a small rest of it that hardly reaches the next point."""
+    """Return Matern 5/2, twice differentiable, plus a small part of short range."""
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2 * left @ right.T
     apart = np.sqrt(5 * np.maximum(squares, 0.0))
     smooth, rough = (_decay(apart / reach) for reach in (length, _ROUGH_LENGTH))
@@ -173,14 +175,14 @@ def _decay(distance: Floats) -> Floats:
 
 
 def _draw_residual(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
-    """Draws of a function with the covariance `_shape`; shape (count, points)."""
+    """Draw functions with the covariance `_shape`; shape (count, points)."""
     smooth = _draw_waves(place, length, count, rng)
     rough = _draw_waves(place, _ROUGH_LENGTH, count, rng)
     return np.asarray(np.sqrt(1 - _ROUGH_SHARE) * smooth + np.sqrt(_ROUGH_SHARE) * rough)
 
 
 def _draw_waves(place: Floats, length: float, count: int, rng: np.random.Generator) -> Floats:
-    """Draws of a function with a Matern 5/2 covariance, from random waves (Rahimi & Recht 2007).
+    """Draw functions with a Matern 5/2 covariance, from random waves (Rahimi & Recht 2007).
 
     The frequencies of a Matern 5/2 follow Student's t with 5 degrees of freedom.
     """
@@ -190,25 +192,25 @@ def _draw_waves(place: Floats, length: float, count: int, rng: np.random.Generat
     return np.asarray(rng.standard_normal((count, _WAVES)) @ np.cos(place @ waves + phases).T * np.sqrt(2 / _WAVES))
 
 
-# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And which share
-# of the shortest latency overlaps with nothing (dispatch, copies), for those that overlap at all.
+# How parts of the work overlap: 1 one after the other, more the closer to the slowest alone (roofline). And the share
+# of the shortest latency that overlaps with nothing (dispatch, copies), for those that overlap at all.
 _NORMS = (1.0, 1.5, 2.5, 4.0, 8.0)
 _ALONE = (0.0, 0.15, 0.4)
 # Candidates of a voltage knee: where it is, and how far the voltage rises from there (Jetson tables: 10 to 45 %).
 _KNEES_AT = (0.35, 0.5, 0.65, 0.8)
 _RISES = (0.15, 0.3, 0.5)
 _FLAT = Knee()
-# Steps for the slope of the fit by a knee's two numbers, which are also how wrong they are taken to be.
+# Steps for the slope of the fit by a knee's two numbers, and their assumed errors.
 _AT_STEP, _RISE_STEP = 0.1, 0.1
-# So many of the best placements of all knees are kept: few points cannot tell them apart, and they differ in between.
+# The best placements of all knees that are kept: few points cannot distinguish them, and they differ in between.
 _KEPT = 12
-# Two rounds find what one leaves; a third changes nothing.
+# Two rounds are enough; a third changes nothing.
 _ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Measurements of one quantity: grid rows, logarithms, their own standard deviations, and one that all share."""
+    """Measurements of one quantity: grid rows, logarithms, their own standard deviations, and a shared one."""
 
     rows: tuple[int, ...]
     logs: Floats
@@ -218,30 +220,30 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class ClockModel:
-    """What is known of every grid point. `power` is None without a sensor."""
+    """The posterior of every grid point. `power` is None without a sensor."""
 
     latency: Posterior
     power: Posterior | None
 
 
 def fit_model(terms: Terms, latency: Data, power: Data | None) -> ClockModel:
-    """Fit both quantities to what was measured."""
+    """Fit both quantities to the measurements."""
     times = fit_latency(terms, latency)
     return ClockModel(times, None if power is None else fit_power(terms, power, np.exp(times.mean)))
 
 
 def fit_latency(terms: Terms, data: Data) -> Posterior:
-    """Every way of overlapping is fitted; the data say which of them count."""
+    """Fit every way of overlapping; the data weigh them."""
     basis = latency_terms(terms)
     ways = [(norm, alone) for norm in _NORMS for alone in (_ALONE if norm > 1 else _ALONE[:1])]
     return condition([_fit_norm(basis, data, *way) for way in ways], terms.place, *_unpack(data))
 
 
 def _fit_norm(basis: Floats, data: Data, norm: float, alone: float) -> Fit:
-    """Constant + (sum of terms^norm)^(1/norm), with `alone` times the shortest latency for the constant."""
+    """Fit constant + (sum of terms^norm)^(1/norm), with `alone` times the shortest latency for the constant."""
     constant = alone * float(np.exp(data.logs.min()))
     columns = basis**norm
-    # The same relative error of the whole is a larger one of what is left of it without the constant.
+    # The same relative error of the whole is a larger one of the rest without the constant.
     times = np.exp(data.logs)
     lever = times / (times - constant)
     weights = _solve(columns[list(data.rows)], norm * np.log(times - constant), norm * lever * data.sds)
@@ -256,7 +258,7 @@ def _constant_share(latency: Floats) -> Floats:
 
 
 def fit_power(terms: Terms, data: Data, latency: Floats) -> Posterior:
-    """Knees are searched one clock after the other; what is left open of them becomes terms of the residual."""
+    """Search knees one clock after the other; their remaining uncertainty becomes terms of the residual."""
     knees = [_FLAT for _ in terms.domains]
     scores: dict[tuple[Knee, ...], float] = {}
     choices = [_FLAT, *(Knee(at, rise) for at, rise in itertools.product(_KNEES_AT, _RISES))]
@@ -297,13 +299,13 @@ def _fit_knees(terms: Terms, knees: Sequence[Knee], latency: Floats, data: Data)
 
 
 def _shares(columns: Floats, total: Floats) -> Floats:
-    """What each term is of the whole, scaled to 1 where it is most of it."""
+    """Return each term's share of the whole, scaled to 1 where it is largest."""
     parts = columns / total[:, None]
     return np.asarray(parts / np.maximum(parts.max(axis=0), 1e-300))
 
 
 def _solve(columns: Floats, logs: Floats, sds: Floats) -> Floats:
-    """Weights that are not negative, by least squares of relative errors; a point off by far counts less (Huber)."""
+    """Solve for non-negative weights by least squares of relative errors, with less weight for outliers (Huber)."""
     values = np.exp(logs)
     scale = np.maximum(sds, 0.003)
     trust = np.ones(logs.size)

@@ -1,4 +1,4 @@
-"""Fronts of latency and energy: what is better than what, how sure that is, how much a front is worth."""
+"""Fronts of latency and energy: dominance, its confidence, and the hypervolume of a front."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from farm.sweep.fit.terms import Floats
 # Draws behind a confidence, whose own error is then below 3 %; a fixed seed, so that equal data give equal answers.
 _DRAWS = 400
 _SEED = 0
-# Contenders below this confidence are not worth a line.
+# Contenders below this confidence are dropped.
 _LEAST = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class FrontCandidate:
-    """A point with what is to be small: its latency in s and its energy in J (or another cost)."""
+    """A point with its two costs: latency in s and energy in J (or another cost)."""
 
     key: str
     latency: Estimate
@@ -30,8 +30,8 @@ class FrontCandidate:
 class FrontPoint:
     """A point that may be on the front. `confidence` is the probability that none of the others is better in both.
 
-    `on_front` says whether that holds by the values; a point with it false and some confidence is a contender that the
-    measurements cannot tell from the front.
+    `on_front` is by the values; a point with it false and some confidence is a contender that the measurements cannot
+    distinguish from the front.
     """
 
     key: str
@@ -40,7 +40,7 @@ class FrontPoint:
 
 
 def find_front(candidates: Sequence[FrontCandidate]) -> tuple[FrontPoint, ...]:
-    """The front and its contenders, fastest first. Errors of different points are taken as independent."""
+    """Return the front and its contenders, fastest first. Errors of different points are taken as independent."""
     if not candidates:
         return ()
     latency = np.array([candidate.latency.value for candidate in candidates])
@@ -60,14 +60,14 @@ def find_front(candidates: Sequence[FrontCandidate]) -> tuple[FrontPoint, ...]:
 
 
 def front_rows(latency: Floats, cost: Floats) -> list[int]:
-    """Rows that nothing is better than in both, fastest first; of equal ones the first."""
+    """Return the rows that no other dominates, fastest first; of equal ones the first."""
     order = np.lexsort((cost, latency))
     lowest = np.minimum.accumulate(np.concatenate([[np.inf], cost[order]]))[:-1]
     return [int(row) for row in order[cost[order] < lowest]]
 
 
 def reference_point(latency: Floats, cost: Floats) -> tuple[float, float]:
-    """The corner that a front's worth is measured from: a tenth of its extent beyond its worst values.
+    """Return the reference corner of the hypervolume: a tenth of the front's extent beyond its worst values.
 
     A front of one point, or nearly so, has no extent: then it is 5 % beyond. (Ishibuchi et al. 2018, How to specify a
     reference point in hypervolume calculation.)
@@ -81,7 +81,7 @@ def reference_point(latency: Floats, cost: Floats) -> tuple[float, float]:
 
 
 def hypervolume(latency: Floats, cost: Floats, reference: tuple[float, float]) -> float:
-    """The area that points dominate up to `reference`, in s J; 0 where none does."""
+    """Return the area that points dominate up to `reference`, in s J; 0 where none does."""
     inside = (latency < reference[0]) & (cost < reference[1])
     latency, cost = latency[inside], cost[inside]
     if not latency.size:
@@ -94,7 +94,7 @@ def hypervolume(latency: Floats, cost: Floats, reference: tuple[float, float]) -
 def improvements(
     latency: Floats, cost: Floats, measured_latency: Floats, measured_cost: Floats, reference: tuple[float, float]
 ) -> Floats:
-    """By how much each point alone would add to the hypervolume of those measured."""
+    """Return each point's own gain in hypervolume over the measured ones."""
     inside = (measured_latency < reference[0]) & (measured_cost < reference[1])
     times, costs = measured_latency[inside], measured_cost[inside]
     rows = front_rows(times, costs) if times.size else []

@@ -1,4 +1,4 @@
-"""The point to ship: the best measured one that keeps deadline and power limit, and how sure that is."""
+"""The point to ship: the best measured one that keeps deadline and power limit, with its confidence."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_RUNNERS_UP = 3
 class PickedPoint:
     """A measured point that keeps the goal's limits with its whole interval.
 
-    `figures` are what it is judged by, its visits joined with the fit, and `objective` what the goal wants least of, in
-    its SI unit, from these. Compared with the fastest point measured, `slower` is how much longer an inference takes,
-    `saves` how much less energy it needs; both are relative, `saves` is None without energy.
+    `figures` are its visits joined with the fit, which decide, and `objective` is the goal's from these, in its SI
+    unit. Compared with the fastest point measured, `slower` is how much longer an inference takes, `saves` how much
+    less energy it needs; both are relative, `saves` is None without energy.
     """
 
     point: MeasuredPoint
@@ -35,12 +35,12 @@ class PickedPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Pick:
-    """What to ship, or why nothing can be.
+    """The point to ship, or why there is none.
 
     `confidence` is the probability that `best` has the least objective of all points measured that keep the limits, and
-    `close` the probability that none is better by more than 3 %. `best` is None where nothing keeps the limits,
-    and `reason` names what comes nearest to each. `predicted_gain` is by how much an unmeasured point might
-    still be better, as the fit expects; None without a fit.
+    `close` the probability that none is better by more than 3 %. `best` is None where no point keeps the limits;
+    `reason` then names the nearest to each. `predicted_gain` is the fit's expected gain of an unmeasured point; None
+    without a fit.
     """
 
     best: PickedPoint | None
@@ -112,7 +112,7 @@ def _choose(point: MeasuredPoint, combined: Combined, fastest: Combined, goal: G
 
 
 def _explain(combined: Mapping[str, Combined], goal: Goal) -> str:
-    """What no point keeps, and for each limit the point that comes nearest to it."""
+    """Name the limits that no point keeps, and the nearest point to each."""
     limits, nearest = [], []
     if goal.deadline_s is not None:
         what = "p95 " if goal.deadline_on_p95 else ""

@@ -1,6 +1,6 @@
-"""What a point's clocks contribute to its latency and power: the terms of the fit, as plain arrays over a grid.
+"""The terms of the fit: what a point's clocks contribute to its latency and power, as plain arrays over a grid.
 
-Which weights they get is `model.py`'s business.
+`model` fits their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farm.points.values import GridPoint
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-# Relative speeds below which a clock that follows the load may not fall; one of them will be near enough.
+# Possible minimum speeds of a clock that follows the load; one of them will be near enough.
 _LEAST = (0.3, 0.6)
 
 
@@ -31,7 +31,7 @@ class Domain:
 
     @property
     def speeds(self) -> list[Floats]:
-        """Its speed; where it is not held also what it may be at the least, since then it follows the load, too."""
+        """Return its speed; for a clock that follows the load also its possible minima."""
         return [self.speed, *(np.maximum(self.speed, least) for least in _LEAST if not self.held)]
 
     @property
@@ -55,7 +55,7 @@ class Terms:
         return int(self.place.shape[0])
 
     def take(self, rows: Sequence[int]) -> Terms:
-        """The same for some points only."""
+        """Return the terms of some points."""
         at = list(rows)
         return Terms(tuple(Domain(d.name, d.speed[at], d.units[at], d.held) for d in self.domains), self.place[at])
 
@@ -78,7 +78,7 @@ class Knee:
 
 
 def build_terms(points: Sequence[GridPoint]) -> Terms:
-    """The terms of a grid; a clock that never changes is left to the constant."""
+    """Build the terms of a grid; a clock that never changes is part of the constant."""
     domains: list[Domain] = []
     columns: list[Floats] = []
     for index, setting in enumerate(points[0].domains):
@@ -86,7 +86,7 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
         freqs = np.array([float(s.freq_hz or 0) for s in settings])
         units = np.array([float(s.units) for s in settings])
         if not freqs.max():
-            # Nothing is known of this clock but how many cores it drives.
+            # Only the core count of this clock is known.
             freqs = (units > 0).astype(np.float64)
         freqs = np.where(units > 0, freqs, 0.0)
         held = all(s.held for s in settings if s.units)
@@ -95,7 +95,7 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
             continue
         domains.append(domain)
         on = domain.speed > 0
-        # Distances in time are what matters, and time goes with 1 / f; the logarithm lies between that and f.
+        # Distances in time matter, and time goes with 1 / f; the logarithm lies between that and f.
         logs = np.where(on, np.log(np.where(on, domain.speed, 1.0)), 0.0)
         columns += [logs, domain.units, on.astype(np.float64)]
         columns.append(np.array([float(s.held) for s in settings]))
@@ -108,7 +108,9 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
 
 
 def latency_terms(terms: Terms) -> Floats:
-    """Columns of time, each in units of its own: a constant, and what each clock bounds. Shape (points, terms)."""
+    """Return the columns of time, each in its own units: a constant, and the part that each clock bounds. Shape
+    (points, terms).
+    """
     columns = [np.ones(terms.size)]
     shared = [domain for domain in terms.domains if domain.name not in ("gpu", "memory")]
     for domain in terms.domains:
@@ -116,7 +118,7 @@ def latency_terms(terms: Terms) -> Floats:
         if np.ptp(domain.units):
             columns.append(_inverse(domain.speed * domain.units))
         if domain in shared:
-            # What was placed on cores that are offline ends up on the others.
+            # Work of cores that are offline moves to the others.
             columns += [(1 - domain.on) * _inverse(other.speed) for other in shared if other is not domain]
     if len(shared) > 1:
         # Work that is spread over all cores: by their sum where it is divided evenly in time, by the slowest where not.
@@ -126,10 +128,10 @@ def latency_terms(terms: Terms) -> Floats:
 
 
 def power_terms(terms: Terms, knees: Sequence[Knee], latency: Floats) -> Floats:
-    """Columns of power: idle, and for each clock what switches all the time, what works, and what leaks.
+    """Return the columns of power: idle, and for each clock what always switches, what works, and what leaks.
 
-    What works has a fixed number of cycles per inference, each costing C V^2: power V^2 / latency. So utilisation is
-    not needed as an input. `latency` is in units of its own. Shape (points, terms), the same for all knees.
+    Work has a fixed number of cycles per inference, each costing C V^2: power V^2 / latency. So utilisation is not
+    needed as an input. `latency` is in its own units. Shape (points, terms), the same for all knees.
     """
     per_call = 1 / latency
     columns = [np.ones(terms.size), per_call]
@@ -143,13 +145,13 @@ def power_terms(terms: Terms, knees: Sequence[Knee], latency: Floats) -> Floats:
 
 
 def _inverse(speed: Floats) -> Floats:
-    """1 / speed, 0 where it is off."""
+    """Return 1 / speed, 0 where it is off."""
     on = speed > 0
     return np.where(on, 1 / np.where(on, speed, 1.0), 0.0)
 
 
 def _distinct(columns: Sequence[Floats]) -> Floats:
-    """Columns scaled to a greatest value of 1, without those that repeat an earlier one."""
+    """Scale columns to a maximum of 1, and drop repeated ones."""
     kept: list[Floats] = []
     for column in columns:
         if not column.any():
@@ -165,7 +167,9 @@ _LARGE = 96
 
 
 def factor_many(matrices: Floats) -> Floats:
-    """Lower Cholesky factors of symmetric positive definite matrices, shape (count, n, n). Raises LinAlgError."""
+    """Return lower Cholesky factors of symmetric positive definite matrices, shape (count, n, n). Raises
+    LinAlgError.
+    """
     size = matrices.shape[-1]
     if size >= _LARGE:
         return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
@@ -180,7 +184,7 @@ def factor_many(matrices: Floats) -> Floats:
 
 
 def halve_many(factors: Floats, right: Floats) -> Floats:
-    """factor^-1 right for each factor; shapes (count, n, n) and (count, n, m), result as `right`."""
+    """Return factor^-1 right for each factor; shapes (count, n, n) and (count, n, m), result as `right`."""
     if factors.shape[-1] >= _LARGE:
         solved = [solve_triangular(factor, each, lower=True) for factor, each in zip(factors, right, strict=True)]
         return np.stack(solved)

@@ -1,4 +1,4 @@
-"""What another measurement is worth: how much it may still change the front or the pick. Draws are seeded."""
+"""Score unmeasured points: how much a measurement may still change the front or the pick. Draws are seeded."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from farm.sweep.fit.analysis import Analysis
 from farm.sweep.fit.terms import Floats, Indices
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
-# Joint draws of what unmeasured points may turn out to be. More cost time and change few decisions.
+# Joint draws of unmeasured points. More cost time and change few decisions.
 _DRAWS = 48
-# How many unmeasured points are looked at: those that could do most if they turned out well.
+# How many unmeasured points are scored: those with the best optimistic values.
 _CONTENDERS = 160
-# "Well" is so many standard deviations better than expected.
+# An optimistic value is this many standard deviations better than expected.
 _HOPE = 1.5
-# A point is only picked if its whole interval keeps the deadline; a measured one is about so wide to one side.
+# A point is picked only if its whole interval keeps the deadline; this is about the half width of a measured one.
 _MARGIN = 0.004
 
 
 @dataclasses.dataclass(frozen=True)
 class Worth:
-    """Of measuring once more. `rows` are grid rows, best first by `score`, which sums what a point may do.
+    """The scores of unmeasured points. `rows` are grid rows, best first by `score`, the sum of a point's possible
+    gains.
 
-    `front_share` is what share of the whole grid's hypervolume those measured are expected to have; `pick_gain` by how
-    much of the objective the best unmeasured point is expected to beat the best measured one. `feasible` is the
-    probability that any point at all meets the goal's limits.
+    `front_share` is the expected share of the grid's hypervolume that the measured points have; `pick_gain` by how much
+    of the objective the best unmeasured point is expected to beat the best measured one. `feasible` is the probability
+    that any point at all meets the goal's limits.
     """
 
     rows: tuple[int, ...]
@@ -53,13 +54,13 @@ class _Values:
 
 
 def weigh(analysis: Analysis, goal: Goal, excluded: Collection[str], wants: tuple[float, float], seed: int) -> Worth:
-    """Weigh every point that is neither measured nor excluded.
+    """Score every point that is neither measured nor excluded.
 
-    `wants` scales both worths against each other: what is left to gain of the front and of the pick counts 1 each where
-    it equals these. `analysis` must have a model.
+    `wants` scales front and pick against each other: each gain counts 1 where it equals its value in `wants`.
+    `analysis` must have a model.
     """
     model = analysis.model
-    assert model is not None  # the caller asks only once something is fitted
+    assert model is not None  # the caller asks only after a fit
     rng = np.random.default_rng(seed)
     keys = [point.key for point in analysis.grid.points]
     done = np.array([row for row, key in enumerate(keys) if key in analysis.measured], dtype=np.int64)
@@ -88,7 +89,7 @@ def _power(mean: Floats | None, count: int) -> Floats:
 
 
 def _p95(analysis: Analysis) -> float:
-    """What the 95th percentile is of the median, at a typical point measured."""
+    """Return the ratio of the 95th percentile to the median at a typical measured point."""
     ratios = [p.latency_p95_s / p.latency.value for p in analysis.measured.values() if p.latency_p95_s]
     return float(np.median(ratios)) if ratios else 1.0
 
@@ -103,7 +104,7 @@ def _meets(goal: Goal, values: _Values, p95: float, margin: float) -> Flags:
 
 
 def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indices, p95: float) -> Indices:
-    """Rows that would do most if they turned out well; half of them for the front, half for the pick."""
+    """Return the rows with the best optimistic values; half of them for the front, half for the pick."""
     model = analysis.model
     assert model is not None
     if left.size <= _CONTENDERS:
@@ -124,7 +125,9 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indic
 
 
 def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
-    """Expected gain of each point as a share of the whole front's worth, and the share that is there already."""
+    """Return each point's expected gain as a share of the whole front's hypervolume, and the share of the measured
+    points.
+    """
     now = pareto.hypervolume(known.latency, known.energy, reference)
     gains, shares = np.zeros(drawn.latency.shape[1]), []
     for latency, energy in zip(drawn.latency, drawn.energy, strict=True):
@@ -137,7 +140,9 @@ def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float])
 
 
 def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float, float]:
-    """Expected improvement of the pick by each point, by the best of them, and the probability that any pick exists."""
+    """Return the expected improvement of the pick by each point, by the best of them, and the probability that any pick
+    exists.
+    """
     margin = 1 + _MARGIN
     fits = _meets(goal, known, p95, margin)
     may = _meets(goal, drawn, p95, margin)
@@ -147,9 +152,9 @@ def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple
         better = np.where(may, np.maximum(0.0, best - objective) / best, 0.0)
         return better.mean(axis=0), float(better.max(axis=1).mean()), 1.0
     if may.any():
-        # Anything that meets the limits is worth more than the best of what does not.
+        # A point that meets the limits beats all that do not.
         return may.mean(axis=0), 1.0, float(may.any(axis=1).mean())
-    # Nothing does: what is left is to know how close one gets.
+    # None does: what is left is to know how close one gets.
     short = drawn.latency if goal.deadline_s is not None else drawn.power
     best = float((known.latency if goal.deadline_s is not None else known.power).min())
     closer = np.maximum(0.0, best - short) / best

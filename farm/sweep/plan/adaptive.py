@@ -1,7 +1,7 @@
-"""Which point of a sweep to measure next, and when to stop: a pure function of grid, goal and visits so far.
+"""Choose the next point of a sweep, and when to stop: a pure function of grid, goal and visits so far.
 
-So a sweep can be resumed from its visits alone, and the same visits always give the same decision. Measuring, storing
-and moving clocks belong to the caller.
+So a sweep resumes from its visits alone, and the same visits always give the same decision. The caller measures, stores
+and sets clocks.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from farm.sweep.fit.drift import MAX_DRIFT
 from farm.sweep.fit.terms import build_terms
 from farm.sweep.fit.worth import Worth, weigh
 
-# Visits of other points between two of the anchor: as many as the drift of half a minute to a minute allows.
+# Visits of other points between two of the anchor: limited by the drift of half a minute to a minute.
 ANCHOR_EVERY = 7
-# How often a point is tried again whose visit was spoilt by somebody else.
+# Retries of a point whose visit another client spoilt.
 MAX_RETRIES = 2
-# What may be left to gain when a sweep stops: of the front's hypervolume, of the pick's objective. The fit expects more
-# of the front than there is: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
+# The gain that may be left when a sweep stops: of the front's hypervolume, of the pick's objective. The fit
+# overestimates the front's gain: stopping at 0.6 % took a fifth more points of a Nano's grid for 0.4 % of the front.
 FRONT_LEFT, PICK_LEFT = 0.016, 0.003
-# A grid of up to so many points has few to spare, and each of them is much of its front.
+# In a grid up to this size each point is much of its front.
 _SMALL_GRID, _SMALL_FRONT_LEFT = 40, 0.002
-# Every so many points one is spent on the fit itself, where it is least certain, whatever the front or the pick would
-# gain: a fit that was only ever asked about its favourites is wrong elsewhere without knowing it.
+# Every so many points one is spent where the fit is least certain, regardless of gains: a fit of its favourites alone
+# is wrong elsewhere without knowing it.
 EXPLORE_EVERY = 3
-# A fit may say that it is done once it has foreseen so many points to within so many standard deviations. Of ten normal
+# The fit may stop the sweep once it predicted this many points to within this many standard deviations. Of ten normal
 # figures one lies farther out in 12 % of cases.
 _FORESEEN, _FAR = 5, 2.5
-# First points, before anything is fitted: so many per clock that varies, and so many more.
+# Points before the first fit: this many per clock that varies, and this many more.
 _PER_CLOCK, _MORE = 2, 2
 
 
@@ -43,14 +43,14 @@ class Step(StrEnum):
 
     MEASURE = "measure"
     STOP = "stop"
-    VOID = "void"  # what was measured cannot be believed
+    VOID = "void"  # the measurements are invalid
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
     """The next step and, for people, why. `key` is the point to measure.
 
-    `front_share` and `pick_gain` are the fit's own expectation (see `worth.Worth`), None while nothing is fitted.
+    `front_share` and `pick_gain` are the fit's expectations (see `worth.Worth`), None before a fit.
     """
 
     step: Step
@@ -62,7 +62,7 @@ class PlannedStep:
 
 @dataclasses.dataclass(frozen=True)
 class PlannerSettings:
-    """How a sweep goes about it. `budget_points` limits different points measured, anchors' repeats not counted."""
+    """A sweep's settings. `budget_points` limits different points measured, anchors' repeats not counted."""
 
     exhaustive: bool = False
     budget_points: int | None = None
@@ -71,7 +71,7 @@ class PlannerSettings:
 
 
 class Planner:
-    """Decides for one grid and goal. Holds nothing but what follows from them; `visits` are in the order of time."""
+    """Decides for one grid and goal. Its state follows from them alone; `visits` are in the order of time."""
 
     def __init__(self, grid: Grid, goal: Goal | None = None, settings: PlannerSettings | None = None) -> None:
         if not grid.points:
@@ -83,18 +83,18 @@ class Planner:
         self._order = self._spread_out()
 
     def analyse(self, visits: Sequence[PointMeasurement]) -> Analysis:
-        """What the visits say together."""
+        """Evaluate the visits."""
         return analyse(self.grid, self.terms, visits, self.find_anchor(visits))
 
     def find_anchor(self, visits: Sequence[PointMeasurement]) -> str:
-        """The point that is repeated: the middle of the grid, or the nearest to it that can be measured."""
+        """Return the repeated point: the middle of the grid, or the nearest to it that can be measured."""
         excluded = self.find_excluded(visits)
         centre = np.abs(self.terms.place - 0.5).sum(axis=1)
         keys = [self.grid.points[int(row)].key for row in np.argsort(centre, kind="stable")]
         return next((key for key in keys if key not in excluded), keys[0])
 
     def find_excluded(self, visits: Sequence[PointMeasurement]) -> frozenset[str]:
-        """Points that cannot be measured here: throttled, or spoilt too often. One that was valid once stays."""
+        """Return points that cannot be measured here: throttled, or spoilt too often. One that was valid once stays."""
         valid = {visit.key for visit in visits if visit.is_valid}
         spoilt = [visit for visit in visits if not visit.is_valid and visit.key not in valid]
         final = {visit.key for visit in spoilt if not visit.retry}
@@ -102,7 +102,7 @@ class Planner:
         return frozenset(final | often)
 
     def decide_next(self, visits: Sequence[PointMeasurement], board: str = "") -> PlannedStep:
-        """The next point for `board`. Deterministic: equal visits, equal answers."""
+        """Return the next point for `board`. Deterministic: equal visits, equal answers."""
         excluded = self.find_excluded(visits)
         anchor = self.find_anchor(visits)
         if len(excluded) == len(self.grid):
@@ -119,7 +119,7 @@ class Planner:
         since = self._since_anchor(own, anchor)
         if since is None:
             return PlannedStep(Step.MEASURE, "the anchor: every other point is compared with it", anchor)
-        # Drift is seen at the anchor; where nothing else asks for it, only there, and of many only now and then.
+        # Only the anchor shows drift: it is checked there, and of many visits only at intervals.
         telling = [visit for visit in visits if visit.key == anchor] if self.settings.exhaustive else visits
         looks = not self.settings.exhaustive or (since == 0 and _is_look_due(len(telling)))
         if looks and (reason := find_void(find_drift(self.grid, telling, anchor))):
@@ -129,7 +129,7 @@ class Planner:
         measured = {visit.key for visit in visits if visit.is_valid}
         left = [key for key in self._order if key not in measured and key not in excluded]
         wanted = self._decide_point(visits, left, excluded)
-        # The last visits are only as good as what was seen of the drift after them.
+        # The last visits need a drift measurement after them.
         if wanted.step is Step.STOP and since > 0:
             return dataclasses.replace(
                 wanted, step=Step.MEASURE, reason="the anchor once more, to end with", key=anchor
@@ -141,7 +141,7 @@ class Planner:
     ) -> PlannedStep:
         if not left:
             return self._stop("every point is measured")
-        if self.settings.exhaustive:  # no fit is asked for: of two thousand points one takes a second
+        if self.settings.exhaustive:  # no fit is needed: of two thousand points one takes a second
             return PlannedStep(Step.MEASURE, f"{len(left)} points are left", left[0])
         analysis = self.analyse(visits)
         count = len(analysis.measured)
@@ -149,7 +149,7 @@ class Planner:
             return self._stop(f"the budget of {self.settings.budget_points} points is spent")
         if count < max(self._first_points, MIN_POINTS) or analysis.model is None:
             return PlannedStep(Step.MEASURE, "spread over the grid, for the first fit", left[0])
-        # The seed changes with every point, so that no unlucky draw is met twice.
+        # The seed changes with every point, so that no unlucky draw is repeated.
         seed = self.settings.seed * 1_000_003 + count
         enough = _SMALL_FRONT_LEFT if len(self.grid) <= _SMALL_GRID else FRONT_LEFT
         worth = weigh(analysis, self.goal, excluded, (enough, PICK_LEFT), seed)
@@ -189,7 +189,7 @@ class Planner:
         )
 
     def _least_known(self, analysis: Analysis, left: Sequence[str]) -> str:
-        """Where the fit's interval is widest; the first of `left` where several are."""
+        """Return the point with the widest interval; the first of `left` where several are."""
         assert analysis.model is not None
         latency, power = analysis.model.latency.sd, analysis.model.power
         spread = latency if power is None else np.hypot(latency, power.sd)
@@ -200,7 +200,9 @@ class Planner:
         return self.grid.points[worth.rows[0]].key
 
     def _foresaw(self, analysis: Analysis) -> bool:
-        """Whether the fit without the newest points foresaw them: an expectation that was wrong so far may not stop."""
+        """Whether the fit without the newest points predicted them: an expectation that was wrong so far
+        may not stop.
+        """
         newest = list(analysis.measured)[-_FORESEEN:]
         rest = {key: point for key, point in analysis.measured.items() if key not in newest}
         if len(rest) < MIN_POINTS:
@@ -226,12 +228,12 @@ class Planner:
         return PlannedStep(Step.STOP, reason)
 
     def _since_anchor(self, visits: Sequence[PointMeasurement], anchor: str) -> int | None:
-        """Visits since the anchor's last valid one; None before the first."""
+        """Count the visits since the anchor's last valid one; None before the first."""
         places = [index for index, visit in enumerate(visits) if visit.key == anchor and visit.is_valid]
         return len(visits) - 1 - places[-1] if places else None
 
     def _spread_out(self) -> tuple[str, ...]:
-        """All points in the order of an exhaustive sweep, its start serving as first points of an adaptive one.
+        """Order all points for an exhaustive sweep; the first ones also start an adaptive one.
 
         First each the farthest from all before it, then shuffled: no clock goes steadily up or down while time passes.
         """
@@ -252,18 +254,18 @@ class Planner:
 
 
 def find_void(drifts: Mapping[str, BoardDrift]) -> str:
-    """Why a sweep cannot be believed, by each board's drift; "" where it can."""
+    """Explain why a sweep is void, by each board's drift; "" where it is valid."""
     for board, drift in drifts.items():
         for what, moved in (("latency", drift.latency), ("power", drift.power)):
             if moved is not None and moved.is_too_large:
                 whose = f" of {board}" if board else ""
                 return (
                     f"the anchor's {what}{whose} moved by {moved.largest:.0%}, more than {MAX_DRIFT:.0%}: "
-                    "the board throttles, heats up or is used by somebody else"
+                    "the board throttles, heats up or is used by another client"
                 )
     return ""
 
 
 def _is_look_due(anchors: int) -> bool:
-    """Whether so many visits of the anchor are a fifth more than at the last look: what one costs grows faster."""
+    """Whether visits of the anchor grew by a fifth since the last check, whose cost grows faster."""
     return anchors <= 20 or math.floor(math.log(anchors, 1.2)) > math.floor(math.log(anchors - 1, 1.2))

@@ -1,7 +1,7 @@
-"""Who measures what next, over all series and boards of one sweep: what the planners decide, shared out.
+"""Distribute the planners' points over all series and boards of one sweep.
 
-A series is a variant and batch; all series are measured at a point once it is pinned, since pinning and cooling cost
-more than another run. What comes next in one series is `adaptive.Planner`'s decision.
+A series is a variant and batch. A pinned point measures all series, since pinning and cooling cost more than another
+run. `adaptive.Planner` decides what is next in one series.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from farm.sweep.plan.adaptive import Planner, PlannerSettings, Step
 
 Series = tuple[str, int]
 
-# Stands in for a visit that another board is making just now; its figures are never looked at.
+# Stands for a visit in progress on another board; its figures are never read.
 _NOBODY = Estimate(1.0, 1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class VisitTask:
-    """A point to hold and the series to measure there, the first one for `reason`."""
+    """A point to pin and the series to measure there, the first one for `reason`."""
 
     point: GridPoint
     series: tuple[Series, ...]
@@ -30,7 +30,7 @@ class VisitTask:
 
 
 class Conductor:
-    """The state of one sweep while it runs. `visits` are those made before, by series."""
+    """The state of one running sweep. `visits` are earlier ones, by series."""
 
     def __init__(
         self,
@@ -47,14 +47,15 @@ class Conductor:
         self._planner = Planner(grid, goal, settings)
         self._pending: dict[str, str] = {}  # board -> key
         self._turn = 0
-        # How often what planners go by has changed, and when a board asked in vain; planning takes some milliseconds.
+        # Changes of the planners' inputs, and the change at which a board asked without result; planning takes some
+        # milliseconds.
         self._changes, self._in_vain = 0, dict[str, int]()
         self.void = ""
         self.reason = ""  # why the sweep has ended
-        self.notes: list[str] = []  # what has to be said of the grid
+        self.notes: list[str] = []  # messages about the grid
 
     def find_next(self, board: str) -> tuple[VisitTask | None] | None:
-        """The next task of a board, within a tuple: None there where nothing is left for it.
+        """Return the next task of a board, in a tuple: None in it where nothing is left for it.
 
         None where that depends on other boards' results.
         """
@@ -68,12 +69,11 @@ class Conductor:
         return (task,)
 
     def add(self, series: Series, measurement: PointMeasurement) -> None:
-        """Note a visit."""
         self.visits[series].append(measurement)
         self._changes += 1
 
     def done(self, board: str) -> None:
-        """The board's task is over, whatever came of it."""
+        """End the board's task, with any result."""
         self._pending.pop(board, None)
         self._changes += 1
 
@@ -81,7 +81,7 @@ class Conductor:
         """The board takes no part in the sweep any more; `done` has been called."""
 
     def merge(self, point: GridPoint, reached: OperatingPoint) -> bool:
-        """Whether the board made another point of the grid of this one; then it is left out from now on."""
+        """Whether the board reached another point of the grid instead; then this one is merged."""
         return self._take_grid(merge_reached(self.grid, point.key, reached))
 
     def refuse(self, point: GridPoint, reason: str) -> bool:
@@ -102,13 +102,13 @@ class Conductor:
         return True
 
     def known_latencies(self, series: Series) -> list[tuple[GridPoint, float]]:
-        """Points at which a series was timed, with its latency in s."""
+        """Return the points at which a series was timed, with its latency in s."""
         points = {point.key: point for point in self.grid.points}
         return [(points[v.key], v.latency.value) for v in self.visits[series] if v.key in points]
 
     @property
     def anchor(self) -> GridPoint:
-        """The point that is repeated, and measured first."""
+        """The repeated point, which is measured first."""
         point = self.grid.find(self._planner.find_anchor(self.visits[self.series[0]]))
         assert point is not None  # it is one of the grid's
         return point
@@ -133,7 +133,7 @@ class Conductor:
         return None
 
     def _companions(self, leader: Series, key: str, anchor: str) -> list[Series]:
-        """Other series that are measured at the point, too: where they lack it, and at the anchor always."""
+        """Return the other series to measure at the point: those that lack it, and at the anchor all."""
         found = []
         for series in self.series:
             visits = self.visits[series]
@@ -146,9 +146,9 @@ class Conductor:
 
 
 def _stand_ins(keys: set[str], board: str, visits: Sequence[PointMeasurement]) -> list[PointMeasurement]:
-    """Visits that have points left out which other boards are at; never of `board` itself."""
+    """Return placeholder visits, which exclude points that other boards are at; never of `board` itself."""
     at_s = visits[-1].at_s if visits else 0.0
-    # The boards' own last visits must stay the last ones: hence a name that no board has.
+    # The boards' own last visits must stay the last ones: hence an unused board name.
     return [
         PointMeasurement(key, _NOBODY, at_s, invalid="another board is at it", board=f"not {board}")
         for key in sorted(keys)
@@ -156,9 +156,9 @@ def _stand_ins(keys: set[str], board: str, visits: Sequence[PointMeasurement]) -
 
 
 class RoundConductor(Conductor):
-    """As `Conductor`, for these boards. A round is dealt in the order of names once every board has asked for it.
+    """A `Conductor` in rounds: each is dealt in the order of names, once every board has asked for it.
 
-    What a round has measured is noted when the next one is dealt, board by board.
+    Results count when the next round is dealt, board by board, so that the order of arrival has no effect.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class RoundConductor(Conductor):
 
     def find_next(self, board: str) -> tuple[VisitTask | None] | None:
         """See `Conductor.find_next`; None while another board has not asked yet."""
-        self._members.add(board)  # one that was found in another's place
+        self._members.add(board)  # a replacement board
         if board not in self._dealt:  # else the round was dealt since it asked last
             self._asking.add(board)
             if self._asking >= self._members:
@@ -186,11 +186,10 @@ class RoundConductor(Conductor):
         return (self._dealt.pop(board),) if board in self._dealt else None
 
     def add(self, series: Series, measurement: PointMeasurement) -> None:
-        """Note a visit, of which nobody hears before the next round."""
+        """Keep a visit for the next round."""
         self._arrived.append((series, measurement))
 
     def leave(self, board: str) -> None:
-        """Nobody waits for this board any more."""
         self._members.discard(board)
         self._asking.discard(board)
         self._dealt.pop(board, None)
@@ -212,6 +211,6 @@ class RoundConductor(Conductor):
             if task is not None:
                 self._pending[board] = task.point.key
                 tasks[board] = task
-        # A board that gets nothing waits for what the others find; where nobody gets anything, all is done.
+        # A board without a task waits for the others' results; if no board has one, all is done.
         self._dealt.update(tasks or dict.fromkeys(self._members))
         self._asking = self._members - self._dealt.keys()

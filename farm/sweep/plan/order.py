@@ -1,6 +1,7 @@
-"""What a user orders: which model, what to vary, how to measure. Pure; kept with the sweep, so that it can go on.
+"""A user's order of a sweep: model, clocks to vary, measurement. Pure; stored with the sweep, so that it can be
+resumed.
 
-Frequencies stay as they were typed until a board has said what it has.
+Frequencies stay as typed until a board reports its tables.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ TUNED, COMPILED = "tuned", "compiled"
 
 @dataclasses.dataclass(frozen=True)
 class SweepOrder:
-    """One sweep as it was asked for. Clocks as typed; empty: not varied.
+    """One sweep as ordered. Clocks as typed; empty: not varied.
 
     `cpu_freqs` are lists for all clusters or `CLUSTER=LIST`. `repeat` visits are made to each point in a row.
-    `ambient_c` is the temperature of the room. `top_k` schedules of each workload are tried again at the points that
-    matter most, 1: none but the record's. `device` is the boards' processor or GPU.
+    `ambient_c` is the temperature of the room. `top_k` schedules of each workload are retried at the points that matter
+    most, 1: none but the record's. `device` is the boards' processor or GPU.
     """
 
     model: str
@@ -69,35 +70,35 @@ class SweepOrder:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> SweepOrder:
-        """From what `dataclasses.asdict` made of one, back from the store."""
+        """Read an order that `dataclasses.asdict` wrote."""
         lists = {name: tuple(document[name]) for name in ("shapes", "variants", "batches", "cpu_freqs")}
         return cls(**{**document, **lists})
 
     @property
     def series(self) -> tuple[tuple[str, int], ...]:
-        """Variant and batch of each series."""
+        """The variant and batch of each series."""
         return tuple((variant, batch) for batch in self.batches for variant in self.variants)
 
     @property
     def varies(self) -> bool:
-        """Whether anything was said of what to vary."""
+        """Whether the user named clocks to vary."""
         return bool(self.cpu_freqs or self.cores or self.gpu_freqs or self.mem_freqs or self.power_modes)
 
     @property
     def names_modes(self) -> bool:
-        """Whether particular power modes were asked for."""
+        """Whether the user named power modes."""
         return self.power_modes.strip().lower() not in ("", ALL)
 
     @property
     def names_values(self) -> bool:
-        """Whether particular values were asked for, not just all that there are."""
+        """Whether the user named particular values, not just all there are."""
         clocks = [*(text.rpartition(_CLUSTER_MARK)[2] for text in self.cpu_freqs), self.gpu_freqs, self.mem_freqs]
         return any(text.strip().lower() not in ("", ALL) for text in (*clocks, self.power_modes)) or bool(self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlace:
-    """On which boards. `name` None: any of the type; `boards` is how many at most, None: as many as are of use."""
+    """The boards. `name` None: any of the type; `boards` is their maximum, None: as many as are useful."""
 
     board_type: str
     name: str | None = None
@@ -106,9 +107,9 @@ class SweepPlace:
 
 
 def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[Grid, list[str]]:
-    """The grid of a board with these clocks, and what of it has to be said.
+    """Return the grid of a board with these clocks, and messages about it.
 
-    Where nothing was asked for, all CPU clocks are varied, as far as there are any. Raises UsageError.
+    By default all CPU clocks are varied. Raises UsageError.
     """
     has_tables = any(cluster.available_hz for cluster in clocks.clusters)
     others = order.gpu_freqs or order.mem_freqs or order.power_modes
@@ -135,7 +136,7 @@ def plan_order(order: SweepOrder, clocks: Clocks, coupling: Coupling) -> tuple[G
 
 
 def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> list[str]:
-    """What has to be said of clusters that are meant, but not named, and do not say what they have."""
+    """List messages about clusters that are meant, but not named, and report no frequencies."""
     return [
         f"the CPU cluster {cluster.name} does not say which frequencies it has (it is offline), and is left as it is"
         for cluster in clocks.clusters
@@ -144,12 +145,12 @@ def _find_silent(cpu: Mapping[str, tuple[int, ...]] | None, clocks: Clocks) -> l
 
 
 def default_grid(clocks: Clocks, coupling: Coupling) -> Grid:
-    """The board as it is: one point."""
+    """Return the grid of one point: the board as it is."""
     return plan_grid(clocks, GridRequest(), coupling)
 
 
 def require_goal(goal: Goal, has_power: bool, objective_named: bool) -> tuple[Goal, list[str]]:
-    """The goal as this board can serve it: without a power sensor and unless asked otherwise, least latency.
+    """Return the goal for this board: without a power sensor and an explicit objective, the least latency.
 
     Raises UsageError where power was asked for and there is no sensor.
     """
@@ -179,7 +180,7 @@ def _read_cpu(texts: tuple[str, ...], clocks: Clocks) -> dict[str, tuple[int, ..
         name = name.strip() if mark else EVERY_CLUSTER
         if name in read:
             raise UsageError(f"--cpu-freqs says twice what {name} is to run at", "Put the frequencies into one list.")
-        # Without a table nothing is looked up: the grid says what is wrong.
+        # Without a table nothing is looked up: the grid reports the error.
         read[name] = _read_list(values, tables.get(name, everything))
     return read
 
@@ -189,7 +190,6 @@ def _read_domain(text: str, domain: DomainClocks | None) -> tuple[int, ...] | No
 
 
 def _read_list(text: str, available_hz: tuple[int, ...]) -> tuple[int, ...]:
-    """Empty for all there is, as `GridRequest` has it."""
     return () if text.strip().lower() == ALL else requests.parse_freqs(text, available_hz)
 
 

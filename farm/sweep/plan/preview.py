@@ -1,6 +1,6 @@
-"""What a sweep will do, as far as it is known before a board is taken: boards, target, grid, goal, visits.
+"""Plan a sweep before a board is taken: boards, target, grid, goal, visits.
 
-The board itself has the last word on its grid (`farm.sweep.run.session`).
+The board itself decides on its grid (`farm.sweep.run.session`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SweepPreview:
     visits: int | None
 
     def to_dict(self, order: SweepOrder) -> dict[str, Any]:
-        """As `farm sweep plan --json` prints it; `points` and `visits` are upper bounds, None where unknown."""
+        """Return what `farm sweep plan --json` prints; `points` and `visits` are upper bounds, None where unknown."""
         return {
             "model": order.model,
             "board_type": self.board_type.name,
@@ -59,9 +59,9 @@ def preview(
     named: bool,
     rows: Sequence[Mapping[str, Any]],
 ) -> SweepPreview:
-    """Plan a sweep from what the store has of its boards. `rows` are those of `Store.fetch_boards`.
+    """Plan a sweep from the store's data on its boards. `rows` are those of `Store.fetch_boards`.
 
-    `named`: the objective was asked for. Raises UsageError for what no board here can do, UnavailableError and
+    `named`: the user named the objective. Raises UsageError for what no board here can do, UnavailableError and
     BoardUnsafeError where an operator has to act first.
     """
     kind = gpus.require_device(board_type, order.device)
@@ -88,18 +88,18 @@ def preview(
 
 
 def count_points(order: SweepOrder, grid: Grid) -> int:
-    """The most points of a grid that are measured."""
+    """Return the most points of a grid that are measured."""
     return min(len(grid), order.budget_points or len(grid))
 
 
 def count_visits(order: SweepOrder, grid: Grid) -> int:
-    """The most visits to a grid; the anchor is visited again after every `ANCHOR_EVERY` others, and last."""
+    """Return the most visits to a grid; the anchor is visited again after every `ANCHOR_EVERY` others, and last."""
     points = count_points(order, grid)
     return (points + points // ANCHOR_EVERY + (points > 1)) * len(order.series) * order.repeat
 
 
 def describe(found: SweepPreview, order: SweepOrder) -> list[str]:
-    """The plan in lines for a terminal."""
+    """Describe the plan in lines for a terminal."""
     where = ", ".join(found.boards) or "this machine"
     series = ", ".join(f"{variant} x{batch}" if batch > 1 else variant for variant, batch in order.series)
     lines = [

@@ -1,7 +1,7 @@
-"""Whether another schedule is better at an operating point: which points and schedules to try.
+"""Select the operating points and schedules for `--top-k`: the best schedule depends on the clocks.
 
-The best schedule at one clock need not be the best at another: memory is as fast as it was, or slower still. Pure;
-building schedules is `rivals.py`'s business, measuring them `retrials.py`'s, and which one wins `farm.selection`'s.
+At another clock memory is relatively faster or slower. Pure: `farm.sweep.run.retrials` builds and measures schedules,
+`farm.selection` decides.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import pick_point
 
 MAX_TOP_K = 16
-# Workloads beyond this share of the model's time are not worth a board's.
+# Workloads beyond this share of the model's time are left out.
 _SHARE = 0.95
 
 
 def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
-    """Where other schedules are tried: at the pick and at both ends of the front."""
+    """Return the points for other schedules: the pick and both ends of the front."""
     if not analysis.measured:
         return ()
     combined = analysis.combine()
@@ -32,7 +32,7 @@ def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
 
 
 def choose_candidates(rows: Sequence[Mapping[str, Any]], recorded: str, top_k: int) -> list[Mapping[str, Any]]:
-    """The record's candidate and the fastest others, `top_k` in all; none where there is nothing to choose from.
+    """Return the record's candidate and the fastest others, `top_k` in all; none where there is no choice.
 
     `rows` are what `Store.fetch_known_candidates` returns.
     """
@@ -43,7 +43,7 @@ def choose_candidates(rows: Sequence[Mapping[str, Any]], recorded: str, top_k: i
 
 
 def choose_workloads(times_s: Mapping[str, float]) -> set[str]:
-    """Those that make up most of the model's time. `times_s` is each one's, as often as it occurs."""
+    """Return those that make up most of the model's time. `times_s` is each one's, as often as it occurs."""
     whole, sofar, chosen = sum(times_s.values()), 0.0, set()
     for name, time_s in sorted(times_s.items(), key=lambda item: -item[1]):
         if sofar >= _SHARE * whole:

@@ -1,1 +1,1 @@
-"""Run a sweep: boards, programs, visits, schedules tried again."""
+"""Run a sweep: boards, programs, visits, retried schedules."""

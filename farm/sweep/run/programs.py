@@ -1,7 +1,7 @@
-"""What a sweep runs: the model compiled for a board type, in one or more variants and batch sizes.
+"""The programs of a sweep: the model compiled for a board type, in one or more variants and batch sizes.
 
-`compiled` is what `farm model compile` makes now: from records, by prediction where there is none. `tuned` is the same,
-and refused without a record. `untuned` is TVM's own code.
+`compiled` is what `farm model compile` makes now: from records, or by prediction without one. `tuned` is the same, but
+refused without a record. `untuned` is stock TVM's code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 class SweepProgram:
     """One series of a sweep: a library for a device, and its inputs in call order.
 
-    `about` says what it is made of, `note` what a reader of its figures has to know of that.
+    `about` describes how it was made, `note` the caveats of its figures.
     """
 
     variant: str
@@ -51,12 +51,12 @@ class SweepProgram:
 
     @property
     def series(self) -> tuple[str, int]:
-        """What its visits are kept under."""
+        """The key of its visits."""
         return (self.variant, self.batch)
 
 
 def read_variants(text: str) -> tuple[str, ...]:
-    """Variants in the order of `VARIANTS`, each once. Raises UsageError."""
+    """Parse variants in the order of `VARIANTS`, each once. Raises UsageError."""
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     if unknown := [word for word in wanted if word not in VARIANTS]:
         raise UsageError(f"--variants: there is no variant {unknown[0]!r}", f"Known: {', '.join(VARIANTS)}.")
@@ -66,7 +66,7 @@ def read_variants(text: str) -> tuple[str, ...]:
 
 
 def read_batches(text: str) -> tuple[int, ...]:
-    """`1,4`, ascending. Raises UsageError."""
+    """Parse `1,4`, ascending. Raises UsageError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
         raise UsageError(f"--batch {text!r} is no list of batch sizes", "Examples: 1, or 1,4.")
@@ -75,7 +75,7 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SweepRecipe:
-    """What programs are compiled from. `target` is for boards of `board_type` that are, or are not, `simulated`."""
+    """The inputs of compiling. `target` is for boards of `board_type` that are, or are not, `simulated`."""
 
     source: ModelSource
     shapes: tuple[str, ...]
@@ -87,12 +87,12 @@ class SweepRecipe:
 
     @property
     def records(self) -> list[Record]:
-        """The records of the board type itself at its usual clocks."""
+        """Return the records of the board type itself at its default clocks."""
         wanted = (self.board_type.name, DEFAULT_POINT)
         return [record for record in self.candidates.records if (record.board_type, record.operating_point) == wanted]
 
     def compile_all(self, variants: Sequence[str], batches: Sequence[int]) -> list[SweepProgram]:
-        """A program for every variant and batch.
+        """Compile a program for every variant and batch.
 
         Raises UsageError where records are missing or a batch is impossible, PermanentError where it does not compile.
         """
@@ -115,7 +115,7 @@ class SweepRecipe:
 
     @property
     def target_config(self) -> Mapping[str, Any]:
-        """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
+        """Return TVM's target. Loads TVM's compiler, so not for a process that talks to boards."""
         return to_config(self.target)
 
     def _compile(
@@ -149,7 +149,7 @@ class SweepRecipe:
 
 
 def require_equal_outputs(outputs: Mapping[tuple[str, int], Sequence[npt.NDArray[Any]]]) -> list[str]:
-    """Refuse a variant that computes something else than untuned code, PermanentError; says how close each came."""
+    """Refuse variants whose outputs differ from untuned code's, PermanentError; return each one's error."""
     said = []
     for (variant, batch), arrays in outputs.items():
         if any(array.ndim and array.shape[0] != batch for array in arrays) and batch > 1:

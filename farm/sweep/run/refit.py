@@ -1,8 +1,8 @@
-"""Try other schedules at some points of a sweep: time them there, keep records for the point, time the model again.
+"""Retry schedules at some points of a sweep (`farm sweep run --top-k`): time them, write records for the point, time
+the model again.
 
-After the sweep itself, on its boards: `farm sweep run --top-k`. What is worth trying is in `schedules.py`; the programs
-are built by `rivals.py`, in a process of their own, and timed by `retrials.py`. Which one is better, and what a record
-rests on, is decided as for a campaign's winners: `farm.selection`.
+`plan.schedules` selects them; `retrials` builds them in a process of its own and times them. `farm.selection` decides,
+as for a campaign's finalists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODEL_VISITS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What is needed at every point: the boards, what they run, how they are asked."""
+    """What is needed at every point: boards, programs, settings of the measurement."""
 
     crew: Crew
     recipe: SweepRecipe
@@ -55,17 +55,17 @@ class Bench:
 
     @property
     def board(self) -> DrivenBoard:
-        """The one that checks, and runs the model."""
+        """The board that checks and runs the model."""
         return self.crew.boards[0]
 
     def fetch_records(self, point: str) -> dict[str, Record]:
-        """The records of a point, by workload."""
+        """Return the records of a point, by workload."""
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
         found = self.store.fetch_records(board_type=kind, operating_point=point, simulated=simulated)
         return {record.workload: record for record in found}
 
     def plan_spec(self, rival: Rival) -> MeasureSpec:
-        """How a schedule is timed: as a campaign's winners are."""
+        """Plan how a schedule is timed, like a campaign's finalist."""
         settings = self.settings
         return MeasureSpec(
             arguments=read_arguments(rival.trace_json),
@@ -78,7 +78,7 @@ class Bench:
         )
 
     def find_candidates(self, records: Sequence[Record], top_k: int) -> dict[str, list[Mapping[str, Any]]]:
-        """The schedules worth trying, by workload, from what the store holds of the default point."""
+        """Return the candidate schedules by workload, from the store's data of the default point."""
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
         found = {
             record.workload: schedules.choose_candidates(
@@ -92,7 +92,7 @@ class Bench:
 
 
 def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k: int) -> list[dict[str, Any]]:
-    """What other schedules bring at each of the points; a document for each. Writes records where they differ.
+    """Retry schedules at each of the points; return a document for each. Writes records where they differ.
 
     Raises what the board's calls raise.
     """
@@ -100,7 +100,7 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
     if not chosen:
         bench.say("--top-k: the store knows no second schedule of any workload, so there is nothing to choose from")
         return []
-    for point in points:  # who has the record there takes part
+    for point in points:  # the incumbent there takes part
         for workload, record in bench.fetch_records(point.key).items():
             rows = chosen.get(workload)
             if rows and all(row["candidate"] != record.candidate for row in rows):
@@ -121,7 +121,7 @@ def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Seq
     retrials.play()
     held = bench.fetch_records(point.key)
     found = {each.workload: _decide(retrials.contests[each.workload], each, held.get(each.workload)) for each in tried}
-    # A record of the point says something only where it is not the default point's candidate that is best.
+    # A record of the point is written only where another candidate than the default point's is best.
     won = [(each, end) for each in tried if (end := found[each.workload]) and _is_to_be_kept(each, end, held)]
     bench.crew.call(bench.board.pin(point.point))
     checked = zip(won, _check(bench, won), strict=True)
@@ -140,9 +140,9 @@ def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Seq
 
 
 def _decide(contest: Contest, tried: TriedWorkload, held: Record | None) -> Conclusion | None:
-    """Who has the record of a point from now on; None where it could not be found out.
+    """Return the winner at a point; None where it could not be decided.
 
-    What the workload is compiled to without one is the default point's, which is kept as what was tried first is.
+    Without a record the default point's schedule is used, so that is the baseline.
     """
     if contest.judgement is None:
         return None
@@ -154,7 +154,7 @@ def _is_to_be_kept(tried: TriedWorkload, end: Conclusion, held: Mapping[str, Rec
 
 
 def _check(bench: Bench, won: Sequence[tuple[TriedWorkload, Conclusion]]) -> list[OutputComparison]:
-    """Whether each winner computes what unscheduled code does."""
+    """Check each winner's output against unscheduled code."""
     if not won:
         return []
     pairs = [(contest.module_json, _find(contest, end.winner).scheduled_json) for contest, end in won]
@@ -202,7 +202,7 @@ def _to_record(
 
 
 def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, kept: Collection[str]) -> dict[str, Any]:
-    """How a workload's best schedule at the point stands against the default point's."""
+    """Compare a workload's best schedule at the point with the default point's."""
     default = tried.rivals[0].candidate
     known: dict[str, Any] = {
         "workload": tried.workload,
@@ -233,7 +233,7 @@ def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, ke
 
 
 def _measure_model(bench: Bench, tuned: SweepProgram, point: GridPoint, records: Sequence[Record]) -> dict[str, Any]:
-    """The model with the default point's schedules and with the point's own, visited in turns."""
+    """Time the model with the default point's schedules and with the point's own, in turns."""
     own = {record.workload: record for record in records}
     merged = [own.get(record.workload, record) for record in bench.recipe.records]
     recipe = dataclasses.replace(
@@ -268,7 +268,7 @@ def _run(bench: Bench, spec: RunSpec, program: SweepProgram) -> Any:
 
 
 def _mean_visits(found: Sequence[PointMeasurement]) -> dict[str, Any]:
-    """Of one program: the visits' means, as wide as the widest or as far as they differ."""
+    """Average one program's visits; the interval is the widest one, or covers their differences."""
     energies = [visit.energy for visit in found if visit.energy]
     return {
         "latency_s": stored.estimate_to_dict(_join([visit.latency for visit in found])),

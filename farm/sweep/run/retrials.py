@@ -1,6 +1,6 @@
-"""Schedules of a model's workloads timed again at one point, in the rounds of `farm.selection`, on one or two boards.
+"""Time several schedules of a model's workloads at one point, in the rounds of `farm.selection`, on one or two boards.
 
-What is tried is in `rivals.py`; what becomes of who wins is `refit.py`'s business.
+`refit` uses the winners.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Rival:
-    """One schedule of a workload, built to be timed. `default_s` is what it took at the default point."""
+    """One schedule of a workload, built to be timed. `default_s` is its time at the default point."""
 
     candidate: str
     default_s: float
@@ -42,7 +42,7 @@ class Rival:
 
 @dataclasses.dataclass(frozen=True)
 class TriedWorkload:
-    """A workload of the model, and two or more rivals; the first is the one that its record has."""
+    """A workload of the model, and two or more rivals; the first is its record's."""
 
     workload: str
     name: str
@@ -57,9 +57,9 @@ class TriedWorkload:
 def build_rivals(
     recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[TriedWorkload]:
-    """Every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
+    """Build every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
 
-    A schedule that does not build any more is left out, and a workload that has one left with it.
+    A schedule that does not build any more is left out, and with it a workload that has only one left.
     """
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
@@ -86,7 +86,7 @@ def build_rivals(
 
 
 def build_checks(recipe: SweepRecipe, pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Libraries of unscheduled and scheduled functions that take ordinary weights, so that outputs can be compared."""
+    """Build libraries of unscheduled and scheduled functions with ordinary weights, so that outputs can be compared."""
     config = recipe.target_config
 
     def build(module_json: str) -> bytes:
@@ -96,13 +96,13 @@ def build_checks(recipe: SweepRecipe, pairs: Sequence[tuple[str, str]]) -> list[
 
 
 RULE = TieRule()
-# How often signals are heard while boards measure.
+# How often signals are handled while boards measure.
 _LOOK_S = 0.2
 
 
 @dataclasses.dataclass
 class _Lane:
-    """A board, the round that it measures, and the measurement under way."""
+    """A board, its round, and its running measurement."""
 
     board: DrivenBoard
     contest: Contest | None = None
@@ -112,7 +112,7 @@ class _Lane:
 
 
 class Retrials:
-    """The contests of some workloads at one point. Used from the main thread; up to two of the crew's boards are."""
+    """The contests of some workloads at one point. Used from the main thread, with up to two of the crew's boards."""
 
     def __init__(
         self,
@@ -134,8 +134,9 @@ class Retrials:
             contest.enter([rival.candidate for rival in each.rivals])
 
     def play(self) -> None:
-        """Measure until every contest is over. A board that is lost spoils the round that it measured, and the others
-        go on. Raises what the last board's calls raise.
+        """Measure until every contest is over.
+
+        A lost board spoils its round, and the others go on. Raises what the last board's calls raise.
         """
         while not all(contest.is_over or not contest.alive for contest in self.contests.values()):
             for lane in self._lanes:
@@ -151,7 +152,7 @@ class Retrials:
                     self._take_in(lane, lane.future)
 
     def _give_work(self, lane: _Lane) -> None:
-        """The next measurement of the lane's round, or of another round that is its to begin."""
+        """Return the next measurement of the lane's round, or of a new one."""
         if lane.run is not None and not lane.run.left:
             self._end(lane)
         if lane.run is None:
@@ -171,7 +172,7 @@ class Retrials:
         lane.future = self._crew.start(self._measure(lane.board, self._plan_spec(rival), rival.library))
 
     async def _measure(self, board: DrivenBoard, spec: MeasureSpec, library: bytes) -> Outcome:
-        await board.pin(self._point)  # another board that took a lost one's place is not there yet
+        await board.pin(self._point)  # the replacement of a lost board is not connected yet
         return await board.measure(spec, library)
 
     def _take_in(self, lane: _Lane, future: Future[Outcome]) -> None:
@@ -189,7 +190,7 @@ class Retrials:
         lane.contest.on_measured(lane.run, lane.candidate, outcome.status, outcome.message, latency_s)
 
     def _lose(self, lane: _Lane, error: FarmError) -> None:
-        """The lane's board is gone, and with it what it measured."""
+        """Drop the lane's board and its round."""
         if lane.contest is not None and lane.run is not None:
             lane.contest.on_measured(lane.run, lane.candidate, Status.BOARD_LOST, error.message, None)
             self._end(lane)

@@ -1,7 +1,7 @@
-"""One sweep from start to finish, or on from where it was left: boards, grid, programs, visits. `farm sweep run`.
+"""`farm sweep run`: one sweep from start to finish, or resumed: boards, grid, programs, visits.
 
-The parts are elsewhere: what was ordered (`order.py`), the boards (`crew.py`), what each does (`visitor.py`), what
-comes next (`conductor.py`), what it all says (`document.py`).
+`order` has the order, `session` the boards, `visitor` one board's work, `conductor` the next points, `document` the
+results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farm.sweep.run.session import SweepSession
 
 __all__ = ["ZOO", "Say", "SweepPlace", "resume_sweep", "run_sweep"]
 
-# What an origin that is no file begins with.
+# The prefix of an origin that is no file.
 ZOO = "zoo:"
 
 Say = Callable[[str], None]
@@ -43,11 +43,10 @@ def run_sweep(
     say: Say,
     made: Sequence[SweepProgram] = (),
 ) -> int:
-    """Sweep; returns its number in the store, whatever it ended as.
+    """Run a sweep; return its number in the store, with any end.
 
-    `made` are the programs of all series where they are compiled already, for boards of this kind.
-
-    Raises UsageError before anything is kept, and what ended it early once it is (`interrupted`, `failed`).
+    `made` are the programs of all series if they are compiled already, for boards of this kind. Raises UsageError
+    before anything is stored, and the error of an early end (`interrupted`, `failed`).
     """
     close_abandoned_sweeps(store)
     board_type = require_board_type(where.board_type)
@@ -88,16 +87,16 @@ def run_sweep(
 def preview_sweep(
     wanted: SweepOrder, where: SweepPlace, goal: Goal, objective_named: bool, store: Store
 ) -> SweepPreview:
-    """What `run_sweep` would do, as far as it is known before a board is taken. Raises what it raises until then."""
+    """Plan what `run_sweep` would do, as far as is known before a board is taken. Raises the same errors."""
     _check_batches(wanted, resolve_model(wanted.model))
     board_type = require_board_type(where.board_type)
     return preview(wanted, where, board_type, goal, objective_named, store.fetch_boards())
 
 
 def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
-    """Go on with a sweep from the visits that it holds. Raises what `run_sweep` raises.
+    """Resume a sweep from its visits. Raises what `run_sweep` raises.
 
-    With a `goal` it is measured until nothing can change the pick for that, whatever its budget of points was.
+    With a `goal` it continues until nothing can change the pick for that, beyond any budget of points.
     """
     close_abandoned_sweeps(store)
     row = store.require_sweep(sweep)
@@ -130,6 +129,6 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
 
 
 def _check_batches(wanted: SweepOrder, source: ModelSource) -> None:
-    """What needs no board to be refused. Raises UsageError."""
+    """Check what needs no board. Raises UsageError."""
     for batch in wanted.batches:
         set_batch(source, wanted.shapes, batch)

@@ -1,6 +1,6 @@
-"""What a sweep needs while it runs: boards, programs for them, their work, and the store's row closed at the end.
+"""A sweep while it runs: boards, programs, their work, and the store's row, which is closed at the end.
 
-Which sweep that is, and with which grid and goal, is `runner.py`'s business.
+`runner` chooses the sweep, its grid and goal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from farm.sweep.run.visitor import Progress, Visitor, VisitOrders
 from farm.values import DEFAULT_POINT
 from farm.version import __version__
 
-# One more board of the type for every so many points: each has to measure the anchor, too.
+# One more board of the type per this many points: each has to measure the anchor, too.
 _POINTS_PER_BOARD = 4
 _LOOK_S = 0.2
 
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 
 class SweepSession:
-    """What a sweep needs while it runs: the boards, and the programs for them."""
+    """The boards of a running sweep, and their programs."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class SweepSession:
         self._stack.__exit__(*about)
 
     def connect(self) -> Description:
-        """The first board's description."""
+        """Return the first board's description."""
         return self._crew.call(self.first.open())
 
     def plan_grid(self, description: Description) -> tuple[Grid, list[str]]:
-        """The grid that this board has, tried once: where nothing can be held there is one point."""
+        """Return the board's grid after a trial; where nothing can be pinned there is one point."""
         coupling = Coupling.of(self._type)
         grid, notes = order.plan_order(self._wanted, description.clocks, coupling)
-        # One point of each power mode: which of them takes a reboot only the board knows for sure.
+        # One point of each power mode: only the board knows for certain which of them need a reboot.
         tried = {each.point.power_mode: each for each in reversed(grid.points) if not each.point.is_empty}
         for point in reversed(tried.values()):
             try:
@@ -127,7 +127,7 @@ class SweepSession:
         return grid, notes
 
     def require_grid(self, grid: Grid, description: Description) -> None:
-        """Refuse a board that does not have the points of a grid. Raises UsageError."""
+        """Refuse a board that lacks points of a grid. Raises UsageError."""
         found, _ = order.plan_order(self._wanted, description.clocks, Coupling.of(self._type))
         if lost := {point.key for point in grid.points} - {point.key for point in found.points} - {DEFAULT_POINT}:
             raise UsageError(
@@ -135,7 +135,7 @@ class SweepSession:
             )
 
     def prepare(self, description: Description) -> list[str]:
-        """Plan how the board is measured; returns what has to be said of that."""
+        """Plan how the board is measured; return messages about it."""
         target = plan_target(self._type, description.to_dict(), len(os.sched_getaffinity(0)))
         if target.config is not None:
             gpus.prepare_boards(target.config, self._settings)
@@ -149,7 +149,7 @@ class SweepSession:
         return [note for note in (self._window.note, *dict.fromkeys(each.note for each in self._made)) if note]
 
     def compile(self, target: TargetPlan, simulated: bool) -> None:
-        """Compile, unless programs were brought or are made for this target. Raises what `compile_all` raises."""
+        """Compile, unless programs were passed in or exist for this target. Raises what `compile_all` raises."""
         made_for = None if self._recipe is None else (self._recipe.target, self._recipe.simulated)
         if (self._made and self._recipe is None) or made_for == (target, simulated):
             return
@@ -168,7 +168,7 @@ class SweepSession:
         self._made = compile_in_subprocess(job, self._source.name, say=self._say)
 
     def environment(self, description: Description) -> dict[str, Any]:
-        """What the figures were made with."""
+        """Describe the environment of the figures."""
         return {
             "tvm-farm": __version__,
             "agent": description.agent_version,
@@ -190,7 +190,7 @@ class SweepSession:
         }
 
     def sweep(self, sweep: int, started_at: float, grid: Grid, goal: Goal, before: dict[Series, Any]) -> None:
-        """Measure until nothing is left; the store's row is closed however this ends."""
+        """Measure until nothing is left; the store's row is closed at any end."""
         settings = adaptive.PlannerSettings(self._wanted.exhaustive, self._wanted.budget_points, self._wanted.seed)
         conductor = Conductor(grid, goal, settings, self._wanted.series, before)
         visitor: list[Visitor] = []
@@ -218,7 +218,7 @@ class SweepSession:
             if self._wanted.top_k > 1 and not conductor.void:
                 self._refit(sweep, conductor, goal, settings)
         except BaseException as error:
-            # A store that is full refuses this too; the first error is the one to report.
+            # A full store refuses this too; the first error is the one to report.
             with contextlib.suppress(FarmError):
                 state = (
                     "interrupted"
@@ -233,8 +233,8 @@ class SweepSession:
         self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
 
     def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
-        """Try other schedules at the points that matter. A board that is lost meanwhile costs only that."""
-        if self._recipe is None:  # the programs were brought, and --top-k is refused with them
+        """Retry schedules at the points that matter. A board that is lost meanwhile ends only this."""
+        if self._recipe is None:  # the programs were passed in, which excludes --top-k
             return
         bench = Bench(
             self._crew,
@@ -260,7 +260,7 @@ class SweepSession:
                 self._say(self.notes[-1])
 
     def _run_first(self, anchor: GridPoint) -> dict[Series, tuple[GridPoint, float]]:
-        """Run every program once at the anchor: that it works, that all variants agree, and about how long it takes."""
+        """Run every program once at the anchor: to check it, to compare all variants, and for a rough latency."""
         found: dict[Series, tuple[GridPoint, float]] = {}
         outputs: dict[Series, list[Any]] = {}
         settings = self._settings
@@ -282,11 +282,10 @@ class SweepSession:
         return found
 
     def _count_left(self, grid: Grid, before: Mapping[Series, Sequence[PointMeasurement]]) -> int:
-        """Visits that are left at most, after those that were made before."""
         return count_visits(self._wanted, grid) - sum(map(len, before.values()))
 
     def _plan_more(self, points: int) -> int:
-        """How many boards to take beside the first one."""
+        """Return how many boards to take beside the first one."""
         if self._where.name is not None:
             return 0
         return (self._where.boards or max(1, points // _POINTS_PER_BOARD)) - 1
@@ -298,7 +297,7 @@ class SweepSession:
         settings: adaptive.PlannerSettings,
         before: Mapping[Series, Sequence[PointMeasurement]],
     ) -> Conductor:
-        """Who shares the points out among these boards: for several simulated ones, in rounds."""
+        """Return the conductor for these boards: several simulated ones share the points in rounds."""
         boards = [board.name for board in self._crew.boards]
         if len(boards) == 1 or not self._simulated:
             return conductor
@@ -307,7 +306,7 @@ class SweepSession:
     def _wait(
         self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], visitors: list[Visitor]
     ) -> None:
-        """Have all boards work, and wait. A board that is lost leaves its work to the others. Raises the last loss."""
+        """Run all boards and wait. A lost board leaves its work to the others. Raises the last loss."""
         working: dict[Future[None], DrivenBoard] = {}
         for board in self._crew.boards:
             visitor = Visitor(orders, conductor, numbers, self._crew.store)
@@ -347,7 +346,7 @@ class SweepSession:
 
 
 def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
-    """The highest number of a visit, by series."""
+    """Return the highest number of a visit, by series."""
     numbers: dict[Series, int] = {}
     for row in store.fetch_sweep_points(sweep):
         series = (row["variant"], row["batch"])

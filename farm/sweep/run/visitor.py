@@ -1,6 +1,6 @@
-"""The work of one board in a sweep: pin a point, run every series there, keep the answers.
+"""The work of one board in a sweep: pin a point, run every series there, store the visits.
 
-What comes next is the conductor's decision; which boards there are is `crew.py`'s business.
+The conductor decides what comes next; `farm.crew` has the boards.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farm.units import format_duration
 
 # Losses in a row that end a board's part in the sweep.
 _MAX_LOSSES = 3
-# How often the same visit is made again where the board did not run it at all.
+# Retries of a visit that the board did not run at all.
 _TRIES = 3
-# Somebody else's hold of the clocks is waited for a little.
+# The pause while another client pins the clocks.
 _PAUSE_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class VisitOrders:
-    """What every board of a sweep is told. `start_c`: see `visits.plan_start_c`, by board, filled as they come."""
+    """The settings of a sweep's visits. `start_c`: see `visits.plan_start_c`, by board, filled as they connect."""
 
     sweep: int
     started_at: float
@@ -51,14 +51,14 @@ class VisitOrders:
 
 
 class Progress:
-    """Counts the visits of a sweep, of which there are `most` at most, and tells how long the rest takes at most."""
+    """Counts a sweep's visits, up to `most`, and estimates the remaining time."""
 
     def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
         self._most, self._now = most, now
         self._done, self._began = 0, now()
 
     def count(self, text: str) -> str:
-        """Count a visit; its line, with how far the sweep is."""
+        """Count a visit; return its line, with the progress."""
         self._done += 1
         most = max(self._most, self._done)
         left_s = (self._now() - self._began) / self._done * (most - self._done)
@@ -67,8 +67,9 @@ class Progress:
 
 
 class Visitor:
-    """Works one board until nothing is left for it. `numbers` counts the visits of each series, over all boards; all
-    of them have one thread, whose store this is.
+    """Runs one board until nothing is left for it.
+
+    `numbers` counts the visits of each series over all boards; all of them share one thread and its store.
     """
 
     def __init__(self, orders: VisitOrders, conductor: Conductor, numbers: dict[Series, int], store: Store) -> None:
@@ -78,7 +79,9 @@ class Visitor:
         self.measuring_s = self.pinning_s = self.running_s = 0.0
 
     async def work(self, board: DrivenBoard, opened: bool) -> None:
-        """Until the sweep has ended. Raises what ends a board's part in it. `opened`: there is a session already."""
+        """Run until the sweep has ended. Raises the error that ends the board's part. `opened`: there is a session
+        already.
+        """
         if not opened:
             await board.open()
         try:
@@ -122,7 +125,7 @@ class Visitor:
         try:
             report = await board.pin(task.point.point)
         except UsageError as error:
-            # The board listed these clocks and refuses them all the same: a power mode that takes a reboot, mostly.
+            # The board lists these clocks and yet refuses them: mostly a power mode that needs a reboot.
             if not self._conductor.refuse(task.point, error.message):
                 raise
             self._orders.say(self._conductor.notes[-1])
@@ -138,7 +141,7 @@ class Visitor:
                     break
 
     async def _visit(self, series: Series, point: GridPoint, board: DrivenBoard) -> PointMeasurement:
-        """Measure once; written to the store before anything else is done. Raises PermanentError for a bad program."""
+        """Measure once; store the result at once. Raises PermanentError for a bad program."""
         for _ in range(_TRIES):
             at_s = time.time() - self._orders.started_at
             simulated_s = self._before_s + self.measuring_s
@@ -146,7 +149,7 @@ class Visitor:
             outcome = await self._run(series, point, board)
             self.running_s += time.monotonic() - began
             self.measuring_s += _measured_s(outcome)
-            if outcome.simulated:  # a board with a time of its own drifts in that
+            if outcome.simulated:  # a simulated board's drift is in its own time
                 at_s = simulated_s
             measurement = visits.to_measurement(
                 outcome, point.key, at_s, board.name, needs_total=self._orders.needs_total
@@ -191,7 +194,7 @@ class Visitor:
 
 
 def describe_visit(series: Series, measurement: PointMeasurement) -> str:
-    """A visit in one line."""
+    """Describe a visit in one line."""
     variant, batch = series
     name = f"{variant} x{batch}" if batch > 1 else variant
     words = [f"{measurement.key}: {name} {_scaled(measurement.latency.value, 's')}"]
@@ -204,12 +207,11 @@ def describe_visit(series: Series, measurement: PointMeasurement) -> str:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """A figure below 1 in thousandths."""
     return f"{value:.4g} {unit}" if value >= 1 else f"{value * 1e3:.4g} m{unit}"
 
 
 def _measured_s(outcome: Outcome) -> float:
-    """For how long the board was watched: timing, the idle baseline, the window."""
+    """Return how long the board was observed: timing, the idle baseline, the window."""
     energy = outcome.energy
     windows = (energy.busy.window_s + (energy.idle.window_s if energy.idle else 0.0)) if energy else 0.0
     return outcome.timing_s + windows

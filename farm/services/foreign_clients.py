@@ -1,7 +1,7 @@
-"""Boards that a client without a lease of ours has taken at the tracker, such as a stock TVM script: the services hold
-a lease in its place, so that everybody sees that the board is taken, and waits.
+"""Hold leases for boards that a foreign client, such as a stock TVM script, took at the tracker.
 
-Who is free is the tracker's to know, and who has a session the agent's.
+All users then see that the board is taken, and wait. The tracker knows which boards are free, the agent who has a
+session.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.store import Store
 from farm.values import Health, Lease
 
 OWNER, PURPOSE = "an unknown client", "a session that has no lease of this farm"
-# A session of ours that ends gives its lease back a moment before its agent offers the board again.
+# Our own ending session returns its lease a moment before its agent offers the board again.
 SETTLE_S = 3.0
 # After an agent that did not answer, or an operator who ended our lease.
 _PAUSE_S = 15.0
@@ -33,11 +33,11 @@ def _ask_agent(address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
     return asking.send_fence(address, claim, _ASK_TIMEOUT_S)
 
 
-class Strangers:
-    """Leases held in the place of clients that have none. Not thread-safe."""
+class ForeignClients:
+    """Leases held for foreign clients. Not thread-safe."""
 
     def __init__(self, store: Store, ask: Ask = _ask_agent) -> None:
-        """`ask` tells an agent of a lease and returns who has a session with it."""
+        """`ask` sends a lease to an agent and returns who has a session with it."""
         self._store, self._ask = store, ask
         self._since: dict[str, float] = {}
         self._again_at: dict[str, float] = {}
@@ -46,8 +46,8 @@ class Strangers:
     def look(
         self, summary: Mapping[str, Any], keys: Mapping[str, str], rows: Sequence[Mapping[str, Any]], now_s: float
     ) -> None:
-        """Take and give back leases. `summary` is the tracker's, `keys` are those of the boards in reach by name,
-        `rows` those of `Store.fetch_boards`. `now_s` is monotonic.
+        """Take and return leases. `summary` is the tracker's, `keys` are those of the connected boards by name, `rows`
+        those of `Store.fetch_boards`. `now_s` is monotonic.
         """
         queues = summary.get("queue_info", {})
         taken = {name for name, key in keys.items() if queues.get(key, {}).get("free") == 0}
@@ -64,22 +64,22 @@ class Strangers:
             self._renew(name, now_s)
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Return all leases."""
         for name in list(self._leases):
             self._let_go(name)
 
     def _hold(self, name: str, address: tuple[str, int], now_s: float) -> None:
         try:
             lease = self._store.acquire_lease(name, OWNER, PURPOSE, allowed=frozenset(Health))
-        except FarmError as error:  # somebody was faster
+        except FarmError as error:  # another was faster
             _log.info("%s", error)
             return
         self._leases[name] = (lease, now_s)
         try:
-            # As from any holder: a session of an earlier lease of ours, which is over, ends by it.
+            # As from any holder: this ends a session of an earlier lease of ours, which is over.
             holder = self._ask(address, asking.to_claim(lease)).holder
         except FarmError as error:
-            _log.info("who has %s cannot be said: %s", name, error)
+            _log.info("the holder of %s is unknown: %s", name, error)
             holder = ""
         if holder:
             _log.info("%s is held by %s", name, holder, extra={"board": name})
@@ -106,7 +106,7 @@ class Strangers:
 
 
 def _read_addresses(summary: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Where agents listen, by key; of two with one key the last to come."""
+    """Return the agents' addresses by key; of two with one key the last to register."""
     return {
         str(info.get("key", "")).removeprefix("server:"): (str(info["addr"][0]), int(info["addr"][1]))
         for info in summary.get("server_info", ())
