@@ -29,8 +29,8 @@ _LOOK_S = 0.5
 _REMIND_S = 30.0
 
 
-class TrackerSource(Protocol):
-    """The farm's services, as far as boards need them."""
+class RunningServices(Protocol):
+    """The running services of the farm, as far as boards need them."""
 
     @property
     def tracker(self) -> Tracker:
@@ -47,7 +47,7 @@ class FleetSite(Closing):
 
     def __init__(
         self,
-        services: TrackerSource,
+        services: RunningServices,
         store: Store,
         board_type: str,
         name: str | None,
