@@ -27,7 +27,7 @@ _BACKUP_HINT = "Give a file that `farm backup` wrote."
 
 
 def back_up(home: Path, target: Path, replace: bool = False) -> None:
-    """Copy the store of a FARM_HOME into one file, as it stands at a moment; whatever runs goes on.
+    """Copy the store of a FARM_HOME into one file, as it stands at a moment; running processes go on.
 
     The copy has been read back and found whole. Raises UsageError where there is no store, or `target` exists and is
     not to be replaced; UnavailableError where it cannot be written; PermanentError where the store is damaged.
@@ -139,7 +139,7 @@ def check_any(settings: Settings) -> list[str]:
 def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
     """What is wrong with workloads whose module is not the function that their hash says, by hash; "name: what".
 
-    `say` is told how many of how many have been looked at. Records of such a workload are those of another function.
+    `say` receives how many of how many were checked. Records of such a workload are those of another function.
     """
     with Store(settings.store_location) as store:
         hashes = store.fetch_workload_hashes()
@@ -155,7 +155,7 @@ def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[
 def upgrade(location: StoreLocation) -> str | None:
     """Make a store, or bring it to `SCHEMA`; returns what it had, None for nothing. Raises what `Store` does.
 
-    Nobody may be at work with it: whoever was is told that it cannot be used any more, if it is told at all.
+    No process may use it: one that did gets errors at best.
     """
     opened = database.connect(location)
     try:
@@ -205,7 +205,7 @@ def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") ->
 
 
 def _close_down(store: Path) -> int:
-    """Bring a store into one file, which only works where nobody uses it; returns its greatest lease token.
+    """Bring a store into one file, which works only while no process uses it; return its greatest lease token.
 
     One that is too damaged for that stays as it is. Raises TransientError where another command uses it, sqlite3.Error.
     """

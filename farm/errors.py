@@ -1,11 +1,11 @@
-"""Every error that the farm raises on purpose. The branch is the retry policy; whoever raises picks it.
+"""Every error that the farm raises on purpose. The branch is the retry policy; the code that raises picks it.
 
     FarmError
     ├── UsageError          the caller's input is wrong             exit 2, never retried
     │   └── ModelRefusedError   TVM has no code for a model on a target
     ├── TransientError      trying again may work                   exit 3 once retries are spent
     │   ├── DeadlineError       a wait ended; says what it waited for
-    │   │   └── BoardBusyError      somebody else had the board all the while
+    │   │   └── BoardBusyError      another holder had the board all the while
     │   ├── BoardLostError      the connection to a board ended
     │   ├── InvalidReplyError  an invalid reply of a board
     │   └── StoreFaultError     the store did not work this time
@@ -15,7 +15,7 @@
     │   ├── CodeRefusedError    a compiler or assembler refuses     exit 1
     │   └── LeaseOverError      a board is no longer ours to use    exit 1
     ├── BoardUnsafeError    a board must not be used                exit 4
-    │   └── BoardHostileError   a board attacked whoever worked with it
+    │   └── BoardHostileError   a board attacked its client
     └── InternalError       our bug                                 exit 1
 
 Foreign errors are translated once, where they enter. All classes survive pickling (Ray moves them).
@@ -89,7 +89,7 @@ class MachineBusyError(UnavailableError):
 
 
 class CodeRefusedError(PermanentError):
-    """Code for a GPU is refused, or takes more than the GPU has: a fault of whatever it was made of."""
+    """Code for a GPU is refused, or takes more than the GPU has: a fault of its source."""
 
 
 class LeaseOverError(PermanentError):
@@ -102,13 +102,13 @@ class LeaseOverError(PermanentError):
 
 
 class BoardUnsafeError(FarmError):
-    """A board's clocks could not be restored: it must not be used until somebody looked at it."""
+    """A board's clocks could not be restored: it must not be used until a person has checked it."""
 
     exit_code = 4
 
 
 class BoardHostileError(BoardUnsafeError):
-    """A board sent what would have harmed us: it is quarantined until somebody looked at it."""
+    """A board sent what would have harmed us: it is quarantined until a person has checked it."""
 
 
 class InternalError(FarmError):

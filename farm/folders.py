@@ -1,4 +1,4 @@
-"""Folders and files that belong to one user alone, whatever the umask is: FARM_HOME and what lies in it."""
+"""Folders and files that belong to one user alone, with any umask: FARM_HOME and its contents."""
 
 from __future__ import annotations
 

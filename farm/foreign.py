@@ -1,6 +1,6 @@
 """Text that others wrote (boards, candidates, files, users), made fit to be shown: nothing in it is obeyed.
 
-A terminal is told nothing but what we say (`show_controls`), and a Markdown page gets words, no markup (`escaped`).
+A terminal obeys only our own controls (`show_controls`), and a Markdown page shows words, no markup (`escaped`).
 HTML pages escape what they show (`farm/report/pages.py`).
 """
 

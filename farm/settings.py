@@ -1,4 +1,4 @@
-"""Every setting once: its default, its environment variable and what it means. Flags of a command override them."""
+"""Every setting: default, environment variable and meaning. A command's flags override them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Settings:
 
     @property
     def home_path(self) -> Path:
-        """The state folder; not created here."""
+        """Return the state folder; it is not created here."""
         if self.home:
             return Path(self.home).expanduser().absolute()
         data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -113,12 +113,12 @@ class Settings:
 
     @property
     def builds_path(self) -> Path:
-        """Where compiled candidates are kept; not created here."""
+        """Return the folder of compiled candidates; it is not created here."""
         return (Path(self.shared).expanduser().absolute() if self.shared else self.home_path / "cache") / "builds"
 
     @property
     def models_path(self) -> Path | None:
-        """Where models of campaigns are kept by content, for all hosts; None where they are not."""
+        """Return the folder of campaigns' models by content, for all hosts; None where there is none."""
         return Path(self.shared).expanduser().absolute() / "models" if self.shared else None
 
     def share_linker_cache(self) -> None:
@@ -127,7 +127,7 @@ class Settings:
 
     @property
     def store_location(self) -> StoreLocation:
-        """Where the store is. Raises UsageError."""
+        """Return the store's location. Raises UsageError."""
         if not self.store:
             return self.home_path / STORE_FILE
         if isinstance(location := parse_store(self.store), Path):
@@ -139,7 +139,7 @@ class Settings:
 
 
 def parse_store(text: str) -> StoreLocation:
-    """The store that a path or a URL names: `sqlite:///PATH`, `postgresql://…`. Raises UsageError."""
+    """Return the store that a path or a URL names: `sqlite:///PATH`, `postgresql://…`. Raises UsageError."""
     scheme, found, rest = text.partition("://")
     if not found or scheme == "sqlite":
         path = Path(rest.removeprefix("/") if found else text).expanduser().absolute()
@@ -170,7 +170,7 @@ _FOLDERS = ("FARM_HOME", "FARM_SHARED", "FARM_BOARD_TYPES", "FARM_CORE_TYPES")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the environment. Raises UsageError naming the variable whose value is impossible."""
+    """Return settings from the environment. Raises UsageError naming the variable with an impossible value."""
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for field in dataclasses.fields(Settings):

@@ -1,4 +1,4 @@
-"""Figures, spans of time and operating points written for people; spans read, as `100ms`, `10m`, `1.5h`."""
+"""Format figures, time spans and operating points for people; parse time spans such as `100ms`, `10m`, `1.5h`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A unit that suits all figures of one kind: multiply SI values by `factor`."""
+    """A unit for all figures of one kind: multiply SI values by `factor`."""
 
     factor: float
     unit: str
 
     def number(self, value: float | None) -> str:
-        """Three significant digits, a dash for what is unknown."""
+        """Format three significant digits, a dash for what is unknown."""
         return NOTHING if value is None else format_number(value * self.factor)
 
     def text(self, value: float | None) -> str:
-        """The number and its unit."""
+        """Format the number and its unit."""
         return NOTHING if value is None else f"{self.number(value)} {self.unit}"
 
     def interval(self, estimate: Mapping[str, float]) -> tuple[str, str]:
-        """Value, and `low – high`, with as many digits as it takes to tell the ends apart."""
+        """Format a value, and `low – high`, with the digits that distinguish the ends."""
         values = [estimate[end] * self.factor for end in ("value", "low", "high")]
         digits = _plan_digits(values[0], values[2] - values[1])
         value, low, high = (f"{each:,.{digits}f}" for each in values)
@@ -42,17 +42,17 @@ class Scale:
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:
-    """The unit in which the smallest has a digit before the point."""
+    """Return the unit in which the smallest has a digit before the point."""
     return _scale(values, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
 
 
 def format_latency(seconds: float) -> str:
-    """Three significant digits in the unit that fits."""
+    """Format three significant digits in the fitting unit."""
     return seconds_scale((seconds,)).text(seconds)
 
 
 def joule_scale(values: Iterable[float]) -> Scale:
-    """As `seconds_scale`, for energy."""
+    """Do as `seconds_scale`, for energy."""
     return _scale(values, ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ")))
 
 
@@ -62,7 +62,7 @@ WATT = Scale(1.0, "W")
 
 
 def format_number(value: float) -> str:
-    """Three significant digits without exponent."""
+    """Format three significant digits without exponent."""
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
@@ -70,25 +70,25 @@ def format_number(value: float) -> str:
 
 
 def name_some(names: Sequence[str], most: int = 3) -> str:
-    """The first few of some names, for a line of text."""
+    """Name the first few of some names, for a line of text."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def format_bytes(size: int) -> str:
-    """`512 bytes`, `42.1 kB`, `1.23 MB`: never nothing for something."""
+    """Format as `512 bytes`, `42.1 kB`, `1.23 MB`; only zero is 0."""
     if size < 1000:
         return f"{size} bytes"
     return next(f"{format_number(size / unit)} {name}" for unit, name in _UNITS_BYTES if size >= unit)
 
 
 def format_count(count: float) -> str:
-    """`396`, `115 k`, `231 M`: three significant digits."""
+    """Format as `396`, `115 k`, `231 M`: three significant digits."""
     unit, name = next((each for each in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if count >= each[0]), (1.0, ""))
     return f"{format_number(count / unit) if name else f'{count:.0f}'}{name}"
 
 
 def format_percent(ratio: float, more: str, less: str, same: str) -> str:
-    """How far a ratio is from 1: `38 % longer`, from 2 on `6.03 times as long`."""
+    """Format how far a ratio is from 1: `38 % longer`, from 2 on `6.03 times as long`."""
     percent = abs(ratio - 1) * 100
     if percent < 0.5:
         return same
@@ -98,7 +98,7 @@ def format_percent(ratio: float, more: str, less: str, same: str) -> str:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds, above 0. Raises ValueError."""
+    """Return seconds above 0. Raises ValueError."""
     found = _SPAN.fullmatch(text.strip().lower())
     if found and not found.group(2):
         raise ValueError(f"{text!r} has no unit: {text.strip()}s, {text.strip()}ms or {text.strip()}m?")
@@ -109,12 +109,12 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_share(share: float) -> str:
-    """A probability in percent; of what was measured and computed from it none is ever 100."""
+    """Format a probability in percent; a measured one is never 100."""
     return "over 99 %" if share > 0.99 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
 
 
 def format_duration(seconds: float) -> str:
-    """`3 min 32 s`, `2 h 5 min`."""
+    """Format as `3 min 32 s`, `2 h 5 min`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
@@ -122,24 +122,24 @@ def format_duration(seconds: float) -> str:
 
 
 def to_local_time(at: float) -> time.struct_time:
-    """A moment since the epoch in this place; one that no calendar has becomes the epoch."""
+    """Return a moment since the epoch in local time; an impossible one becomes the epoch."""
     return time.localtime(at if 0 <= at <= _LATEST_S else 0.0)
 
 
 def format_minute(at: float) -> str:
-    """A moment since the epoch as a date and a time of this place."""
+    """Format a moment since the epoch as a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M", to_local_time(at))
 
 
 def format_point(key: str, common: Iterable[str] = ()) -> str:
-    """An operating point's key for people: `a57 1420.8 MHz, gpu 921.6 MHz`, without its words in `common`."""
+    """Format an operating point's key: `a57 1420.8 MHz, gpu 921.6 MHz`, without its words in `common`."""
     left_out = set(common)
     words = [_format_word(word) for word in key.split() if word not in left_out]
     return ", ".join(words) or ("as the board had it" if key == "default" else "as above")
 
 
 def find_common_words(keys: Iterable[str]) -> tuple[str, ...]:
-    """Words that every key has; none where there is only one key."""
+    """Return words that every key has; none where there is only one key."""
     split = [key.split() for key in keys]
     if len(split) < 2:
         return ()
@@ -147,7 +147,7 @@ def find_common_words(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def format_label(key: str, common: Iterable[str] = ()) -> str:
-    """The shortest text for a picture: the bare frequency where that is all there is to a point."""
+    """Return the shortest label for a chart: the bare frequency where the point has nothing else."""
     words = [word for word in key.split() if word not in set(common)]
     if len(words) == 1 and words[0].endswith("MHz"):
         return words[0].partition("=")[2].replace("MHz", " MHz")
@@ -168,7 +168,7 @@ def _scale(values: Iterable[float], units: tuple[tuple[float, str], ...]) -> Sca
 
 
 def _plan_digits(value: float, width: float) -> int:
-    """Digits behind the point: three significant ones, up to two more where the interval is narrower than that."""
+    """Return digits behind the point: three significant ones, up to two more for a narrower interval."""
     usual = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
     needed = max(0, math.ceil(-math.log10(width)) + 1) if width > 0 else 0
     return min(max(usual, needed), usual + 2)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
 
-# The operating point of a board whose clocks nobody set.
+# The operating point of a board whose clocks are not set.
 DEFAULT_POINT = "default"
 
 # What a trial was for: to find good candidates, or to measure one of the best again and check what it computes.
@@ -40,7 +40,7 @@ class Direct:
     """Reached on this machine's loopback. `port` is the agent's, None where the tracker says it.
 
     `on_demand`: the board is this machine as commands such as `farm tune` use it, each with an agent of its own; in
-    between there is none, and nobody misses it.
+    between there is none, which is no fault.
     """
 
     kind: ClassVar[str] = "direct"
@@ -114,7 +114,7 @@ class Standing:
 
     @property
     def state(self) -> State:
-        """The one state that follows. Nobody keeps the way to a retired board."""
+        """Return the state that follows. The services keep no connection to a retired board."""
         if not self.reachable:
             return State.OFFLINE
         if self.leased:
@@ -148,7 +148,7 @@ class Transition:
 
 
 class WorkKind(StrEnum):
-    """What a board is wanted for. All but trials is interactive: somebody, or somebody's script, waits for it."""
+    """What a board is wanted for. All but trials is interactive: a person or a script waits for it."""
 
     RUN = "run"
     BENCH = "bench"
@@ -167,7 +167,7 @@ class WorkKind(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class BoardRequest:
-    """Somebody wants boards: `wanted` of those in `boards`, all of one type, since `waited_s` (s).
+    """A request for boards: `wanted` of those in `boards`, all of one type, since `waited_s` (s).
 
     `requested_at` is wall-clock seconds since the epoch, for people. `campaign` is whose trials they are for, or None.
     """

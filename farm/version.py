@@ -1,3 +1,3 @@
-"""Which farm this is. It stands alone, so that whoever only wants to know it imports nothing else."""
+"""The farm's version. It imports nothing else, so that reading the version is quick."""
 
 __version__ = "0.2.0"

@@ -1,7 +1,7 @@
-"""Keeps the agent and the clock helper running on a board without systemd. Standard library only.
+"""Keep the agent and the clock helper running on a board without systemd. Standard library only.
 
-`tvm-farm-board start|stop|status|run`, a script in the installation's `bin`, calls this. What to run is said by
-`etc/board.json`; nothing here is decided about boards, and nothing here starts it when the board boots.
+`tvm-farm-board start|stop|status|run`, a script in the installation's `bin`, calls this. `etc/board.json` says what to
+run. Nothing here starts at boot.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import IO, Any
 
 # As the units for systemd have it.
 AGENT_PAUSE_S, HELPER_PAUSE_S = 2.0, 0.2
-# The helper restores clocks when it is told to end, which may take this long.
+# The helper restores clocks before it ends, which may take this long.
 STOP_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 10.0
 LOG_BYTES = 4 << 20
 _TICK_S = 1.0
-# What could not be said because the disk was full is kept up to here, and said once there is room.
+# The most log text kept while the disk is full.
 _UNSAID_BYTES = 1 << 16
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 _NOT_RUNNING = 3
@@ -52,7 +52,7 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """The running process, None where there is none at the moment."""
+        """Return the running process, None where there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def step(self) -> None:
@@ -109,9 +109,9 @@ class Service:
 
 
 class Supervisor:
-    """The services of one installation, `prefix`, and the files that say how they are.
+    """The services of one installation, `prefix`, and their state files.
 
-    Files are second to services: on a full disk everything that runs goes on, and what ends is started again.
+    Processes come before files: on a full disk all services go on, and those that end are started again.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -125,7 +125,7 @@ class Supervisor:
         self._troubles: dict[str, str] = {}
 
     def run(self, lock: IO[str]) -> int:
-        """Keep everything running until told to end. `lock` is held and shows that somebody does."""
+        """Keep everything running until a signal ends it. The caller holds `lock`."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         say(f"supervisor started, pid {os.getpid()}")
         while True:
@@ -148,7 +148,7 @@ class Supervisor:
         return 0
 
     def _try(self, what: str, act: Callable[[], None]) -> None:
-        """Do it. An error, as on a full disk, is said once, and so is its end; the next turn tries again."""
+        """Run it. Report an error, as on a full disk, once, and its end; the next turn tries again."""
         try:
             act()
         except OSError as error:
@@ -174,7 +174,7 @@ class Supervisor:
         python = str(self._prefix / "current" / "bin" / "python")
         tmp = self._prefix / "tmp"
         make_folder(tmp, user, user, 0o700)
-        # What a session left that was killed with the board's power.
+        # Left by a session that was killed with the board's power.
         for path in tmp.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         services = []
@@ -194,7 +194,7 @@ class Supervisor:
         return services
 
     def _write_state(self) -> None:
-        """On a change only: a full disk is met as seldom as can be."""
+        """Write the state where it changed: a full disk is then met rarely."""
         state = {service.name: {"pid": service.pid, "restarts": service.restarts} for service in self._services}
         text = json.dumps({"pid": os.getpid(), "services": state}) + "\n"
         if text != self._written:
@@ -202,7 +202,7 @@ class Supervisor:
             self._written = text
 
     def _trim_logs(self) -> None:
-        """Keep one older piece of each log; whoever writes has it open for appending and goes on."""
+        """Keep one older piece of each log; its writer has it open for appending and goes on."""
         for log in self._logs.glob("*.log"):
             if log.stat().st_size > LOG_BYTES:
                 older = log.with_name(log.name + ".1")
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     for folder in (prefix / "run", prefix / "log"):
         folder.mkdir(mode=0o755, exist_ok=True)
     with (prefix / "run" / "supervisor.pid").open("a+") as lock:
-        # Another user of the board who could open the lock could hold it.
+        # Only the owner may open the lock: another user could hold it.
         with contextlib.suppress(OSError):
             os.fchmod(lock.fileno(), 0o600)
         if chosen.verb == "status":
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def start(prefix: Path, lock: IO[str]) -> int:
-    """Go to the background and keep things running there; the caller returns once that has begun."""
+    """Go to the background and keep things running; the caller returns once that has begun."""
     supervisor = Supervisor(prefix)
     read, write = os.pipe()
     if (child := os.fork()) != 0:
@@ -263,7 +263,7 @@ def start(prefix: Path, lock: IO[str]) -> int:
         os.dup2(nowhere, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        # Whatever else was open belongs to whoever called: an SSH channel, a lock.
+        # Other descriptors belong to the caller: an SSH channel, a lock.
         keep = {0, 1, 2, lock.fileno(), write}
         for number in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
             with contextlib.suppress(OSError):
@@ -316,7 +316,7 @@ def take(lock: IO[str]) -> bool:
 
 
 def read_pid(lock: IO[str]) -> int:
-    """Who holds the lock. It writes its number right after it has taken it."""
+    """Return the process that holds the lock. It writes its number right after it takes it."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         lock.seek(0)
@@ -327,7 +327,7 @@ def read_pid(lock: IO[str]) -> int:
 
 
 def make_folder(path: Path, user: str, group: str, mode: int) -> None:
-    """A folder that belongs to them; empty names leave it ours."""
+    """Make a folder that a user owns; empty names leave it ours."""
     path.mkdir(exist_ok=True)
     path.chmod(mode)
     uid = pwd.getpwnam(user).pw_uid if user else -1
@@ -350,14 +350,14 @@ _unsaid = bytearray()
 
 
 def say(text: str) -> None:
-    """A line in the supervisor's log; it waits for room where the disk is full."""
+    """Write a line to the supervisor's log; on a full disk it waits for room."""
     _unsaid.extend(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
     del _unsaid[:-_UNSAID_BYTES]
     say_unsaid()
 
 
 def say_unsaid() -> None:
-    """Say what could not be said before."""
+    """Write the lines that waited for room."""
     with contextlib.suppress(OSError):
         while _unsaid:
             del _unsaid[: os.write(1, _unsaid)]

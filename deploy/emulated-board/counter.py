@@ -34,7 +34,7 @@ VARIABLE = "EMULATED_BOARD_COUNTS"
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Executed so far by all threads of a process: `vector_fmas` are multiply-adds of four float32 values each."""
+    """Counts of a process over all threads: `vector_fmas` are FMAs of four float32 values each."""
 
     instructions: int
     vector_fmas: int
@@ -56,7 +56,7 @@ class Reader:
             self._counts = mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ)
 
     def read(self) -> Counts:
-        """What was executed until now."""
+        """Return the counts until now."""
         lines = (struct.unpack_from("=3Q", self._counts, at) for at in range(0, SIZE, _LINE))
         return Counts(*map(sum, zip(*lines, strict=True)))
 
@@ -67,7 +67,7 @@ def make_counts(path: Path) -> None:
 
 
 def make_command(folder: Path, counts: Path) -> list[str]:
-    """What runs the Python of the root `folder` with its instructions counted; Python's arguments follow.
+    """Return the command that runs the root's Python with its instructions counted; Python's arguments follow.
 
     Raises root.BuildError where the emulator or a compiler is missing.
     """
@@ -77,16 +77,16 @@ def make_command(folder: Path, counts: Path) -> list[str]:
 
 
 def make_environment(counts: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of such a command: the board's core, and nothing that makes two runs differ."""
+    """Return the environment of such a command: the board's core, and nothing that makes two runs differ."""
     kept = {k: v for k, v in environment.items() if not k.startswith(("LD_", "PYTHON"))}
-    # One thread each: what waits for others spins, and spinning is counted.
+    # One thread each: waiting threads spin, and spinning is counted.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"), "1")
     chosen = {"QEMU_CPU": CPU, "PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return {**kept, **single, **chosen, "TVM_USE_RUNTIME_LIB": "1", VARIABLE: str(counts)}
 
 
 def require_plugin(source: Path = SOURCE, also: Sequence[Path] = ()) -> Path:
-    """A plug-in, compiled the first time; `also` are files that its source includes.
+    """Return a plug-in, compiled the first time; `also` are files that its source includes.
 
     Raises root.BuildError where the emulator or a compiler is missing.
     """
@@ -107,7 +107,7 @@ def require_plugin(source: Path = SOURCE, also: Sequence[Path] = ()) -> Path:
 
 
 def find_compiler() -> list[str]:
-    """gcc, or the C compiler that comes with `make setup`. Raises root.BuildError."""
+    """Return gcc, or the C compiler that comes with `make setup`. Raises root.BuildError."""
     if (gcc := shutil.which("gcc")) is not None:
         return [gcc]
     zig = next((root.CHECKOUT / ".venv").glob("lib/python*/site-packages/ziglang/zig"), None)

@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: RET503  exec does n
     if not any(option.split("=")[0] in ("--board-type", "--virtual", "--root") for option in serve):
         serve = ["--virtual", BOARD_TYPE, *serve]
 
-    # The emulator takes neither from the agent: an address space limit it ignores, as its own memory would count; this
-    # one stands around it and keeps the host safe. What the agent's sessions leave behind comes to the agent.
+    # The emulator supports neither for the agent. It ignores an address space limit, since its own memory counts; this
+    # one surrounds it and keeps the host safe. The agent adopts processes that its sessions leave behind.
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or hard > MEMORY_BYTES:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -17,10 +17,10 @@ LEAST_KERNEL = (6, 7)
 # From linux/sched.h and linux/mount.h.
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000  # mount, user, process
 _PRIVATE = 0x4000 | 0x40000
-# Owners of a distribution's files are below this; 65534 is nobody.
+# Owners of a distribution's files are below this; 65534 is the overflow user.
 _IDS = 65536
 _FORMATS = "/proc/sys/fs/binfmt_misc"
-# An ELF file for AArch64 (e_machine 183), whatever its byte order's padding, OS ABI and kind of program. F: the
+# An ELF file for AArch64 (e_machine 183), with any padding, OS ABI and kind of program. F: the
 # emulator is opened now, so that it need not lie in the root.
 _MAGIC = rb"\x7fELF\x02\x01\x01" + rb"\x00" * 9 + rb"\x02\x00\xb7\x00"
 _MASK = rb"\xff" * 7 + rb"\x00" + rb"\xff" * 8 + rb"\xfe\xff\xff\xff"

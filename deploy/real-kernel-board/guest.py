@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Guest:
-    """One board, its disk in `folder`. Not thread-safe. Whoever starts it stops it: leave the `with` block, or `stop`.
+    """One board, its disk in `folder`. Not thread-safe. Its starter stops it: leave the `with` block, or `stop`.
 
     `port` is the host's loopback port that leads to the board's SSH server.
     """

@@ -168,7 +168,7 @@ def _set_up(root: Path, board: str, key: Path, scratch: Path) -> None:
         path = root / "etc/systemd/system" / unit
         path.unlink(missing_ok=True)
         path.symlink_to("/dev/null")
-    # Where packages came from, and by which proxy, is this machine's business.
+    # The image keeps no package source and no proxy of this machine.
     for pattern in ("sources.list*", "sources.list.d/*", "apt.conf.d/99mmdebstrap"):
         for path in (root / "etc/apt").glob(pattern):
             if not path.is_dir():

@@ -85,7 +85,7 @@ def find_missing() -> list[str]:
 
 
 def require_possible() -> None:
-    """Raise BuildError where the material cannot be made on this machine, whatever is installed."""
+    """Raise BuildError where the material cannot be made on this machine, with any packages installed."""
     debian.require_distribution("the board with a real kernel")
     if reason := foreign.find_obstacle():
         raise BuildError(f"the arm64 root cannot be made here: {reason}")
@@ -116,7 +116,7 @@ def fetch(folder: Path, scratch: Path) -> Material:
     (made.modules / "boot" / f"vmlinuz-{version}").rename(made.kernel)
     source = scratch / "usr/src" / f"linux-source-{series}.tar.xz"
     inside = f"linux-source-{series}/{_DRIVER}"
-    # tar reads the whole archive to its end unless it is told that there is one such file.
+    # tar reads the whole archive to its end unless an option says that there is one such file.
     extract = ["tar", "-C", str(scratch), "--occurrence=1", "-xf", str(source), inside]
     debian.run(extract, f"the kernel's source has no {_DRIVER}", debian.FETCH_TIMEOUT_S)
     (scratch / inside).rename(made.driver)

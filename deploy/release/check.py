@@ -1,8 +1,7 @@
-"""Install a wheel where nothing of the checkout is in reach, and use it there as somebody would who has just got it.
+"""Install a wheel without the checkout in reach, and use it as a new user does.
 
-`check.py dist/tvm_farm-*.whl [--quick]`, in the environment that has the third-party packages: those are lent to a
-virtual environment of the wheel's own, so that nothing is fetched. What a wheel must carry is known to the commands
-that are run; this file knows only which.
+`check.py dist/tvm_farm-*.whl [--quick]`, in the environment that has the third-party packages: a virtual environment of
+the wheel's own borrows them, so that nothing is fetched.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class Installed:
         (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def farm(self, *words: str) -> str:
-        """Run `farm`; what it says on stdout. Raises SystemExit, telling what it said, where it fails."""
+        """Run `farm`; return its stdout. Raises SystemExit with its output where it fails."""
         return self._call([str(self.environment_path / "bin" / "farm"), *words])
 
     def python(self, code: str) -> str:
-        """The same for a piece of Python."""
+        """Run a piece of Python likewise."""
         return self._call([str(self.environment_path / "bin" / "python"), "-c", code])
 
     def _call(self, command: Sequence[str]) -> str:

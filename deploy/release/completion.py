@@ -50,7 +50,7 @@ def _describe_option(option: Any) -> dict[str, Any]:
     if option.is_flag or option.count:
         return said
     kind = next((_OPTIONS[name] for name in option.opts if name in _OPTIONS), "") or _find_choices(option)
-    # "files": the shell's own completion, which begins where nothing is found.
+    # "files": the shell's own completion, which starts where nothing is found.
     return said | {"takes": kind or "files"}
 
 
@@ -72,7 +72,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 def make_text() -> str:
-    """The file's text."""
+    """Return the file's text."""
     return json.dumps(make_table(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -16,7 +16,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "licences.md"
-# File -> what it is for, in the order of the page.
+# File and its purpose, in the order of the page.
 LOCKED = {
     "agent.txt": "boards",
     "all.txt": "the farm with all extras but `torch`, and its development tools",
@@ -46,7 +46,7 @@ class Package:
 
 
 def read_packages() -> list[Package]:
-    """Everything that requirements/ pins, with its licence. Raises SystemExit naming those whose licence is unknown."""
+    """Return every pinned package with its licence. Raises SystemExit naming those whose licence is unknown."""
     names = set()
     for file in LOCKED:
         text = (ROOT / "requirements" / file).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def read_packages() -> list[Package]:
 
 
 def find_licence(name: str, said: Mapping[str, Mapping[str, str]]) -> str:
-    """An SPDX expression; empty where nobody says."""
+    """Return an SPDX expression; empty where the metadata has none."""
     if name in said["wrong"]:
         return said["wrong"][name]
     try:

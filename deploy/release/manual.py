@@ -1,6 +1,6 @@
-"""Write the manual pages of docs/man from the commands themselves: `farm(1)`, and one page for each command or noun.
+"""Write the manual pages of docs/man from the commands: `farm(1)`, and one page for each command or noun.
 
-What a command does is said by the command (`farm/cli`); here it is only set for `man`.
+The commands (`farm/cli`) have the texts; this formats them for `man`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXIT_CODES = (
 
 
 def make_pages() -> dict[str, str]:
-    """The text of each page by its file's name."""
+    """Return the text of each page by its file's name."""
     whole: Any = typer.main.get_command(main.make_app())
     examples.complete(whole)
     lines = {name: entry.line for name, entry in main._COMMANDS.items()}
@@ -52,7 +52,7 @@ def make_pages() -> dict[str, str]:
 
 
 def _list_verb(words: str, command: Any) -> Iterator[str]:
-    """A verb, and the verbs below it."""
+    """Return a verb, and the verbs below it."""
     yield from (f".SS {words}{_usage(command)}", *_describe(command))
     for verb, each in (getattr(command, "commands", None) or {}).items():
         yield from _list_verb(f"{words} {_escape(verb)}", each)
@@ -99,7 +99,7 @@ def _describe(command: Any) -> Iterator[str]:
 
 
 def _default(option: Any) -> str:
-    # Folders and functions as defaults are this machine's, or say nothing.
+    # Defaults that are folders of this machine, or functions, are left out.
     shown = isinstance(option.default, str | int | float) and option.default != "" and not option.is_flag
     return f" Default: {option.default}." if shown else ""
 
@@ -117,7 +117,7 @@ def _prose(text: str | None) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Text that `man` shows as it is: its own commands begin with a dot or an apostrophe."""
+    """Escape text for `man`, whose commands begin with a dot or an apostrophe."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text[:1] in (".", "'") else text
 

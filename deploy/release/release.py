@@ -25,7 +25,7 @@ _PLACES = {
 
 
 def find_faults(root: pathlib.Path, version: str) -> list[str]:
-    """Why the checkout at `root` cannot be released as `version`; empty where it can."""
+    """Return why the checkout at `root` cannot be released as `version`; empty where it can."""
     faults = []
     if not re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", version):
         faults.append(f"{version!r} is no version such as 0.2.0")
@@ -43,13 +43,13 @@ def find_faults(root: pathlib.Path, version: str) -> list[str]:
 
 
 def read_notes(changelog: str, version: str) -> str:
-    """What the changelog says of a version, without its heading."""
+    """Return the changelog's section of a version, without its heading."""
     found = re.search(rf"(?ms)^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## \[|\Z)", changelog)
     return found[1].strip() if found else ""
 
 
 def release(root: pathlib.Path, version: str, dry_run: bool) -> None:
-    """See the module. Raises SystemExit telling what is in the way; the tag is made last."""
+    """See the module. Raises SystemExit with what is in the way; the tag is made last."""
     if faults := find_faults(root, version):
         raise SystemExit("\n".join([f"{version} cannot be released:", *(f"  {fault}" for fault in faults)]))
     dist = root / "dist"

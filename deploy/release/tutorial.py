@@ -69,7 +69,7 @@ class Command:
 
 
 def read_steps(page: str) -> list[File | Command]:
-    """What a reader of the page does, in order. Raises ValueError for a block that is neither."""
+    """Return the steps of a reader of the page, in order. Raises ValueError for a block that is neither."""
     steps: list[File | Command] = []
     for kind, text, picture in _BLOCK.findall(page):
         lines = text.splitlines()
@@ -87,13 +87,13 @@ def read_steps(page: str) -> list[File | Command]:
 
 
 def run(words: tuple[str, ...], folder: pathlib.Path, environment: dict[str, str]) -> str:
-    """What a command prints on a terminal. Raises SystemExit, telling what it said, where it fails."""
+    """Run a command and return its output on a terminal. Raises SystemExit with the output where it fails."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, _COLUMNS, 0, 0))
     printed = io.BytesIO()
 
     def read() -> None:
-        # Reading ends by an error once nobody holds the other end (pty(7)).
+        # Reading ends by an error once the other end is closed (pty(7)).
         while True:
             try:
                 if not (some := os.read(ours, 65536)):
@@ -123,7 +123,7 @@ def run(words: tuple[str, ...], folder: pathlib.Path, environment: dict[str, str
 
 
 def run_notebook(environment: dict[str, str], options: Sequence[str] = ()) -> str:
-    """Run the notebook of what the tutorial left; what its cells show. Raises SystemExit where one fails."""
+    """Run the notebook on the tutorial's results; return what its cells show. Raises SystemExit where one fails."""
     command = [sys.executable, str(pathlib.Path(__file__).with_name("notebook.py")), str(NOTEBOOK), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode:
@@ -132,7 +132,7 @@ def run_notebook(environment: dict[str, str], options: Sequence[str] = ()) -> st
 
 
 def draw(words: tuple[str, ...], printed: str) -> str:
-    """A command and its output as SVG, in fonts that the reader has: Rich's own template fetches one."""
+    """Draw a command and its output as SVG, in fonts that the reader has: Rich's own template fetches one."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), legacy_windows=False)
     console.print(Text(f"$ farm {shlex.join(words)}", style="bold"))
     console.print(Text.from_ansi(printed.replace("\r\n", "\n").rstrip()))

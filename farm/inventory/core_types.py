@@ -2,7 +2,7 @@
 
 Figures measured on a board, and constants fitted to it, come from a folder of the user's.
 
-Which core a board has is its target's `mcpu`; what the numbers lead to is `farm.search.cores`' business.
+Which core a board has is its target's `mcpu`; `farm.search.cores` uses the numbers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Pipeline(documents.StrictModel):
         if unknown := sorted(named - self.pipes.keys()):
             raise ValueError(f"there is no pipe {unknown[0]!r}; there are {', '.join(self.pipes)}")
         if missing := {"integer", "vector"} - self.kinds.keys():
-            raise ValueError(f"what {sorted(missing)[0]!r} costs is missing: it stands for whatever is not named")
+            raise ValueError(
+                f"what {sorted(missing)[0]!r} costs is missing: it is the default for operations that are not named"
+            )
         return self
 
 
@@ -100,9 +102,9 @@ class CoreType(documents.StrictModel):
     in bytes (per cycle of one core but for memory, which all cores share). `l1_bytes` and `l2_bytes` are of the cache
     that a core sees, `l2_cores` how many share it. `region_s` is what a parallel region costs TVM's pool to start and
     to join, threads spinning: two to ten microseconds were seen.
-    `l2_wait` is which share of a stream from the second cache multiply-adds wait for; Zen 4's by default.
+    `l2_wait` is the share of L2 streaming time in which FMAs stall; Zen 4's by default.
     `l2_held_bytes` is how much of that cache data have that are written and read again, where streams are given less.
-    `lane_fma`: a multiply-add may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
+    `lane_fma`: an FMA may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
     `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
     """
 

@@ -194,7 +194,7 @@ def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageEr
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        # Read well a moment ago: a pipe, or somebody is writing. The mistakes are worth telling all the same.
+        # Readable a moment ago: a pipe, or a file being written. The mistakes are reported all the same.
         root = None
     found = sorted((_find_line(root, place), text) for place, text in faults)
     lines = list(dict.fromkeys(f"{path} line {line}: {text}" if line else f"{path}: {text}" for line, text in found))

@@ -11,7 +11,7 @@ from farm.inventory import fleet_addresses as addresses
 from farm.inventory.fleets import Fleet, FleetBoard
 from farm.values import Ssh, Transport
 
-# Fields that may be changed while somebody holds the board.
+# Fields that may change while the board is leased.
 _ANY_TIME = ("labels.", "power.")
 
 

@@ -114,7 +114,7 @@ class _FaultError(Exception):
 
 
 class _Reading:
-    """A fleet file on its way from groups to boards; mistakes are gathered, so that all are told at once."""
+    """A fleet file on its way from groups to boards; mistakes are collected, so that all are reported at once."""
 
     def __init__(self, folder: pathlib.Path, types: Mapping[str, BoardType]) -> None:
         self._folder = folder

@@ -1,6 +1,6 @@
 """Commands of the user's that switch a board's power, as a fleet file gives them and the store keeps them.
 
-Running them is `farm.crew.power`'s business, when to do so `farm.services.powering`'.
+`farm.crew.power` runs them, `farm.services.powering` decides when.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The values behind the table: the services tell what they see, a scrape reads it. Serving is in `exporter.py`."""
+"""The coordinator's metrics: their table, their values, and the server for Prometheus.
+
+The services set values, a scrape reads them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PREFIX = "tvm_farm_"
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One line of the table. `name` is without the prefix; `buckets` are a histogram's upper bounds."""
+    """One metric. `name` is without the prefix; `buckets` are a histogram's upper bounds."""
 
     name: str
     labels: tuple[str, ...]
@@ -35,16 +38,16 @@ class Metric:
 
     @property
     def kind(self) -> str:
-        """What may be done with it; a counter starts at 0 with the process, unless its text says otherwise."""
+        """Return the metric's kind; a counter starts at 0 with the process, unless its text says otherwise."""
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def full_name(self) -> str:
-        """As Prometheus sees it."""
+        """Return the name that Prometheus sees."""
         return PREFIX + self.name
 
 
-# From a board that answers at once to the deadline of one that hangs.
+# From the quickest answer of a board to the deadline of one that hangs.
 _PROBE_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 INFO = Metric("info", ("version",), "Always 1; the farm's version.")
@@ -89,7 +92,7 @@ CAMPAIGN_STATE = Metric(
 CAMPAIGN_TRIALS = Metric(
     "campaign_trials_total",
     ("campaign", "side"),
-    "Trials of a campaign's search: ok, or by whose fault they failed. From the store, whoever carried it out.",
+    "Trials of a campaign's search: ok, or by the side at fault. From the store, for all engines.",
 )
 CAMPAIGN_BUILD = Metric(
     "campaign_build_seconds_total", ("campaign",), "How long compilers were busy for a campaign's trials."
@@ -102,7 +105,7 @@ CAMPAIGN_SEARCH = Metric(
 )
 CAMPAIGN_ELAPSED = Metric("campaign_elapsed_seconds", ("campaign",), "Time since a campaign began, pauses left out.")
 CAMPAIGN_ETA = Metric(
-    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while nobody can say."
+    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while it is unknown."
 )
 CAMPAIGN_BOARDS = Metric(
     "campaign_boards",
@@ -148,7 +151,7 @@ class Exporter(Closing):
         self.address: tuple[str, int] = (HOST, int(self._server.server_address[1]))
 
     def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
-        """Where boards' own metrics are reached here: board, its type, address. Replaces what was said before."""
+        """Set where boards' own metrics are reached: board, its type, address. Replaces the earlier targets."""
         found: list[dict[str, object]] = [
             {"targets": [f"{host}:{port}"], "labels": {"board": name, "board_type": board_type}}
             for name, (board_type, (host, port)) in sorted(targets.items())
@@ -186,12 +189,12 @@ def _start(registry: CollectorRegistry, first_port: int) -> tuple[WSGIServer, th
     )
 
 
-# By metric, then by the values of its labels.
+# By metric, then by label values.
 Values = dict[Metric, dict[tuple[str, ...], float]]
 
 SIDES = ("ok", *map(str, FaultSide))
 DOINGS = ("idle", "measuring", "verifying")
-# With these nobody looks for a board: winners have theirs, the others wait for an operator.
+# States without a need for boards: winners have theirs, the others wait for an operator.
 _NO_QUEUE = (CampaignState.VERIFYING, CampaignState.INTERRUPTED, CampaignState.PAUSED)
 _TO_RUN = "run"
 
@@ -199,7 +202,7 @@ _TO_RUN = "run"
 def to_values(
     counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
 ) -> Values:
-    """All series of campaigns. What an engine has not said is absent, and so are sums that nobody has made."""
+    """Return all series of campaigns. Values that an engine has not reported are absent, and so are their sums."""
     values: Values = {
         CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
         BOARDS_WANTED: {},
@@ -251,7 +254,7 @@ def _add(values: Values, row: Mapping[str, Any], sums: Mapping[str, Any] | None)
 
 
 def _add_boards(values: Values, row: Mapping[str, Any]) -> set[str]:
-    """Count a campaign's boards; returns the types of which it has one. One that is over has none."""
+    """Count a campaign's boards; return the types of which it has one. A finished campaign has none."""
     boards = values[CAMPAIGN_BOARDS]
     has = set()
     for board_type in row["board_types"]:
@@ -269,9 +272,9 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class FarmMetrics(Collector):
-    """What the coordinator knows, for a registry of its own. Thread-safe; every call replaces what it told before.
+    """The coordinator's values, for a registry of its own. Thread-safe; every call replaces the earlier values.
 
-    A board that `observe_boards` no longer names is forgotten, with all its series.
+    A board that `observe_boards` no longer names is dropped, with all its series.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
@@ -292,7 +295,7 @@ class FarmMetrics(Collector):
         registry.register(self)
 
     def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """All boards, as `Store.fetch_boards` returns them."""
+        """Set all boards, as `Store.fetch_boards` returns them."""
         values: Values = {
             BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
             BOARD_INFO: {},
@@ -317,18 +320,18 @@ class FarmMetrics(Collector):
             self._held_since = held
             self._forget_all_but(known)
             for name in known:
-                # From the first scrape on: a counter that appears with its first failure hides that from `increase`.
+                # Present from the first scrape on: `increase` misses a failure with which a counter appears.
                 for each in _RESULTS:
                     self._values[PROBES].setdefault((name, each), 0)
 
     def observe_link(self, name: str, up: bool, connects: int) -> None:
-        """How the way to a board stands, and how often it has come up."""
+        """Set the state of the connection to a board, and how often it was established."""
         with self._lock:
             self._values[LINK_UP][name,] = up
             self._values[LINK_CONNECTS][name,] = connects
 
     def observe_probe(self, name: str, report: Mapping[str, Any]) -> None:
-        """What a probe found: `passed`, and where they are there `skipped`, `seconds`, `median_s`, `factor`."""
+        """Set a probe's result: `passed`, and where known `skipped`, `seconds`, `median_s`, `factor`."""
         result = "skipped" if report.get("skipped") else "passed" if report.get("passed") else "failed"
         with self._lock:
             probes = self._values[PROBES]
@@ -341,42 +344,42 @@ class FarmMetrics(Collector):
                 self._values[GOLDEN_FACTOR][name,] = float(factor)
 
     def observe_tracker(self, up: bool, restarts: int) -> None:
-        """Whether the tracker runs, and how often it was started again."""
+        """Set whether the tracker runs, and how often it was restarted."""
         with self._lock:
             self._values[TRACKER_UP][()] = up
             self._values[TRACKER_RESTARTS][()] = restarts
 
     def observe_probe_worker(self, restarts: int) -> None:
-        """How often a process that probes was replaced."""
+        """Set how often a probing process was replaced."""
         with self._lock:
             self._values[WORKER_RESTARTS][()] = restarts
 
     def observe_trials(self, counts: Mapping[str, int]) -> None:
-        """Trials of all time by status, as `Store.count_statuses` returns them."""
+        """Set trials of all time by status, as `Store.count_statuses` returns them."""
         with self._lock:
             self._values[TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
 
     def observe_campaigns(
         self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Campaigns by state, those under way, and by their numbers what their trials come to: as `Store` tells them
+        """Set campaigns by state, the running ones, and sums over their trials by their numbers, as `Store` has them
         (`count_campaigns`, `fetch_standings`, `sum_trials`).
         """
         values = to_values(counts, standings, sums)
         with self._lock:
-            # Types that nothing waits for any more have a queue of 0, not none.
+            # Types without waiting requests have a queue of 0, not none.
             for labels in self._values[BOARDS_WANTED]:
                 values[BOARDS_WANTED].setdefault(labels, 0)
             self._values |= values
 
     def observe_disk(self, free_bytes: int, size_bytes: int) -> None:
-        """How full the disk of FARM_HOME is."""
+        """Set how full the disk of FARM_HOME is."""
         with self._lock:
             self._values[HOME_FREE][()] = free_bytes
             self._values[HOME_SIZE][()] = size_bytes
 
     def collect(self) -> Iterator[Family]:
-        """Every metric of the table but the histogram, in its order; called on a scrape."""
+        """Yield every metric of the table but the histogram, in its order; called on a scrape."""
         now = self._clock()
         with self._lock:
             values = {metric: dict(found) for metric, found in self._values.items()}
@@ -394,7 +397,7 @@ class FarmMetrics(Collector):
             yield family
 
     def describe(self) -> Iterator[Family]:
-        """What `collect` yields, for the registry's check of names."""
+        """Yield what `collect` yields, for the registry's check of names."""
         return self.collect()
 
     def _forget_all_but(self, known: Collection[str]) -> None:

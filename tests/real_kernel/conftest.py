@@ -79,7 +79,7 @@ class Site:
 def list_board(board: guests.Guest) -> str:
     """Every path with mode and owner where software is put, the accounts, and units of ours."""
     folders = "/etc /home /opt /root /srv /usr/local /var/lib /var/spool"
-    # What the system keeps for itself, whoever is there: copies of the account files, seeds, timers.
+    # What the system keeps for itself: copies of the account files, seeds, timers.
     own = r"/(passwd|group|shadow|gshadow|subuid|subgid)-|\.pwd\.lock|/var/lib/(systemd|dbus|private|apt|dpkg|sudo)"
     listing = f"find {folders} -xdev -printf '%p %M %U:%G\\n' | grep -vE '{own}' | sort"
     units = "systemctl list-unit-files --no-legend 'tvm*'; systemctl list-units --all --no-legend 'tvm*'"

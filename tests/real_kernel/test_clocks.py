@@ -14,7 +14,7 @@ FREE, HELD = "102000 1479000", "921600 921600"
 
 
 def hold(site: Site) -> None:
-    """Have somebody hold 921.6 MHz on three cores for as long as the test takes."""
+    """Have a client hold 921.6 MHz on three cores for as long as the test takes."""
     pin = f"{AGENT} clocks pin --cpu-freq 921.6MHz --cores 0-2 --for 600"
     site.board.run(f"setsid {pin} >/run/held 2>&1 </dev/null & echo $! >/run/holder")
     wait_for(site, HELD)
@@ -41,7 +41,7 @@ def test_a_clock_between_two_of_the_table_is_said_as_what_it_became(provisioned:
 
 @pytest.mark.parametrize("victim", ["holder", "guardian", "child"])
 def test_clocks_are_put_back_when_a_process_is_killed(provisioned: Site, victim: str) -> None:
-    """Whoever dies without a word, limits and cores come back within seconds, and the agent's sessions live on."""
+    """After any process is killed, limits and cores come back within seconds, and the agent's sessions live on."""
     agent = provisioned.board.run("systemctl show -p MainPID --value tvm-farm-agent").stdout
     hold(provisioned)
     guardian = f"$(systemctl show -p MainPID --value {HELPER})"

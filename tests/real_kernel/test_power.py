@@ -1,4 +1,4 @@
-"""Power through the kernel's own sensor driver, against what the sensor was told to show."""
+"""Power through the kernel's own sensor driver, against the values set in the sensor."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_login_that_cannot_become_root_is_told_what_it_gets(fresh: Site, login
 
 
 def test_a_login_without_sudo_gets_no_second_agent_beside_the_systems(provisioned: Site) -> None:
-    """It is told what stands there and what sudo said; the agent's own commands work for it, but for holding clocks."""
+    """It learns what is installed and what sudo said; the agent's commands work for it, except holding clocks."""
     provisioned.add("asked", "other")
     done = provisioned.provision(name="other")
     assert done.code == 1, done.out + done.err

@@ -119,7 +119,7 @@ static unsigned int real_khz(int cluster)
 	return cap_khz ? min(cap_khz, set_khz[cluster]) : set_khz[cluster];
 }
 
-/* Unless somebody holds it, the memory's clock is as high as the CPU's asks for: a Nano's floors, stretched for others. */
+/* Unless a client holds it, the memory's clock is as high as the CPU's asks for: a Nano's floors, stretched for others. */
 static u64 emc_now_hz(void)
 {
 	u64 highest = board->emc_hz[board->emcs - 1], wanted = emc_override_hz;
