@@ -1,6 +1,6 @@
-"""Time models on a board beside what else could run there: ONNX Runtime, code by prediction alone, untuned code.
+"""Compare models on a board with its alternatives: ONNX Runtime, predicted schedules, untuned code.
 
-All on one board, at one operating point, with the same threads and inputs, in turns; outputs are compared, too.
+All alternate on one board and operating point, with the same threads and inputs; outputs are compared too.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _WINDOW_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to time on a board's processor or GPU (`device`). `artifact` is what was compiled of it already, None to
-    compile it from the records there are; `baseline` another artifact of it, timed beside it.
+    """A model to time on a board's CPU or GPU (`device`).
+
+    `artifact` is already compiled; None compiles it from the records. `baseline` is another artifact to compare with.
     """
 
     brought: Brought
@@ -55,13 +56,13 @@ class Subject:
     baseline: Artifact | None = None
 
     def list_artifacts(self) -> dict[str, Artifact]:
-        """List what needs no compiling, by variant."""
+        """Return what needs no compilation, by variant."""
         found = {OURS: self.artifact, BASELINE: self.baseline}
         return {name: artifact for name, artifact in found.items() if artifact is not None}
 
 
 def read_rivals(text: str) -> tuple[str, ...]:
-    """`onnxruntime,rule,untuned`, in that order whatever was typed. Raises UsageError."""
+    """Parse names such as `onnxruntime,rule,untuned` into a fixed order. Raises UsageError."""
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     if unknown := [word for word in wanted if word not in RIVALS]:
         raise UsageError(f"--against: there is no {unknown[0]!r}", f"Known: {', '.join(RIVALS)}.")
@@ -78,10 +79,7 @@ def bench(
     say: Callable[[str], None],
     per_layer: bool = False,
 ) -> tuple[dict[str, Any], list[Timed]]:
-    """Compile what is missing while the board waits, then time.
-
-    Returns the document that `--json` prints, and what was timed of each model.
-    """
+    """Compile what is missing while holding the board, then time; return the `--json` document and the timings."""
     settings.share_linker_cache()
     about = board.description
     host_cores = len(os.sched_getaffinity(0))
@@ -153,13 +151,13 @@ def bench(
 
 
 def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict[str, float]:
-    """How far each program may be from the reference (`find_tolerance_factor`), by how it alone computes the model."""
+    """Return each program's tolerance factor (`find_tolerance_factor`), by the algorithms that it alone uses."""
     algorithms: dict[str, Iterable[str]] = {ONNXRUNTIME: ()}
     for name, compiled in done.items():
         algorithms[name] = [make.find_algorithm(each.workload.name) for each in compiled.served]
     for name, artifact in subject.list_artifacts().items():
         algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
-    # Sums of a model in 8 bits are rounded to steps whoever computes them.
+    # Every engine rounds the accumulators of an 8-bit model.
     everywhere = ["8 bits"] if subject.brought.source.is_quantised else []
     return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
 

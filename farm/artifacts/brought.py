@@ -1,4 +1,4 @@
-"""A model as it was brought, with the shape of every input settled, and how it is found again later."""
+"""A model as the user gave it, with all input shapes resolved, and how to find it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Brought:
-    """`source` is what is compiled: the model of `about`, with its batch size where another one was asked for."""
+    """`source` is what is compiled: the model of `about`, with another batch size if requested."""
 
     source: ModelSource
     inputs: tuple[InputSpec, ...]
@@ -28,7 +28,7 @@ class Brought:
 
 
 def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> Brought:
-    """Find the model that `text` names, and settle its shapes as `--shape` and `--batch` say. Raises UsageError."""
+    """Find the model that `text` names and resolve its shapes by `--shape` and `--batch`. Raises UsageError."""
     source = resolve_model(text, trusted)
     about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
     if batch is None:
@@ -39,14 +39,14 @@ def bring(text: str, shapes: Sequence[str] = (), batch: int | None = None, trust
 
 
 def bring_again(manifest: Manifest, given: str | None) -> Brought:
-    """The model that an artifact was compiled from: where it came from, or `given`. Raises UsageError."""
+    """Find the model of an artifact: at its origin, or `given`. Raises UsageError."""
     return bring_same(manifest.model, given, f"{manifest.name} was compiled from")
 
 
 def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
-    """The model that `about` tells of; `what` says whose it is. Raises UsageError where it is another one by now.
+    """Find the model that `about` describes; `what` names its user. Raises UsageError where it has changed.
 
-    What it tells of may be a stranger's choice: nothing is read that could run code.
+    The description may be malicious, so nothing is read that could run code.
     """
     if given is None and (kept := _bring_kept(about)) is not None:
         return kept
@@ -56,14 +56,14 @@ def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
         raise UsageError(f"the model that {what} is needed: {error.message}", _HINT) from error
     if found.about.sha256 != about.sha256:
         raise UsageError(
-            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it was changed since",
+            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it has changed",
             _HINT,
         )
     return found
 
 
 def _bring_kept(about: ModelFacts) -> Brought | None:
-    """The model as it was kept for all hosts, by its content; None where it was not."""
+    """Find the model in the shared folder by its content, or None."""
     folder = farm_settings.load().models_path
     path = None if folder is None else find_model(folder, about.sha256)
     if path is None:

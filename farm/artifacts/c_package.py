@@ -1,6 +1,6 @@
-"""A C package of an artifact: header, sources and TVM's runtime beside the library, and a program built from them.
+"""Package an artifact for C: header, sources, TVM's runtime and the library, with a program built from them.
 
-What the sources do is said in `c/model.h`. Nothing of it needs Python on the board.
+`c/model.h` documents the sources. The board needs no Python.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from farm.artifacts.manifest import Artifact, Manifest, Tensor
 from farm.errors import UnavailableError, UsageError
 from farm.provision.bundle import open_bundle
 
-# TVM's runtime without Python; the model's own library is loaded by the program.
+# TVM's runtime without Python; the program loads the model's library.
 _RUNTIME = ("libtvm_ffi.so", "libtvm_runtime.so")
 _HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 _SOURCES = ("model.h", "model.c", "main.c")
-# What ELF calls the machines that boards have (elf.h).
+# ELF's machine numbers of boards (elf.h).
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _MOST_DIMENSIONS = 16
 
 
 def build(artifact: Artifact, runtime: Path | None) -> dict[str, bytes]:
-    """The package's files. Raises UsageError, UnavailableError without TVM's runtime for the board."""
+    """Build the package's files. Raises UsageError, UnavailableError without TVM's runtime for the board."""
     manifest = artifact.manifest
     contents = {f"lib/{name}": data for name, data in _find_runtime(manifest, runtime).items()}
     values = _make_values(manifest)
@@ -65,7 +65,7 @@ def _compile(contents: Mapping[str, bytes], triple: str | None) -> bytes:
 
 
 def _options(root: Path) -> list[str]:
-    """`no-as-needed`: nothing is called by name of the library that brings TVM's virtual machine."""
+    """Return compiler options; `no-as-needed` keeps the runtime library, which no symbol refers to."""
     return [
         "-I",
         str(root / "include"),
@@ -100,13 +100,13 @@ Apache License 2.0. They need libstdc++ and glibc 2.27 or later.
 
 
 def _make_values(manifest: Manifest) -> dict[str, str]:
-    """What stands in the sources for what the model is."""
+    """Return the values of the placeholders in the sources."""
     defines = [
         f"#define MODEL_INPUTS {len(manifest.inputs)}",
         f"#define MODEL_OUTPUTS {len(manifest.outputs)}",
         f"#define MODEL_THREADS {manifest.threads}",
     ]
-    # A name may hold anything, the end of a comment among it.
+    # A name may hold anything, even the end of a comment.
     for word, tensors in (("Input", manifest.inputs), ("Output", manifest.outputs)):
         for index, tensor in enumerate(tensors):
             called = re.sub(r"[^A-Za-z0-9_.:/ -]|/(?=\*)|\*(?=/)", "_", tensor.name)
@@ -129,7 +129,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def _find_runtime(manifest: Manifest, place: Path | None) -> dict[str, bytes]:
-    """TVM's libraries for the artifact's processor: this machine's own, or those in `place`."""
+    """Find TVM's libraries for the artifact's CPU: this machine's, or those in `place`."""
     wanted = manifest.architecture
     if place is None and wanted != platform.machine():
         raise UnavailableError(
@@ -158,7 +158,7 @@ def _list_own() -> Iterator[tuple[str, bytes]]:
 
 
 def _list_libraries(place: Path) -> Iterator[tuple[str, bytes]]:
-    """Whatever is called like TVM's libraries in a bundle, or in a folder and the wheels in it."""
+    """Yield files named like TVM's libraries in a bundle, or in a folder and its wheels."""
     if place.is_dir():
         for path in sorted(place.rglob("*")):
             if path.name in _RUNTIME and path.is_file():
@@ -181,7 +181,7 @@ def _list_wheel(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _list_licences() -> dict[str, bytes]:
-    """TVM's licence and notice, which have to go with its libraries."""
+    """Return TVM's licence and notice, which must accompany its libraries."""
     files = [
         (f"licences/{name}/{path.name}", path.locate())
         for name in ("apache-tvm", "apache-tvm-ffi")
@@ -192,7 +192,7 @@ def _list_licences() -> dict[str, bytes]:
 
 
 def _find_folder(package: str) -> Path:
-    """Where a package is installed, without importing it."""
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError(f"the package {package} is not installed")

@@ -1,4 +1,4 @@
-"""Read what a model is quantised with: seeded inputs, or files of the user's."""
+"""Read calibration data for quantisation: seeded inputs or the user's files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SUFFIXES = (".npz", ".npy")
 
 
 def read_calibration(text: str, inputs: Sequence[InputSpec], count: int) -> list[Arrays]:
-    """What to calibrate with: `random`, that is `count` seeded inputs, or the .npz and .npy files of a folder.
+    """Return calibration inputs: `count` seeded ones for `random`, else the .npz and .npy files of a folder.
 
-    A .npz holds an array for each input by name, a .npy the only input. Raises UsageError for a file that does not fit.
+    A .npz holds an array per input name, a .npy the only input. Raises UsageError for a file that does not fit.
     """
     if text == RANDOM:
         return [make_inputs(inputs, seed) for seed in range(count)]

@@ -1,4 +1,4 @@
-"""Verify an artifact: its outputs on a board against ONNX Runtime's for the same inputs. The verdict goes into it."""
+"""Verify an artifact: compare its outputs on a board with ONNX Runtime's and store the verdict in it."""
 
 from __future__ import annotations
 
@@ -33,28 +33,26 @@ from farm.models.source import ModelSource
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search.target import host_target
 
-# Shows a variance computed as E[x^2] - E[x]^2 and sums that stagnate, and stays far from float32's limits in a network.
+# Reveals a variance computed as E[x^2] - E[x]^2 and stagnating sums, yet stays far from float32's limits.
 _OFFSET = 100.0
-# What 16 bits can hold through a deep network, and resolve.
+# Within 16-bit range and resolution through a deep network.
 _OFFSET_16_BITS = 10.0
 _LEAST_16_BITS = 200.0
 # Below the epsilon of most normalisations.
 _SMALL = 1e-3
 _NOT_FINITE = (np.nan, np.inf, -np.inf)
 _ASKING = frozenset({"IsNaN", "IsInf"})
-# How much less exact a convolution by Winograd's algorithm is than a direct one: the table in
-# `farm.search.graph.winograd`. In 8 bits a sum near a half is rounded either way, a step of one part in 255, and layers
-# pass it on: whole models were seen to be up to 2 % of their outputs' peak from ONNX Runtime's
-# (`benchmarks/quantised.py`).
-# Weights in bfloat16 are off by up to one part in 256; models whose every weight is were seen to be up to 0.8 % of
-# their outputs' peak from float32 (mobilenet_v2; benchmarks/half_weights.py).
+# Error relative to a direct convolution, per algorithm. Winograd: the table in `farm.search.graph.winograd`. 8 bits: a
+# sum near a half rounds either way and layers propagate it; whole models differed by up to 2 % of their outputs' peak
+# (`benchmarks/quantised.py`). bfloat16: weights are off by up to one part in 256; models differed by up to 0.8 % of
+# their outputs' peak (mobilenet_v2; benchmarks/half_weights.py).
 _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "bf16 weights": 200.0, "fp16": 200.0}
 
 Arrays = Mapping[str, Any]
 
 
 def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
-    """Names and inputs to verify with: those given, else seeded ones. Raises UsageError for inputs that do not fit."""
+    """Return names and inputs of verification: those given, else seeded ones. Raises UsageError for a misfit."""
     if given:
         return [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
     return make_seeded(brought.source, brought.inputs, _find_factor(manifest))
@@ -63,7 +61,7 @@ def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, 
 def make_seeded(
     source: ModelSource, specs: Sequence[InputSpec], tolerance_factor: float = 1.0
 ) -> list[tuple[str, Arrays]]:
-    """Inputs of several scales and at the edges. A model that asks for NaN or infinities gets some."""
+    """Make inputs of several scales and edge values; a model with IsNaN or IsInf also gets such values."""
     cases: list[tuple[str, Arrays]] = [("seed 0", make_inputs(specs, 0))]
     if any(is_float(spec) for spec in specs):
         is_short = tolerance_factor >= _LEAST_16_BITS or any(np.dtype(spec.dtype).itemsize <= 2 for spec in specs)
@@ -87,7 +85,7 @@ def _scale(specs: Sequence[InputSpec], seed: int, factor: float, offset: float) 
 
 
 def _break_some(specs: Sequence[InputSpec]) -> Arrays:
-    """Seeded values, every seventh of the floats not finite."""
+    """Make seeded values of which every seventh float is not finite."""
     arrays: dict[str, Any] = make_inputs(specs, 3)
     for spec in filter(is_float, specs):
         flat = arrays[spec.name].reshape(-1)
@@ -97,7 +95,7 @@ def _break_some(specs: Sequence[InputSpec]) -> Arrays:
 
 
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
-    """Arrays in the order in which the model takes them. Raises UsageError saying what it takes and what was given."""
+    """Return arrays in the model's order. Raises UsageError that says what it takes and what was given."""
     try:
         return check_inputs([each.model_dump() for each in manifest.inputs], arrays)
     except runtime.InputError as error:
@@ -105,7 +103,7 @@ def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
 
 
 def find_tolerance_factor(algorithms: Iterable[str]) -> float:
-    """How much more than a direct computation's rounding is let pass, by the least exact algorithm among a model's."""
+    """Return the tolerance relative to direct computation, by the least exact of a model's algorithms."""
     found = (factor for each in algorithms for name, factor in _FACTORS.items() if each.endswith(name))
     return max(found, default=1.0)
 
@@ -115,7 +113,7 @@ def _find_factor(manifest: Manifest) -> float:
 
 
 def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> list[list[Any]]:
-    """ONNX Runtime's outputs for every case, on this machine. Raises UnavailableError, PermanentError."""
+    """Return ONNX Runtime's outputs for every case, on this machine. Raises UnavailableError, PermanentError."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -125,14 +123,14 @@ def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> l
     try:
         session = onnxruntime.InferenceSession(source.onnx_bytes, options, providers=["CPUExecutionProvider"])
         return [[np.asarray(each) for each in session.run(None, dict(arrays))] for _, arrays in cases]
-    except Exception as error:  # its exceptions have no base class of their own
+    except Exception as error:  # its exceptions have no common base class
         raise PermanentError(f"ONNX Runtime does not run the model: {error}") from error
 
 
 def verify_artifact(
     artifact: Artifact, board: HeldForModels, source: ModelSource, cases: Sequence[tuple[str, Arrays]]
 ) -> Verified:
-    """Run every case on the board, compare, and keep the verdict in the artifact, whatever it is."""
+    """Run every case on the board, compare, and store the verdict in the artifact, good or bad."""
     manifest, library = artifact.manifest, artifact.read_library()
     board.require_fit(manifest)
     factor = _find_factor(manifest)
@@ -164,7 +162,7 @@ def verify_artifact(
 
 
 def find_fault(manifest: Manifest) -> PermanentError | None:
-    """The error that a wrong verdict stands for; None where the library was found right, or not compared."""
+    """Return the error for a wrong verdict; None where the library is correct or unverified."""
     verified = manifest.verified
     if verified is None or verified.matches or verified.library_sha256 != manifest.library.sha256:
         return None
@@ -175,7 +173,7 @@ def find_fault(manifest: Manifest) -> PermanentError | None:
 
 
 def require_verified(artifact: Artifact) -> None:
-    """Refuse an artifact that was not found right, or was changed since. Raises PermanentError."""
+    """Raise PermanentError for an artifact that is unverified, wrong, or changed since."""
     verified, folder = artifact.manifest.verified, artifact.folder
     if verified is None:
         raise PermanentError(
@@ -195,10 +193,10 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# Unscheduled code is slow: a case takes some seconds for a ResNet.
+# Unscheduled code is slow: some seconds per case of a ResNet.
 _MOST_CASES = 2
 IMPORT_HINT = (
-    "TVM imports the model otherwise than ONNX Runtime, so neither --exact nor other records help. Export it with "
+    "TVM imports the model differently from ONNX Runtime, so neither --exact nor other records help. Export it with "
     "another opset or other operators (`farm model show` lists them), and report it. If it takes only some values, "
     "give such with `farm model verify --input`."
 )
@@ -207,7 +205,7 @@ Case = tuple[str, Mapping[str, Any]]
 
 
 def require_right_import(source: ModelSource, inputs: Sequence[InputSpec], say: Callable[[str], None]) -> None:
-    """Raise PermanentError where the imported model's outputs differ; returns where they cannot be compared."""
+    """Raise PermanentError where the imported model's outputs differ; return where they cannot be compared."""
     say(f"{source.name}: comparing the model without schedules with ONNX Runtime")
     cases = make_seeded(source, inputs)
     found = compare_import(source, inputs, [cases[0], *cases[-1:]], say)
@@ -218,10 +216,7 @@ def require_right_import(source: ModelSource, inputs: Sequence[InputSpec], say: 
 def compare_import(
     source: ModelSource, inputs: Sequence[InputSpec], cases: Sequence[Case], say: Callable[[str], None] | None = None
 ) -> OutputComparison | None:
-    """Compare on this machine, with some of `cases`; None where the model does not run here without schedules.
-
-    `say`: see `compile_in_subprocess`.
-    """
+    """Compare the unscheduled model on this machine for some `cases`; None where it does not run here."""
     cases = cases[:_MOST_CASES]
     shapes = {spec.name: spec.static_shape for spec in inputs}
     feeds = [[arrays[spec.name] for spec in inputs] for _, arrays in cases]
@@ -230,7 +225,7 @@ def compare_import(
         references = run_reference(source, cases)
         outputs, factor = compile_in_subprocess(job, source.name, say=say)
     except (DeadlineError, InternalError, PermanentError, UnavailableError, UsageError):
-        # What is wrong with the model is for its compilation to say.
+        # The model's compilation reports such errors.
         return None
     compared = [compare(each, wanted, factor) for each, wanted in zip(outputs, references, strict=True)]
     named = zip(compared, cases, strict=True)
@@ -242,7 +237,7 @@ def compare_import(
 def _run(
     model: bytes, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Sequence[Any]]
 ) -> tuple[list[list[Any]], float]:
-    """The outputs for each feed, and the factor on the tolerance. Loads TVM's compiler."""
+    """Return the outputs for each feed, and the tolerance factor. Loads TVM's compiler."""
     compiled = compile_model(
         onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
     )

@@ -1,7 +1,6 @@
-"""Which record serves a workload that is compiled: the best fitting one there is, and how well it fits. Pure.
+"""Choose the record that serves a workload: the best fitting one. Pure.
 
-Where none fits, or the one that does was slower within the model than what is predicted, `compile` takes the schedule
-by prediction.
+`compile` uses the predicted schedule where no record fits, or the fitting one was slower within the model.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from farm.inventory.board_types import BoardType
 from farm.search import gpus
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 
-# Assumed: what asking the driver for a copy and waiting for its end takes.
+# Assumed time to request a copy from the driver and wait for it.
 _COPY_START_S = 20e-6
-# Workloads that are named in an error.
+# Workloads named in an error.
 MOST_NAMED = 4
-# What is kept of the words of a compiler or assembler.
+# Kept length of a compiler's message.
 _MOST_SAID = 500
 
 
 def choose(
     made: Mapping[str, Manifest], failed: Mapping[str, FarmError], kind: BoardType
 ) -> tuple[str, dict[str, Any]]:
-    """The device to take of those that code was made for, and what its manifest is to say of the choice.
+    """Choose among the devices with code; return it and the manifest's fields about the choice.
 
-    Nothing is compared where code was made for one alone. Raises PermanentError where a time is not known that is
-    wanted, and what `failed` comes to where code was made for none.
+    A single device needs no comparison. Raises PermanentError where a needed time is unknown, and the joined errors of
+    `failed` where no device has code.
     """
     if not made:
         raise _join(failed, kind)
@@ -47,13 +46,13 @@ def choose(
 
 
 def say_why(error: FarmError) -> str:
-    """Why no code was made, in the first words of the error; a bug of ours is called one."""
+    """Return why there is no code, shortened; name an internal error as such."""
     said = error.message[:_MOST_SAID]
     return f"internal error of the farm: {said}" if isinstance(error, InternalError) else said
 
 
 def _join(failed: Mapping[str, FarmError], kind: BoardType) -> FarmError:
-    """What there is to raise where every device failed: the model's fault where each says so, ours where one does."""
+    """Join the errors of all devices: an internal one if any is, else the model's fault."""
     first, *others = failed.values()
     if all(each.message == first.message for each in others):
         return first
@@ -66,7 +65,7 @@ def _join(failed: Mapping[str, FarmError], kind: BoardType) -> FarmError:
 
 
 def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
-    """What one inference is expected to take. Raises PermanentError where some workload has no time."""
+    """Estimate the time of one inference. Raises PermanentError where a workload has no time."""
     if manifest.predicted_latency_s is None:
         named = units.name_some([each.name for each in manifest.workloads if each.latency_s is None], MOST_NAMED)
         raise PermanentError(
@@ -86,16 +85,16 @@ def estimate(manifest: Manifest, kind: BoardType) -> DeviceEstimate:
 
 
 def count_copies_s(tensors: Sequence[Tensor], kind: BoardType) -> float:
-    """How long it takes to bring a model's inputs to the GPU and its outputs back.
+    """Return the time to copy a model's inputs to the GPU and its outputs back.
 
-    A Jetson's processor and GPU share the memory: what is copied is read and written there.
+    A Jetson's CPU and GPU share the memory, so a copy reads and writes it.
     """
     rate = gpus.count_memory_rate(kind)
     return math.fsum(_COPY_START_S + 2 * each.size_bytes / rate for each in tensors)
 
 
 class RecordFit(StrEnum):
-    """How near a record's measurement is to what is compiled for, the best first."""
+    """How close a record's measurement is to the compiled board type and point, the best first."""
 
     EXACT = "exact"  # this board type at this operating point
     OTHER_POINT = "other point"  # this board type at another operating point
@@ -104,33 +103,33 @@ class RecordFit(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class RecordChoice:
-    """A record, and how it fits."""
+    """A record and its fit."""
 
     record: Record
     fit: RecordFit
 
 
 def describe_imported(imported: int, used: int) -> str:
-    """How many of the records used another farm measured and this one has not verified; "" for none."""
+    """Describe how many used records are imported and unverified; "" for none."""
     if not imported:
         return ""
     return f"{imported} of {used} records used are imported: no board of this farm has verified them"
 
 
-# The hash of a workload as it is for another target, given TVM's dict.
+# Returns a workload's hash for another target (TVM's dict).
 HashFor = Callable[[Mapping[str, Any]], str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Relative:
-    """A board type with cores of the same kind, and the target that its workloads are named by."""
+    """A board type with the same kind of cores, and the target in its workloads' hashes."""
 
     board_type: str
     target: Mapping[str, Any]
 
 
 class Records:
-    """The records that may serve the workloads of one board type at one operating point."""
+    """The records that can serve workloads of one board type at one operating point."""
 
     def __init__(
         self,
@@ -141,10 +140,9 @@ class Records:
         decisions: Sequence[ModelDecision] = (),
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a `board_type` every record is taken for one of the type compiled for, at the point asked for.
+        """Without a `board_type`, every record counts as of the compiled type and point.
 
-        `decisions` are those about the model that is compiled, on such boards. `refused`: what is left out whatever
-        was decided, as a decision has it.
+        `decisions` are about this model on such boards. `refused` candidates by workload replace the decisions'.
         """
         self._type, self._point, self._relatives = board_type, operating_point, relatives
         self._decisions, self._refused = decisions, refused
@@ -153,9 +151,9 @@ class Records:
             self._by_hash[record.workload].append(record)
 
     def find_refused(self, workloads: Iterable[str]) -> Mapping[str, str]:
-        """What was decided about the model that has these workloads: candidates of records to leave out, by workload.
+        """Return the record candidates that a decision about these workloads excludes, by workload.
 
-        A decision at the usual clocks stands in for one at the point asked for, as its records do.
+        A decision at the default clocks also holds at other points, as its records do.
         """
         if self._refused is not None:
             return self._refused
@@ -164,9 +162,9 @@ class Records:
         return about.get(self._point, about.get(DEFAULT_POINT, {}))
 
     def find(self, workload: str, hash_for: HashFor, refused: str | None = None) -> Iterator[RecordChoice]:
-        """The records that fit a workload (its hash), the best first; none where the best is the `refused` candidate.
+        """Yield the records that fit a workload, the best first, until the `refused` candidate.
 
-        Times at other clocks do not compare: of those of one kind, the usual clocks come before special ones.
+        Times at different clocks are not comparable: within one fit, the default clocks come first.
         """
         for choice in self._list(workload, hash_for):
             if choice.record.candidate == refused:
@@ -184,6 +182,6 @@ class Records:
                 yield RecordChoice(record, RecordFit.OTHER_TYPE)
 
     def _order(self, record: Record) -> tuple[bool, bool, bool, float]:
-        # An imported time is another farm's word: it comes after what was measured here, at whatever clocks.
+        # Imported times come after all local measurements, at any clocks.
         point = record.operating_point
         return record.origin is not None, point != self._point, point != DEFAULT_POINT, record.median_s

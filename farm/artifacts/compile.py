@@ -1,6 +1,6 @@
-"""Compile a model for a board type from the records there are, into one linked library with a Relax VM executable.
+"""Compile a model for a board type from its records into one linked library with a Relax VM executable.
 
-Which record serves a workload is `choice`'s business.
+`choice` decides which record serves a workload.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from farm.values import Record
 
 _log = logging.getLogger(__name__)
 
-# What TVM makes of a model when nobody tunes: its own operator schedules in the model's layout, weights as they are.
+# Untuned TVM: its own operator schedules in the model's layout, unpacked weights.
 UNTUNED_PIPELINE = "graph/1-plain"
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or as TVM comes.
+    """How one workload was scheduled: by the record of `choice`, by prediction (`by_rule`), or by TVM's default.
 
-    `latency_s` is one call's: the record's where there is one, else what the rule predicts; None where neither knows.
-    `code` names the scheduled function: the same schedule twice is one code. `left_out`: there is a record, which lost
-    within the model.
+    `latency_s` is one call's, recorded or predicted; None where unknown. `code` is the hash of the scheduled function.
+    `left_out`: its record lost within the model.
     """
 
     workload: workloads.Workload = dataclasses.field(repr=False)
@@ -59,9 +58,9 @@ class Served:
 class Compiled:
     """`library` is a linked shared object.
 
-    Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` scheduled by prediction;
-    `served` has all of them. `outputs` are shapes and NumPy's names of element types. `activations_bytes` is what the
-    program allocates for one inference; `usages` what its kernels take of a GPU; `half_bytes` are weights in 16 bits.
+    Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` predicted; `served` has all.
+    `outputs` are shapes and NumPy's types. `activations_bytes` are allocated per inference; `usages` are the kernels'
+    GPU resources; `half_bytes` are 16-bit weights.
     """
 
     library: bytes = dataclasses.field(repr=False)
@@ -77,7 +76,7 @@ class Compiled:
 
     @property
     def imported(self) -> int:
-        """How many of the records applied come from another farm."""
+        """How many applied records are imported."""
         return sum(one.choice is not None and one.choice.record.origin is not None for one in self.served)
 
 
@@ -89,11 +88,10 @@ def compile_model(
     records: Records | Sequence[Record],
     link_triple: str | None,
 ) -> Compiled:
-    """Compile `model`. A function without a record is scheduled by the best prediction where the pipeline has families.
-    For a GPU's target what no family serves gets TVM's defaults.
+    """Compile `model`; functions without a record get predicted schedules, or on a GPU TVM's defaults.
 
-    A sequence of records is of the board type and point compiled for, whatever they say. `link_triple` is Zig's name
-    of the board's system, None for this machine. Raises UsageError, PermanentError.
+    A plain sequence of records counts as of the compiled board type and point. `link_triple` is Zig's name of the
+    board's system, None for this machine. Raises UsageError, PermanentError.
     """
     return compile_prepared(
         prepare_model(model, shapes, target_config, pipeline_name), target_config, records, link_triple
@@ -103,7 +101,7 @@ def compile_model(
 def compile_prepared(
     prepared: Prepared, target_config: Mapping[str, Any], records: Records | Sequence[Record], link_triple: str | None
 ) -> Compiled:
-    """Compile a model that was prepared for the same target, as `compile_model` does; it stays as it is."""
+    """Compile a model prepared for the same target, like `compile_model`; leaves `prepared` unchanged."""
     tvm_env.load()
 
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
@@ -120,7 +118,7 @@ def compile_prepared(
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, latency_s))
     applied, by_rule = (sum(bool(getattr(one, name)) for one in served) for name in ("choice", "by_rule"))
     finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
-    # TVM leaves out, without a word, a schedule that it cannot apply.
+    # TVM silently drops a schedule that it cannot apply.
     scheduled = _count_scheduled(finished)
     _log.info("%d of %d functions from records, %d by the rule", applied, len(found), by_rule)
 
@@ -171,7 +169,7 @@ def build_library(
 def _schedule(
     workload: workloads.Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
-    """The scheduled candidate of a workload (None: TVM's own code), and where it is from."""
+    """Return the scheduled candidate of a workload (None: TVM's own code) and its source."""
     tvm_env.load()
     hash_for = functools.partial(workloads.hash_for, workload)
     best = next(book.find(workload.hash, hash_for), None)
@@ -191,18 +189,18 @@ def _schedule(
 
 
 def name_code(item: Any) -> str:
-    """The name of a measure candidate's scheduled function: equal for equal code."""
+    """Return the hash of a measure candidate's scheduled function."""
     return f"{int(tvm_ffi.structural_hash(item.sch.mod)) & (2**64 - 1):016x}"
 
 
 def _read_outputs(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shape and element type of every output of the model's main function, in order."""
+    """Return shape and type of every output of the model's main function, in order."""
     ty = module["main"].ret_ty
     return tuple((tuple(int(d) for d in each.shape), str(each.dtype)) for each in (getattr(ty, "fields", None) or [ty]))
 
 
 def _sum_storage(module: Any) -> int:
-    """Bytes that a lowered program allocates for one inference; what it shares is counted once."""
+    """Sum the bytes that a lowered program allocates per inference; shared storage counts once."""
     total = 0
 
     def look(expression: Any) -> None:
@@ -215,7 +213,7 @@ def _sum_storage(module: Any) -> int:
 
 
 def _count_scheduled(module: Any) -> int:
-    """Functions whose schedule came from a record, as TVM marks them; what packs a weight is part of another one."""
+    """Count the functions that TVM marks as scheduled, without those that pack weights."""
     return sum(
         isinstance(function, tirx.PrimFunc)
         and bool(function.attrs and "tirx.is_scheduled" in function.attrs)

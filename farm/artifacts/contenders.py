@@ -1,6 +1,6 @@
-"""The programs that a model's final is between: one model compiled from its records, by prediction, and in between.
+"""Build the programs of a model's end-to-end A/B test: from all records, from predictions, and from some records.
 
-Compiled in a process of its own. Which of them is taken is decided by whoever times them (`farm.campaign.verify`).
+They are compiled in a child process; `farm.campaign.verify` times them and chooses.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from farm.models.inputs import InputSpec
 from farm.search import gpus
 from farm.search.graph import pipeline as prepared
 
-# As recorded, as predicted, as TVM comes, and the same model by another engine.
+# From records, from predictions, untuned TVM, and the same model in another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"
-# What a model is compared with where nobody asks what else could run it.
+# Default alternatives of a comparison.
 RIVALS = (UNTUNED, ONNXRUNTIME)
 
 
 @dataclasses.dataclass(frozen=True)
 class ContenderOrder:
-    """A model for boards of a type, which has its graph pipeline, at an operating point. `config` is TVM's target."""
+    """A model for boards of a type (with its graph pipeline) at an operating point; `config` is TVM's target."""
 
     model: ModelFacts
     board_type: BoardType
@@ -38,18 +38,18 @@ class ContenderOrder:
     candidates: make.Candidates = dataclasses.field(repr=False)
 
 
-# Candidates that are left out, by workload, by the name of a mix; and what plans them, from a model's parts and how
-# long one takes to compile (s).
+# Candidates to leave out by workload, by the name of a mix. A planner of mixes, from a model's parts and the time to
+# compile one (s).
 Mixes = Mapping[str, Mapping[str, str]]
 Plan = Callable[[Sequence["RecordPart"], float], Mixes]
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordPart:
-    """A function of the model: `candidate` is its record's, None where none serves it.
+    """A function of the model; `candidate` is its record's, or None.
 
-    `seconds` are all its calls' in one inference, by its record; `differs`: the prediction is other code; `function` is
-    what TVM calls it in the model.
+    `seconds` is the total of its calls per inference, by its record. `differs`: the prediction gives other code.
+    `function` is TVM's name for it in the model.
     """
 
     workload: str
@@ -62,7 +62,7 @@ class RecordPart:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A program, and how far its outputs may be from a reference's (`find_tolerance_factor`)."""
+    """A program and the tolerance factor of its outputs (`find_tolerance_factor`)."""
 
     program: bytes = dataclasses.field(repr=False)
     factor: float = 1.0
@@ -70,9 +70,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltContenders:
-    """Contenders by name, what the model is made of, which records each of the mixes leaves out, and how long one
-    takes to compile (s).
-    """
+    """Contenders by name, the model's parts, the records that each mix leaves out, and the time to compile one (s)."""
 
     contenders: Mapping[str, Contender]
     parts: tuple[RecordPart, ...]
@@ -82,7 +80,7 @@ class BuiltContenders:
 
 
 def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltContenders:
-    """As recorded, as predicted, the mixes planned, and the `rivals`. Loads TVM's compiler.
+    """Build the recorded and predicted programs, the planned mixes, and the `rivals`. Loads TVM's compiler.
 
     Raises UsageError, PermanentError.
     """
@@ -114,7 +112,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
 
 
 def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:
-    """The model without some records. Raises as `build` does."""
+    """Build the model without some records. Raises as `build` does."""
     brought = _bring(order)
     return {name: _to_contender(brought, _compile(order, brought, refused)) for name, refused in mixes.items()}
 
@@ -126,7 +124,7 @@ def _bring(order: ContenderOrder) -> Brought:
 def _compile(
     order: ContenderOrder, brought: Brought, refused: Mapping[str, str] | None, pipeline: str | None = None
 ) -> compile.Compiled:
-    """From the records but those that are left out; None: from none at all."""
+    """Compile from the records except the refused ones; None: from no record."""
     kind = order.board_type
     return compile.compile_prepared(
         _prepare(order, brought, pipeline or kind.pipeline),
@@ -136,7 +134,7 @@ def _compile(
     )
 
 
-# What was prepared last, by model, target and pipeline: the contenders of a model differ in their schedules alone.
+# The last prepared model by model, target and pipeline: contenders differ in their schedules only.
 _latest: tuple[tuple[ModelFacts, str, str], prepared.Prepared] | None = None
 
 
@@ -151,11 +149,11 @@ def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> prepared
 
 def _to_contender(brought: Brought, compiled: compile.Compiled) -> Contender:
     algorithms = [make.find_algorithm(each.workload.name) for each in compiled.served]
-    # Sums of a model in 8 bits are rounded to steps whoever computes them.
+    # Every engine rounds the accumulators of an 8-bit model.
     algorithms += ["8 bits"] if brought.source.is_quantised else []
     return Contender(compiled.library, find_tolerance_factor(algorithms))
 
 
 def device_of(order: ContenderOrder) -> str:
-    """What runs it, as the agent calls it."""
+    """Return the device that runs it, as the agent calls it."""
     return gpus.device_of(order.config)

@@ -1,6 +1,6 @@
-"""Put an artifact on a board as a Python package that the board's own TVM runtime runs, without an installer.
+"""Deploy an artifact as a Python package that the board's own TVM runtime runs, without an installer.
 
-It lies in a folder of its own below the login's home; a link with the package's name leads to the one in use.
+Each version has a folder below the login's home; a link with the package's name points to the current one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from farm.provision.layout import HOME_PREFIX, ROOT_PREFIX
 
 # Below the login's home, or below FARM_HOME for boards on this machine.
 FOLDER = "tvm-farm-models"
-# For a short command on the board, such as a listing or a link.
+# For a short command on the board.
 _COMMAND_TIMEOUT_S = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """Where the package is: `folder` is to be on Python's path there; `command` runs it.
+    """The deployed package: add `folder` to Python's path, or run `command`.
 
-    The command names the package's folder: `python -m` would look for modules in the user's current folder first.
-
-    Of its `bytes`, `sent_bytes` went over the network; None for a board on this machine, where none does.
+    The command names the package's folder, since `python -m` searches the current folder first. Of `bytes`,
+    `sent_bytes` crossed the network; None for a board on this machine.
     """
 
     package: str
@@ -44,7 +43,7 @@ class Deployed:
 
 
 def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
-    """For a board on this machine. Raises PermanentError for an artifact that was not verified."""
+    """Deploy to a board on this machine. Raises PermanentError for an unverified artifact."""
     require_verified(artifact)
     package, members = find_name(artifact.manifest.name), list_members(artifact)
     with places.new_folder(folder / package) as partial:
@@ -55,7 +54,7 @@ def deploy_here(artifact: Artifact, folder: Path) -> Deployed:
 
 
 def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = ".") -> Deployed:
-    """For a board elsewhere: what is there is not sent again, and the old package serves until the new one is whole.
+    """Deploy to a remote board; send only missing files, and switch to the new package once it is complete.
 
     Raises PermanentError, TransientError, DeadlineError, BoardLostError.
     """
@@ -74,7 +73,7 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
             sent += moved.size if moved.moved else 0
     link = posixpath.join(folder, package)
     target = posixpath.relpath(version, folder)
-    # `ln -sfn` unlinks first: for a moment there would be none.
+    # `ln -sfn` unlinks first, which would leave a moment without a link.
     _require(
         connection,
         f"ln -sfn {shlex.quote(target)} {shlex.quote(link)}.new && mv -T {shlex.quote(link)}.new {shlex.quote(link)}",
@@ -85,7 +84,7 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
 
 
 def _find_python(connection: SshConnection) -> str:
-    """The interpreter that `farm board provision` brought, which has TVM's runtime; else whatever is called python3."""
+    """Return the provisioned interpreter with TVM's runtime, else python3."""
     places = [f"{ROOT_PREFIX}/current/bin/python", f'"$HOME"/{HOME_PREFIX}/current/bin/python']
     found = _require(
         connection, f'for p in {" ".join(places)}; do if [ -x "$p" ]; then echo "$p"; exit; fi; done; echo python3'

@@ -1,4 +1,4 @@
-"""What models are compiled with once they are tuned: one command for each, board type and operating point. Pure."""
+"""The compile command for each tuned model, board type and operating point, and the artifacts made on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLDER = "artifacts"
 
 
 def note_artifact(home: Path, artifact: manifest.Artifact) -> None:
-    """Remember where an artifact lies. A home that takes no note costs only the note."""
+    """Remember where an artifact is; ignore a failure to write the note."""
     path = str(artifact.folder.absolute())
     with contextlib.suppress(OSError):
         make_private(home / _FOLDER)
@@ -29,7 +29,7 @@ def note_artifact(home: Path, artifact: manifest.Artifact) -> None:
 
 
 def list_made_here(home: Path) -> list[manifest.Artifact]:
-    """The artifacts that are still where they were made, the newest first. Notes of others are removed."""
+    """List the artifacts that still exist, the newest first; remove the notes of others."""
     found = []
     notes = home / _FOLDER
     for note in sorted(notes.iterdir()) if notes.is_dir() else ():
@@ -45,9 +45,7 @@ def list_made_here(home: Path) -> list[manifest.Artifact]:
 
 @dataclasses.dataclass(frozen=True)
 class ToCompile:
-    """One artifact: `model` as the campaign's document has it, and what it is compiled for, by the graph pipeline that
-    it was tuned with. `name` is its folder's.
-    """
+    """One artifact to compile: `model` is from the campaign's document, `pipeline` the one that it was tuned with."""
 
     model: Mapping[str, Any]
     board_type: str
@@ -58,7 +56,7 @@ class ToCompile:
 
     @property
     def command(self) -> str:
-        """What a user types."""
+        """The command to type."""
         words = ["farm", "model", "compile", str(self.model["origin"]).removeprefix("zoo:")]
         words += ["--board-type", self.board_type]
         words += ["--operating-point", self.point] if self.point != DEFAULT_POINT else []
@@ -68,7 +66,7 @@ class ToCompile:
 
 
 def list_options(pipeline: str) -> list[str]:
-    """The options with which `farm tune` and `farm model compile` take a graph pipeline for a board type."""
+    """Return the options of `farm tune` and `farm model compile` that choose a graph pipeline."""
     exact, weights = read_pipeline(pipeline)
     words = ["--exact"] if exact else []
     words += ["--weights", weights] if weights else []
@@ -76,13 +74,13 @@ def list_options(pipeline: str) -> list[str]:
 
 
 def list_model_options(batch: int | None, shapes: Sequence[str]) -> list[str]:
-    """The options with which they take a model's batch size and shapes."""
+    """Return the options of both that choose a model's batch size and shapes."""
     words = ["--batch", str(batch)] if batch is not None else []
     return words + [word for shape in shapes for word in ("--shape", shape)]
 
 
 def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
-    """All that a campaign's records are for, in the order of its models."""
+    """List all artifacts that a campaign's records serve, in the order of its models."""
     return [
         ToCompile(
             model,
@@ -99,5 +97,5 @@ def list_artifacts(document: Mapping[str, Any]) -> list[ToCompile]:
 
 
 def to_name(*words: str) -> str:
-    """A folder's name that no shell minds."""
+    """Make a folder name without special characters of shells."""
     return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-") for word in words if word)

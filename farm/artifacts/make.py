@@ -1,4 +1,4 @@
-"""Make an artifact: choose a target and records, compile in a process of its own, write the folder."""
+"""Make an artifact: choose target and records, compile in a child process, write the folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 RULE, TUNE, REFUSE = "rule", "tune", "refuse"
 MISSING = (RULE, TUNE, REFUSE)
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "ziglang")
-# What Python, NumPy and TVM's runtime take before a model is loaded: 95 MB on aarch64, rounded up.
+# Memory of Python, NumPy and TVM's runtime before a model is loaded: 95 MB on aarch64, rounded up.
 _RUNTIME_BYTES = 128 << 20
 
 Say = Callable[[str], None]
@@ -56,9 +56,9 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class CompileOrder:
-    """What is compiled, for which boards: those of a type that are, or are not, `simulated`, at an operating point.
+    """What to compile for which boards: `simulated` or real ones of a type, at an operating point.
 
-    A type as `gpus.require_device` gives it stands for its GPU.
+    A type from `gpus.require_device` may stand for its GPU.
     """
 
     brought: Brought
@@ -70,7 +70,7 @@ class CompileOrder:
 
     @property
     def source(self) -> ModelSource:
-        """What is compiled."""
+        """The model's source."""
         return self.brought.source
 
     @property
@@ -81,8 +81,9 @@ class CompileOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """What may serve an order's workloads: records of its board type and of `relatives`, which have cores of the same
-    kind, each with what its code is made for; and what was decided about the model itself.
+    """What can serve an order: records of its board type and of `relatives` with the same cores, and decisions.
+
+    Relatives come with their targets; decisions are about the model itself.
     """
 
     records: tuple[Record, ...]
@@ -92,8 +93,9 @@ class Candidates:
 
 @dataclasses.dataclass(frozen=True)
 class CompileWay:
-    """A way to compile a model: its graph pipeline, whether records are applied, and what is left out: the candidate
-    of each workload (None: what was decided).
+    """A variant of a compilation: graph pipeline, whether records apply, and the refused candidate of each workload.
+
+    None refuses what was decided.
     """
 
     pipeline: str
@@ -102,9 +104,7 @@ class CompileWay:
 
 
 def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Store, say: Say | None = None) -> Artifact:
-    """Compile and write. `say` and what is raised are those of `compile_in_subprocess`, besides UsageError and
-    PermanentError.
-    """
+    """Compile and write. `say` and the errors are those of `compile_in_subprocess`; also UsageError, PermanentError."""
     require_place(out)
     return _write(out, *_compile(order, settings, store, say), settings, say)
 
@@ -112,10 +112,10 @@ def make_artifact(order: CompileOrder, out: Path, settings: Settings, store: Sto
 def make_faster(
     orders: Sequence[CompileOrder], out: Path, settings: Settings, store: Store, say: Say | None = None
 ) -> Artifact:
-    """Compile for each device of a board type, and write what has an inference done soonest, copies counted.
+    """Compile for each device of a board type and write the fastest, including copies.
 
-    A device for which no code is made leaves it to the others, and the manifest says why; where that is a bug of ours,
-    so does a warning. Raises what `devices.choose` raises, and what is wrong whatever the device is.
+    The manifest says why a device has no code; an internal error is also logged. Raises the errors of
+    `devices.choose`, and those that concern all devices.
     """
     require_place(out)
     made: dict[str, tuple[Manifest, dict[str, bytes]]] = {}
@@ -146,7 +146,7 @@ def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: 
 def _compile(
     order: CompileOrder, settings: Settings, store: Store, say: Say | None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """An artifact's manifest and files."""
+    """Return an artifact's manifest and files."""
     about = {"model": order.brought.about.model_dump(), "inputs": [each.name for each in order.inputs]}
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
@@ -164,7 +164,7 @@ def _compile(
     if order.labels is not None:
         require_labels(order.labels, manifest.task, manifest.outputs)
     if gpus.is_gpu(config):
-        # Weights lie in the library and once more in the GPU's memory, which is the processor's, too.
+        # Weights are in the library and again in the GPU's memory, which is also the CPU's.
         needed = manifest.memory_bytes + len(compiled.library)
         used = _describe_gpu(order.board_type, compiled)
         manifest = manifest.model_copy(update={"gpu": used, "memory_bytes": needed})
@@ -186,7 +186,7 @@ def _describe_gpu(kind: BoardType, compiled: compile.Compiled) -> GpuCode:
 
 
 def _require_memory(manifest: Manifest, kind: BoardType) -> None:
-    """Raise PermanentError for a model that fits no board of a type, whose processor and GPU share the memory."""
+    """Raise PermanentError for a model that exceeds the board's memory, shared by CPU and GPU."""
     if kind.memory_bytes is not None and kind.memory_bytes < manifest.memory_bytes:
         raise PermanentError(
             f"{manifest.name} needs about {manifest.memory_bytes >> 20} MiB; a {kind.name} has "
@@ -196,18 +196,18 @@ def _require_memory(manifest: Manifest, kind: BoardType) -> None:
 
 
 def find_missing(served: Sequence[compile.Served]) -> list[str]:
-    """The names of the workloads that have no record, the heaviest first."""
+    """Name the workloads without a record, the heaviest first."""
     return [each.workload.name for each in served if each.choice is None and not each.left_out]
 
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
-    """What to compile for. Virtual boards run this machine's code, whatever they play, unless theirs is emulated."""
+    """Return the target to compile for. Virtual boards run native code unless theirs is emulated."""
     row = {"name": board_type.name, "simulated": simulated, "description": {}}
     return plan_target(board_type, describe(row, board_type), len(os.sched_getaffinity(0)))
 
 
 def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:
-    """What may serve an order. Raises UsageError for an operating point that no record was measured at."""
+    """Fetch what can serve an order. Raises UsageError for an operating point without records."""
     found = list_candidates(order.brought.about.sha256, order.board_type, order.simulated, store)
     points = sorted({r.operating_point for r in found.records if r.board_type == order.board_type.name})
     if order.operating_point != DEFAULT_POINT and order.operating_point not in points:
@@ -219,7 +219,7 @@ def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:
 
 
 def list_candidates(model_sha256: str, own: BoardType, simulated: bool, store: Store) -> Candidates:
-    """What may serve a model on boards of a type, simulated ones or not: nothing where nothing was measured."""
+    """Fetch what can serve a model on boards of a type, simulated or real."""
     relatives = list_relatives(own, simulated)
     wanted = {own.name, *(name for name, _ in relatives)}
     records = [r for r in store.fetch_records(simulated=simulated) if r.board_type in wanted]
@@ -228,7 +228,7 @@ def list_candidates(model_sha256: str, own: BoardType, simulated: bool, store: S
 
 
 def list_relatives(own: BoardType, simulated: bool) -> list[tuple[str, TargetPlan]]:
-    """The other board types with cores of the kind that is compiled for, and what their code is made for."""
+    """List the other board types with the same kind of cores, with their targets."""
     kind = _core(own)
     is_known = kind is not None and not is_for_gpu(own.pipeline)
     types = load_board_types().values() if is_known else ()
@@ -238,7 +238,7 @@ def list_relatives(own: BoardType, simulated: bool) -> list[tuple[str, TargetPla
 
 
 def _core(board_type: BoardType) -> str | None:
-    """The kind of the cores that a type's code is made for; None where only the machine knows."""
+    """Return the core type of a board type's target; None where only the machine knows."""
     if board_type.target is None:
         return None
     found = find_core_type(board_type.target.mcpu, board_type.target.mtriple.partition("-")[0])
@@ -251,23 +251,20 @@ def make_book(
     candidates: Candidates,
     refused: Mapping[str, str] | None = None,
 ) -> Records:
-    """The records as `compile_model` takes them. Loads TVM's compiler."""
+    """Make the records for `compile_model`. Loads TVM's compiler."""
     known = [Relative(name, to_config(plan)) for name, plan in candidates.relatives]
     return Records(candidates.records, board_type.name, operating_point, known, candidates.decisions, refused)
 
 
 def to_config(plan: TargetPlan) -> dict[str, Any]:
-    """What TVM compiles for. Loads TVM's compiler, so not for a process that talks to boards."""
+    """Return TVM's target. Loads TVM's compiler, so not for a process that talks to boards."""
     return search_target.host_target(plan.cores) if plan.config is None else dict(plan.config)
 
 
 def compile_ways(
     order: CompileOrder, target: TargetPlan, candidates: Candidates, ways: Mapping[str, CompileWay]
 ) -> tuple[dict[str, compile.Compiled], dict[str, Any]]:
-    """Compile an order once for each way. Returns what each gave, and what TVM compiled for.
-
-    Loads TVM's compiler: for a process of its own.
-    """
+    """Compile an order in several variants, in a child process; return the results and TVM's target."""
     config = to_config(target)
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     model, triple = order.source.load(), find_triple(order.board_type, target)
@@ -285,7 +282,7 @@ def compile_ways(
 
 
 def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
-    """Zig's name of the boards' system; None where they run this machine's code."""
+    """Return Zig's name of the boards' system; None where they run native code."""
     return None if target.is_for_host else board_type.link_triple
 
 
@@ -329,7 +326,7 @@ def _describe(
         pipeline=compiled.pipeline,
         workloads=served,
         weights=_describe_weights(order.board_type.pipeline, compiled),
-        # The file's bytes pass through a buffer before they are loaded.
+        # The file passes through a buffer before it is loaded.
         memory_bytes=_RUNTIME_BYTES + 2 * len(compiled.library) + compiled.activations_bytes,
         predicted_latency_s=predicted,
         task=find_task(inputs, outputs),
@@ -344,7 +341,7 @@ def _list_outputs(source: ModelSource) -> list[str]:
 
 
 def find_algorithm(workload: str) -> str:
-    """How a convolution, or all that is in 8 or 16 bits, is computed, by its workload's name; "" for what is none."""
+    """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
     if workload.startswith(half_precision.PREFIX):
         return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
     if workload.startswith(half_precision.COMPUTED_PREFIX):

@@ -1,7 +1,7 @@
-"""The manifest of an artifact: what was compiled, from what, how it is called, and what is known of it.
+"""The manifest of an artifact: what was compiled, from what, how to call it, and what is known about it.
 
-An artifact is a folder with `manifest.json` and the files that it lists. Written whole or not at all; what was changed
-since is refused.
+An artifact is a folder with `manifest.json` and the files that it lists. It is written atomically; a changed one is
+refused.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from farm.foreign import show_controls
 from farm.inventory.board_types import LinkTriple
 from farm.inventory.documents import StrictModel, check_document
 
-# Of free text alone, which is shown to people: what a compiler said has lines.
+# Fields with text of several lines, such as a compiler's message.
 _TEXTS_OF_LINES = frozenset({"reason", "not_made"})
-# A year: nothing that a model or its parts take lasts longer. The end of the year 2286.
+# Upper bounds: a year for durations, the year 2286 for dates.
 _LONGEST_S, _LATEST_S = 3.2e7, 1e10
 _ELEMENTS = frozenset("biuf")
 _MOST_BYTES = 1 << 50
@@ -66,7 +66,7 @@ PackageVersion = Annotated[str, AfterValidator(_require_version)]
 
 
 def find_control(value: Any, where: str = "") -> str:
-    """The place of the first text with a control character, or the end of a line where none belongs; "" for none."""
+    """Return the path of the first text with a control character or an unexpected line end; "" for none."""
     if isinstance(value, str):
         has_lines = not _TEXTS_OF_LINES.isdisjoint(where.split("."))
         is_plain = show_controls(value) == value and (has_lines or not set(value) & set("\n\t"))
@@ -86,18 +86,18 @@ def find_control(value: Any, where: str = "") -> str:
 NAME = MANIFEST
 LIBRARY = "model.so"
 FORMAT = "tvm-farm artifact"
-# How weights are stored unless something else was asked for.
+# How weights are stored by default.
 FLOAT32 = "float32"
-# Raised with every change that an older reader would misunderstand.
+# Raise it with every change that an older reader would misunderstand.
 VERSION = 1
-# Plain names, of no program: they lie beside the programs that run the model.
+# Plain names without programs, since they lie beside the programs that run the model.
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-# Named in every package.
+# Every package names these.
 _PACKAGES = ("tvm-farm", "apache-tvm", "apache-tvm-ffi")
 
 
 class Tensor(StrictModel):
-    """An input or output: `dtype` is NumPy's name."""
+    """An input or output; `dtype` is NumPy's."""
 
     name: str
     shape: tuple[Count, ...]
@@ -108,12 +108,12 @@ class Tensor(StrictModel):
 
     @property
     def size_bytes(self) -> int:
-        """Size of its elements together."""
+        """Size of all elements."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class ModelFacts(StrictModel):
-    """The model compiled; `origin` is the path of its file, or `zoo:NAME`. `shapes` and `batch` as they were given."""
+    """The compiled model; `origin` is the path of its file, or `zoo:NAME`. `shapes` and `batch` are as given."""
 
     name: str
     sha256: Sha256
@@ -123,14 +123,14 @@ class ModelFacts(StrictModel):
 
     @property
     def typed(self) -> str:
-        """What a user types for it."""
+        """The argument that names it on the command line."""
         return self.origin.removeprefix("zoo:")
 
 
 class RecordUsed(StrictModel):
     """The record that serves a workload: its trial's `candidate` and where it was measured. See `choice.RecordFit`.
 
-    `imported`: another farm measured it, and no board of this farm had verified it.
+    `imported`: another farm measured it and no board of this farm has verified it.
     """
 
     fit: str
@@ -164,9 +164,7 @@ class File(StrictModel):
 
 
 class StoredWeights(StrictModel):
-    """What was `asked` for (as `--weights` takes it); how many workloads have weights in 16 bits or compute so, and how
-    many bytes these take.
-    """
+    """The `asked` value of `--weights`; the number of workloads with 16-bit weights or arithmetic; their bytes."""
 
     asked: str = FLOAT32
     workloads: Count = 0
@@ -174,9 +172,9 @@ class StoredWeights(StrictModel):
 
 
 class Verified(StrictModel):
-    """What came of comparing outputs with the reference's. `inputs` says which inputs; errors are the largest.
+    """The result of comparing outputs with the reference's; errors are the largest over `inputs`.
 
-    `rms_rel_error` is an output's root mean square error over its largest value.
+    `rms_rel_error` is an output's root mean square error relative to its peak.
     """
 
     at: Moment
@@ -195,9 +193,9 @@ class Verified(StrictModel):
 
 
 class MeasuredModel(StrictModel):
-    """Latency of one inference in seconds (`latency` as `Summary` has it), energy where the board has a sensor.
+    """Latency of one inference in seconds (`latency` as in `Summary`), and energy where the board has a sensor.
 
-    `clocks` are those that were read then, "" where the board does not say.
+    `clocks` were read at that time; "" where the board does not report them.
     """
 
     at: Moment
@@ -215,9 +213,9 @@ class MeasuredModel(StrictModel):
 
 
 class GpuCode(StrictModel):
-    """Code for a GPU: its architecture, the PTX asked of the driver, and the most that any of its kernels takes.
+    """GPU code: its architecture, the required PTX version, and the largest resources of its kernels.
 
-    Registers are per thread, shared memory and threads per block, spilled bytes per thread, as ptxas says.
+    Registers and spilled bytes are per thread, shared memory and threads per block, as reported by ptxas.
     """
 
     arch: str
@@ -230,8 +228,9 @@ class GpuCode(StrictModel):
 
 
 class DeviceEstimate(StrictModel):
-    """What one inference is expected to take on a device: its workloads summed, and of a GPU copies of inputs and
-    outputs, too. Of `workloads`, `measured` have a record; the others' times are predicted.
+    """The estimated time of one inference on a device: its workloads, plus copies for a GPU.
+
+    `measured` of the `workloads` have a record; the others are predicted.
     """
 
     latency_s: Seconds
@@ -241,13 +240,12 @@ class DeviceEstimate(StrictModel):
 
 
 class Manifest(StrictModel):
-    """All that is known of an artifact.
+    """All that is known about an artifact.
 
-    `architecture` is as `uname -m` says it. `link_triple` is Zig's name of the system linked for, None for the machine
-    that compiled it. `memory_bytes` is about what a process needs to run it. `predicted_latency_s` sums its workloads,
-    None where some have no time. `simulated` artifacts run on virtual boards of the type, with this machine's code.
-    `devices`, by name, are those that were compared before this one was taken; empty where one was asked for.
-    `not_made` says by device why no code was made for it, though it was asked for.
+    `architecture` is as from `uname -m`. `link_triple` is Zig's name of the system, None for the compiling machine.
+    `memory_bytes` estimates a process's need. `predicted_latency_s` sums the workloads, None where one has no time.
+    `simulated` artifacts run on virtual boards. `devices` were compared before choosing this one; empty where one was
+    requested. `not_made` says by device why it has no code.
     """
 
     format: str = FORMAT
@@ -296,7 +294,7 @@ class Manifest(StrictModel):
 
     @property
     def device(self) -> str:
-        """What runs it on a board."""
+        """The device that runs it."""
         return GPU if self.gpu else CPU
 
     @property
@@ -305,31 +303,31 @@ class Manifest(StrictModel):
         return self.files[LIBRARY]
 
     def count(self, source: str) -> int:
-        """How many workloads are served so."""
+        """Count the workloads served from `source`."""
         return sum(each.source == source for each in self.workloads)
 
     def count_imported(self) -> int:
-        """How many workloads are served by records of another farm."""
+        """Count the workloads served by imported records."""
         return sum(each.record is not None and each.record.imported for each in self.workloads)
 
     def to_json(self) -> str:
-        """The file's text. Its own digest makes a change by hand visible."""
+        """Return the file's text, with a digest that reveals changes by hand."""
         document = self.model_dump(mode="json")
         return json.dumps({**document, "manifest_sha256": _digest(document)}, indent=2) + "\n"
 
 
 class Artifact:
-    """An artifact in its folder: `folder`, and the `manifest` as it was read."""
+    """An artifact's `folder` and its `manifest`."""
 
     def __init__(self, folder: pathlib.Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
 
     def read_library(self) -> bytes:
-        """The library's bytes. Raises PermanentError where they are not those that were compiled."""
+        """Return the library's bytes. Raises PermanentError where they have changed."""
         return self.read_file(LIBRARY)
 
     def read_file(self, name: str) -> bytes:
-        """A file's bytes. Raises PermanentError where it is missing or was changed."""
+        """Return a file's bytes. Raises PermanentError where it is missing or has changed."""
         wanted, path = self.manifest.files[name], self.folder / name
         try:
             data = path.read_bytes()
@@ -343,12 +341,12 @@ class Artifact:
         return data
 
     def require_whole(self) -> None:
-        """Refuse an artifact with a file that is missing or was changed. Raises PermanentError."""
+        """Raise PermanentError for a file that is missing or has changed."""
         for name in self.manifest.files:
             self.read_file(name)
 
     def update(self, **changes: Any) -> None:
-        """Write the manifest anew with some fields changed."""
+        """Rewrite the manifest with some fields changed."""
         self.manifest = self.manifest.model_copy(update=changes)
         partial = self.folder / f".{NAME}.partial"
         partial.write_text(self.manifest.to_json())
@@ -356,7 +354,7 @@ class Artifact:
 
 
 def open_artifact(folder: pathlib.Path) -> Artifact:
-    """Read an artifact's manifest. Raises UsageError where it is none, or of another version; see also `Artifact`."""
+    """Read an artifact's manifest. Raises UsageError for anything else, or another version; see also `Artifact`."""
     path = folder / NAME if folder.name != NAME else folder
     try:
         text = path.read_text(encoding="utf-8")
@@ -387,24 +385,24 @@ def open_artifact(folder: pathlib.Path) -> Artifact:
 
 
 def require_plain(document: Mapping[str, Any], called: pathlib.Path | str) -> None:
-    """Raise UsageError for a text that would be more than a word where it is written."""
+    """Raise UsageError for text with control characters or line ends."""
     if where := find_control(document):
         raise UsageError(f"{called}: {where} holds a control character or the end of a line")
 
 
 def require_cpu(manifest: Manifest, what: str) -> None:
-    """Refuse an artifact for a GPU where only programs of a board's processor are taken. Raises UsageError."""
+    """Raise UsageError for a GPU artifact where only CPU programs are accepted."""
     if manifest.gpu is not None:
         raise UsageError(
-            f"{manifest.name} is compiled for a GPU, and {what} takes code for processors alone",
-            "Leave --format away: a wheel takes it, and so does a tar.",
+            f"{manifest.name} is compiled for a GPU, and {what} takes CPU code only",
+            "Remove --format: wheels and tars take GPU code.",
         )
 
 
 def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str, bytes]) -> Artifact:
-    """Write an artifact; `files` are those that the manifest lists. Takes the place of an artifact that is there.
+    """Write an artifact with the files that the manifest lists, replacing an artifact of that name.
 
-    Raises UsageError for names that no manifest may hold: they are the model's.
+    Raises UsageError for names in the model that a manifest cannot hold.
     """
     require_plain(manifest.model_dump(mode="json"), manifest.name)
     with new_folder(folder) as partial:
@@ -415,7 +413,7 @@ def write_artifact(folder: pathlib.Path, manifest: Manifest, files: Mapping[str,
 
 
 def describe_file(data: bytes) -> File:
-    """A file's entry in the manifest."""
+    """Return a file's entry in the manifest."""
     return File(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
 
 

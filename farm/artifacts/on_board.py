@@ -1,6 +1,6 @@
-"""A board held while a model runs on it: this machine, or a leased board of the fleet, as a sweep holds one.
+"""A board held while a model runs: this machine, or a leased board of the farm.
 
-What is asked of it here: descriptions, clocks, programs on inputs. What the answers mean is the callers' business.
+It describes itself, pins clocks and runs programs on inputs; callers interpret the results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LOCAL = "local"
 
 
 class HeldForModels:
-    """One board, held; `description` is its own.
+    """One held board with its `description`.
 
-    `run` runs a program on inputs in the order of its arguments; it raises what `DrivenBoard.run` raises.
+    `run` runs a program on inputs in the order of its arguments and raises the errors of `DrivenBoard.run`.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class HeldForModels:
         return self.description.name
 
     def pin(self, point: OperatingPoint, called: str) -> None:
-        """Hold its clocks at a point until the board is given back. Raises what `DrivenBoard.pin` raises."""
+        """Pin its clocks until the board is released. Raises the errors of `DrivenBoard.pin`."""
         self._pin(point)
         self.point = called
 
     def read_clocks(self, outcome: Outcome, device: str) -> str:
-        """The clocks that a program ran at (`format_clocks`), of clusters that the scheduler may use."""
+        """Return the clocks during a program (`format_clocks`), of clusters that the scheduler may use."""
         clocks = self.description.clocks
         clusters = {each.name: each.cpus for each in (clocks.clusters if clocks else ()) if not each.isolated}
         return format_clocks(outcome, clusters, on_gpu=device == GPU)
 
     def limits(self, threads: int) -> Limits:
-        """What a model may use here: no more threads than there are cores online."""
+        """Return a model's limits here; threads are limited to the online cores."""
         settings, cores = self._settings, len(self.description.cores_online)
         return Limits(
             timeout_s=settings.model_timeout_s,
@@ -67,7 +67,7 @@ class HeldForModels:
         )
 
     def require_fit(self, manifest: Manifest) -> None:
-        """Refuse an artifact that cannot run here, before it travels. Raises UsageError, PermanentError."""
+        """Refuse an artifact that cannot run here, before sending it. Raises UsageError, PermanentError."""
         require_made_for(manifest, self.name, self.description)
         if manifest.gpu is not None:
             require_gpu(manifest.gpu, self.name, self.description)
@@ -81,12 +81,12 @@ class HeldForModels:
 
 
 def require_made_for(manifest: Manifest, name: str, description: Description) -> None:
-    """Raise UsageError where an artifact is made for something else than a board, naming both.
+    """Raise UsageError where an artifact is made for another kind of board, naming both.
 
-    Code for another type's cores may end there by an instruction that they lack, and its figures hold for neither.
+    Code for other cores may hit an illegal instruction, and its figures would be meaningless.
     """
     is_real = manifest.simulated and not description.simulated
-    # A virtual GPU's code is for the machine that simulates the board, whatever the board's processor is.
+    # A virtual GPU's code runs on the machine that simulates the board.
     is_virtual_gpu = manifest.gpu is not None and manifest.simulated
     is_for_it = is_virtual_gpu or description.architecture == manifest.architecture
     if is_for_it and description.board_type == manifest.board_type and not is_real:
@@ -101,7 +101,7 @@ def require_made_for(manifest: Manifest, name: str, description: Description) ->
 
 
 def _plan_command(manifest: Manifest, name: str, description: Description) -> str:
-    """What compiles the same model for a board."""
+    """Return the command that compiles the same model for a board."""
     about, kind = manifest.model, description.board_type
     words = ["farm", "model", "compile", about.typed]
     words += ["--board-type", LOCAL] if kind == LOCAL else ["--board", name]
@@ -110,7 +110,7 @@ def _plan_command(manifest: Manifest, name: str, description: Description) -> st
 
 
 def require_gpu(code: GpuCode, name: str, description: Description) -> None:
-    """Raise PermanentError where a board's GPU cannot run code: none, another one, or a driver that is too old."""
+    """Raise PermanentError where a board's GPU cannot run code: none, an older one, or an old driver."""
     cuda, _, arch = description.engine_versions.get("cuda", "").partition(" ")
     if not cuda:
         reasons = [note for note in description.notes if "GPU" in note]
@@ -128,20 +128,20 @@ def require_gpu(code: GpuCode, name: str, description: Description) -> None:
 
 
 def prepare_gpu(manifest: Manifest, settings: Settings) -> None:
-    """Build what virtual boards need to run code for a GPU, once per home. Raises what the linker raises."""
+    """Build what virtual boards need for GPU code, once per home. Raises the linker's errors."""
     if manifest.gpu is not None and manifest.simulated:
         settings.share_linker_cache()
         native.prepare(settings.home_path)
 
 
 def require_ok(outcome: Outcome, what: str, board: str) -> None:
-    """Raise PermanentError where a program did not run."""
+    """Raise PermanentError for a program that did not run."""
     if not outcome.latency_s or outcome.status in (Status.CRASHED, Status.OUT_OF_MEMORY, Status.LOAD_FAILED):
         raise PermanentError(f"{what} does not run on {board}: {outcome.status} {outcome.message}".rstrip())
 
 
 def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
-    """The type of a board, and its name at the farm; None for this machine, whose agent is started for the purpose."""
+    """Return a board's type and its name at the farm; None for this machine, whose agent is started on demand."""
     if name == LOCAL and not any(row["name"] == LOCAL for row in store.fetch_boards()):
         return require_board_type(LOCAL), None
     row = store.require_board(name)
@@ -150,7 +150,7 @@ def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
 
 
 def choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:
-    """The type that was named, else the board's, else this machine's; and the board, None: any. Raises UsageError."""
+    """Return the named type, else the board's, else this machine's; and the board, or None. Raises UsageError."""
     if board is None:
         return require_board_type(board_type or LOCAL), None
     kind, name = find_board(store, board)
@@ -172,7 +172,7 @@ def hold_board(
     *,
     is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
-    """Hold the board called `name` for a block. Raises what `open_crew` raises."""
+    """Hold the board called `name` for a block. Raises the errors of `open_crew`."""
     kind, known = find_board(store, name)
     with hold_type(settings, store, kind, wait_s, purpose, say, known, is_timed=is_timed) as held:
         yield held
@@ -190,7 +190,7 @@ def hold_type(
     *,
     is_timed: bool = True,
 ) -> Iterator[HeldForModels]:
-    """Hold a board of a type for a block: `name`, or any that is free. Raises what `open_crew` raises."""
+    """Hold a board of a type for a block: `name`, or any free one. Raises the errors of `open_crew`."""
     with open_crew(settings, store, kind, name, wait_s, purpose, say, is_timed=is_timed) as (crew, _):
         [board] = crew.boards
         description = crew.call(board.open())

@@ -1,4 +1,4 @@
-"""Pack a verified artifact into one file: a tar of it, a wheel that installs as a Python package of its own, or C.
+"""Pack a verified artifact into one file: a tar, a wheel that installs as its own Python package, or a C package.
 
 Equal artifacts give equal files.
 """
@@ -30,30 +30,29 @@ from farm.provision.wheels import pack_wheel
 TAR, WHEEL, C = "tar", "wheel", "c"
 FORMATS = (TAR, WHEEL, C)
 _ENDINGS = {TAR: "tar", WHEEL: "whl", C: "tar"}
-# What ends so is meant as a file.
+# A path with such an ending is a file.
 _ARCHIVES = frozenset({".tar", ".whl", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip"})
-# Where a package has its manifest, and more bytes than any manifest has.
+# Where a package has its manifest, and the largest size to read.
 _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
-# What runs the model in a wheel.
+# The code in a wheel that runs the model.
 _RUNTIME = "farm.artifacts.runtime"
 _RUNTIME_FILES = ("__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "runner.py", "tasks.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# What a wheel may ask for beside what is installed here.
+# Optional requirements of a wheel, which may not be installed here.
 _OPTIONAL = frozenset({"pillow"})
-# A part of the summary of every wheel made here.
+# Part of the summary of every wheel made here.
 _MADE = "by tvm-farm"
 
 
 def write_package(
     artifact: Artifact, form: str, out: Path | str | None, name: str | None = None, runtime: Path | None = None
 ) -> Path:
-    """Write the package; returns its path. `out` is a file with the ending of its kind, or a folder, made if need be.
+    """Write the package and return its path. `out` is a file with the right ending, or a folder, created if missing.
 
-    What is there is replaced where it is the same kind of package of the same model for the same type of board.
-    `runtime` is where a C package for another processor finds TVM's libraries: a bundle, a wheel's folder, a board's.
-    Code for GPUs comes with TVM's plug-in for them, in a tar and a wheel.
-    Raises UsageError for a name that no Python package can have and for a place that something else has,
-    PermanentError for an artifact that was not verified.
+    It replaces only the same kind of package of the same model and board type. `runtime` is where a C package for
+    another CPU finds TVM's libraries: a bundle, or a folder with wheels or libraries. A tar and a wheel with GPU code
+    include TVM's plug-in. Raises UsageError for an invalid package name or an occupied path, PermanentError for an
+    unverified artifact.
     """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
@@ -79,7 +78,7 @@ def write_package(
 
 
 def list_members(artifact: Artifact) -> dict[str, bytes]:
-    """The files of the Python package that runs an artifact, the artifact's own among them."""
+    """Return the files of the Python package that runs an artifact, including the artifact's own."""
     programs = {name: resources.files(_RUNTIME).joinpath(name).read_bytes() for name in _RUNTIME_FILES}
     return programs | _read_files(artifact)
 
@@ -89,25 +88,25 @@ def _read_files(artifact: Artifact) -> dict[str, bytes]:
     files = {each: artifact.read_file(each) for each in manifest.files} | {manifests.NAME: manifest.to_json().encode()}
     if manifest.gpu is None:
         return files
-    # What TVM's runtime lacks to run code for GPUs; on virtual boards the driver, too.
+    # The plug-in that TVM's runtime needs for GPU code; on virtual boards also the driver.
     return files | native.read_files(manifest.link_triple, simulated=manifest.simulated)
 
 
 def find_name(model: str) -> str:
-    """A Python package's name for a model: `squeezenet1_1` for squeezenet1.1, `model_json` for json."""
+    """Return a Python package name for a model: `squeezenet1_1` for squeezenet1.1, `model_json` for json."""
     words = _to_words(model)
     return words if _is_name(words) and not find_clash(words) else f"model_{words}".rstrip("_")
 
 
 def explain_name(model: str) -> str:
-    """Why a model's package is called otherwise than the model; "" where it is not."""
+    """Say why a model's package has another name than the model; "" where it has not."""
     words = _to_words(model)
     clash = find_clash(words) if words else ""
     return clash and f"the package is called {find_name(model)}: {clash}; --name chooses another name"
 
 
 def require_name(name: str) -> str:
-    """Raise UsageError unless Python can import a package of this name, and no other one has it."""
+    """Raise UsageError unless Python can import a package of this name and none has it."""
     if not _is_name(name):
         raise UsageError(f"--name {name!r} is no name that Python imports", "Use letters, digits and underscores.")
     if clash := find_clash(name):
@@ -116,9 +115,9 @@ def require_name(name: str) -> str:
 
 
 def find_clash(name: str) -> str:
-    """What else is imported or installed under a package's name; "" for nothing.
+    """Describe what else has a package's name; "" for nothing.
 
-    TVM, NumPy and what they require are installed here. Packages of other models do not count: they are replaced.
+    TVM, NumPy and their requirements are installed here. Packages of other models do not count: they are replaced.
     """
     if name in sys.stdlib_module_names or name == "test":
         return f"{name} is a module of Python's standard library"
@@ -141,13 +140,13 @@ def _is_name(name: str) -> bool:
 
 
 def find_version(manifest: Manifest) -> str:
-    """A version that tells packages of one model apart: by board type, and by what was compiled."""
+    """Return a version that identifies a model's package by board type and library."""
     kind = re.sub(r"[^a-z0-9]+", ".", manifest.board_type.lower()).strip(".")
     return f"1.0+{kind}.{manifest.library.sha256[:8]}"
 
 
 def find_tag(manifest: Manifest) -> str:
-    """Where the wheel may be installed: a library linked for a known glibc runs with that or a later one."""
+    """Return the wheel's platform tag: a library linked for a known glibc runs with that or a later one."""
     triple = manifest.link_triple or ""
     found = re.fullmatch(r"[a-z0-9_]+-linux-gnu\.(\d+)\.(\d+)(\.\d+)?", triple)
     system = f"manylinux_{found[1]}_{found[2]}" if found else "linux"
@@ -162,7 +161,7 @@ def _find_path(out: Path | str | None, called: str, form: str) -> Path:
     if path.suffix != f".{ending}":
         raise UsageError(f"{path} is no name of such a package", f"It ends in .{ending}; or give a folder with --out.")
     if form == WHEEL and path.name != called and path.name.count("-") < 4:
-        # pip reads a wheel's name, so it cannot be any.
+        # pip requires a wheel's name to match its contents.
         raise UsageError(
             f"pip does not install a wheel called {path.name}", f"Give a folder with --out: the wheel is {called}."
         )
@@ -170,7 +169,7 @@ def _find_path(out: Path | str | None, called: str, form: str) -> Path:
 
 
 def _require_own(path: Path, form: str, manifest: Manifest) -> None:
-    """Raise UsageError where the place is taken by anything but an earlier package of the kind."""
+    """Raise UsageError where the path is occupied by anything but an earlier package of this kind."""
     if blocking := [each for each in path.parents if each.exists() and not each.is_dir()]:
         raise UsageError(f"{blocking[0]} is a file", "Give another folder with --out.")
     if path.is_dir():
@@ -183,7 +182,7 @@ def _require_own(path: Path, form: str, manifest: Manifest) -> None:
 
 
 def _find_kind(path: Path) -> tuple[str, str, str] | None:
-    """Format, model and board type of a package; None for what is none."""
+    """Return format, model and board type of a package; None for other files."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -221,7 +220,7 @@ def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> 
 
 
 def _plan_wheel(package: str, artifact: Artifact) -> tuple[dict[str, bytes], str]:
-    """A wheel's contents but for the RECORD, and that one's name."""
+    """Return a wheel's contents without the RECORD, and the RECORD's name."""
     manifest = artifact.manifest
     version, tag = find_version(manifest), find_tag(manifest)
     info = f"{package}-{version}.dist-info"
@@ -234,7 +233,7 @@ def _plan_wheel(package: str, artifact: Artifact) -> tuple[dict[str, bytes], str
 def _describe(package: str, version: str, manifest: Manifest) -> str:
     versions = manifest.versions
     takes, gives = (", ".join(map(str, each)) for each in (manifest.inputs, manifest.outputs))
-    # Pillow is asked for where an image is read: a product that has arrays does not need it.
+    # Pillow is required only for reading images.
     return f"""Metadata-Version: 2.1
 Name: {package}
 Version: {version}

@@ -1,4 +1,4 @@
-"""Where artifacts and packages are written: folders and files that appear whole, and take nobody else's place."""
+"""Write artifacts and packages atomically, and refuse to overwrite anything else."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from pathlib import Path
 
 from farm.errors import FarmError, UnavailableError, UsageError
 
-# What makes a folder an artifact.
+# The file that marks an artifact.
 MANIFEST = "manifest.json"
-# A disk's troubles; whatever else keeps a folder from being made is its name's.
+# Errors of the disk; any other error concerns the folder's name.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether a path is meant as an artifact: a folder with a manifest."""
+    """Say whether a path is an artifact: a folder with a manifest."""
     return (path / MANIFEST).is_file()
 
 
 def require_place(folder: Path) -> None:
-    """Refuse to write an artifact where something else is, or where nothing can be.
-
-    Raises UsageError, UnavailableError where the disk is full.
-    """
+    """Raise UsageError where an artifact would overwrite something else, UnavailableError where the disk is full."""
     try:
         if folder.is_dir():
             if any(folder.iterdir()) and not is_artifact(folder):
@@ -40,9 +37,9 @@ def require_place(folder: Path) -> None:
 
 
 def require_room(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written in, before work is done that is to lie there.
+    """Refuse a folder that cannot be made or written, before doing work for it; leave nothing behind.
 
-    It is tried: permissions do not tell of everything. Nothing is left of that. Raises what `require_place` raises.
+    A trial is needed, since permissions do not tell everything. Raises the errors of `require_place`.
     """
     made: list[Path] = []
     try:
@@ -52,7 +49,7 @@ def require_room(folder: Path) -> None:
     except OSError as error:
         raise _refuse(folder, error) from error
     finally:
-        for each in made:  # the innermost first; one that somebody has put something into meanwhile stays
+        for each in made:  # the innermost first; one that another process filled meanwhile stays
             with contextlib.suppress(OSError):
                 each.rmdir()
 
@@ -64,7 +61,7 @@ def _refuse(folder: Path, error: OSError) -> FarmError:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill that gets its name when the block ends well, and is gone otherwise. Raises UsageError."""
+    """Yield a folder that gets its name if the block succeeds and is removed otherwise. Raises UsageError."""
     require_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
@@ -84,7 +81,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file to write that gets its name when the block ends well, and is gone otherwise."""
+    """Yield a file that gets its name if the block succeeds and is removed otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     os.close(handle)

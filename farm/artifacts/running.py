@@ -1,4 +1,4 @@
-"""Run an artifact on a board as users do: on inputs of theirs, some number of times, with figures and outputs."""
+"""Run an artifact on a board with the user's inputs; return outputs and figures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UsageError
 from farm.measure.statistics import summarise
 
-# How long power is looked at; slower sensors get longer.
+# How long power is sampled; slower sensors get longer.
 _WINDOW_S = 2.0
-# Kept of the latest runs, the latest last.
+# Kept number of the latest runs.
 _MOST_KEPT = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Outputs by name, the figures that the artifact keeps, and why they should not be believed ("": they may be)."""
+    """Outputs by name, the figures stored in the artifact, layers, and a reason to doubt them ("" for none)."""
 
     outputs: Mapping[str, Any]
     measured: MeasuredModel
@@ -37,10 +37,7 @@ class RunResult:
 
 
 def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float]:
-    """A model's inputs from an .npz, or from an image where it takes one, and how the image was scaled.
-
-    Raises UsageError.
-    """
+    """Read a model's inputs from an .npz, or from an image with its scale. Raises UsageError."""
     try:
         arrays, scale = tasks.read_input(path, manifest.model_dump())
     except InputError as error:
@@ -51,7 +48,7 @@ def read_input(manifest: Manifest, path: Path) -> tuple[Mapping[str, Any], float
 def run_artifact(
     artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int, per_layer: bool = False
 ) -> RunResult:
-    """Run it `repeat` times after a warm-up; energy where the board has a sensor. Raises PermanentError, UsageError."""
+    """Run it `repeat` times after a warm-up; read energy if there is a sensor. Raises PermanentError, UsageError."""
     manifest, library = artifact.manifest, artifact.read_library()
     board.require_fit(manifest)
     window = plan_window(board.description, _WINDOW_S)
@@ -85,7 +82,7 @@ def run_artifact(
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:
-    """Joules of one inference and watts while running; None where the board has no sensor."""
+    """Return joules per inference and watts while running; None without a sensor."""
     if outcome.energy is None:
         return None, None
     total = outcome.energy.busy.total
@@ -93,13 +90,13 @@ def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:
 
 
 def write_outputs(outputs: Mapping[str, Any], path: Path) -> None:
-    """An .npz of outputs by name, whole or not at all."""
+    """Write an .npz of outputs by name, atomically."""
     with new_file(path) as partial, partial.open("wb") as file:
         write_arrays(file, outputs)
 
 
 def find(artifact: Artifact, outputs: Mapping[str, Any], count: int, scale: float) -> list[dict[str, Any]]:
-    """What a classifier or a detector found, as `runtime.tasks` says; nothing for other models."""
+    """Return the classes or boxes of `runtime.tasks`; empty for other models."""
     known = "labels.txt" in artifact.manifest.files
     labels = artifact.read_file("labels.txt").decode().splitlines() if known else []
     return tasks.find(outputs, artifact.manifest.task, labels, count, scale)

@@ -1,4 +1,4 @@
-"""What a model is for, as far as its inputs and outputs tell: how an image becomes its input, and its output words."""
+"""Infer a model's task from its inputs and outputs: how an image becomes its input, and its outputs become words."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from farm.artifacts.manifest import Tensor
 from farm.errors import UsageError
 
-# Of ImageNet's training images, by channel, of values from 0 to 1: what nearly all published classifiers are trained
-# with (torchvision, timm). A model with one channel has no such custom.
+# ImageNet's mean and deviation by channel, for values from 0 to 1, as in nearly all published classifiers (torchvision,
+# timm). For one channel there is no convention.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GREY = (0.5,)
-# Published classifiers are tested on the middle 7/8 of an image: 224 of 256.
+# Published classifiers are tested on the central 7/8 of an image: 224 of 256.
 _CROP = 0.875
-# Below so many rows nobody crops: digits and small pictures fill their image.
+# Smaller images, such as digits, are not cropped.
 _LEAST_CROPPED = 64
 
-# Of YOLOX (arXiv 2107.08430): pixels of a cell by output, and a cell's channels beside its classes.
+# YOLOX (arXiv 2107.08430): pixels per cell by output, and a cell's channels besides its classes.
 _STRIDES = (8, 16, 32)
 _BOX_CHANNELS = 5
 
 
 def find_task(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The task of an image classifier (one picture in, one row of scores out), or of a detector with YOLOX's outputs.
+    """Return the task of an image classifier (one image in, one row of scores out) or a YOLOX detector.
 
-    {"kind": "arrays"} for all else.
+    Any other model gets {"kind": "arrays"}.
     """
     if len(inputs) == 1 and len(outputs) == 1 and len(inputs[0].shape) == 4:
         (image,), (scores,) = inputs, outputs

@@ -1,6 +1,6 @@
-"""Time whole models on one board: one of them, or several in turns, so that a drifting board treats them alike.
+"""Time whole models on one board: a single one, or several in turns, so that drift affects all alike.
 
-Where the board is, and who holds it, is the callers' business.
+Callers hold the board and run the programs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from farm.artifacts.verify import OutputComparison
 from farm.errors import PermanentError
 from farm.measure.statistics import SampleSummary, summarise
 
-# The variants take turns in this many rounds. What else a machine computes slows two threads down by a third to a half
-# for seconds at a time: of few rounds, one such spell can be half.
+# Number of rounds. Background load can slow two threads by a third to a half for seconds at a time, which with few
+# rounds would cover half of them.
 ROUNDS = 8
 WARMUP_RUNS = 5
-# Code as TVM comes is slower by so much that fewer runs tell as well, and would take most of the time.
+# Untuned code is so slow that fewer runs suffice and many would dominate the time.
 BASELINE_RUNS, BASELINE_WARMUP_RUNS, BASELINE_ROUNDS = 15, 1, 3
 
-# Latencies are in doubt where, of so many runs at least, one in ten takes this many times the median, or the standard
-# deviation is this share of it; or where other processes take this many cores' time.
+# Latencies are doubtful where, of at least so many runs, one in ten takes this many times the median, or the standard
+# deviation exceeds this fraction of it; or where other processes use this many cores.
 _MOST_P90, _MOST_STD, _FEWEST_RUNS, _MOST_OTHER_LOAD = 1.25, 0.5, 30, 0.5
 
 # Runs a program on inputs in the order of its arguments.
@@ -34,7 +34,7 @@ Run = Callable[[RunSpec, bytes, dict[str, Any]], "tuple[Outcome, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A program to time. One that is `needed` ends everything where it does not run; a `baseline` gets fewer runs."""
+    """A program to time. A `needed` one that does not run ends the timing; a `baseline` gets fewer runs."""
 
     name: str
     engine: Engine
@@ -49,8 +49,8 @@ class Variant:
 class Timed:
     """Latencies in seconds and outputs by variant, the last outcome of each, and why a variant has none.
 
-    `rounds` has the medians of each round, by its number; `compared` is for whoever compares outputs. `details` are
-    each block's, whose worker loaded the program anew.
+    `rounds` has each round's medians by number; `compared` holds comparisons of outputs. `details` are one per block,
+    for which the worker reloads the program.
     """
 
     samples: dict[str, list[float]] = dataclasses.field(default_factory=dict)
@@ -60,16 +60,16 @@ class Timed:
     rounds: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     compared: dict[str, OutputComparison] = dataclasses.field(default_factory=dict)
     details: dict[str, list[RunDetails]] = dataclasses.field(default_factory=dict)
-    # By turn: cores' worth of time that other processes took meanwhile, and the load average afterwards.
+    # By turn: CPU use of other processes in cores, and the load average afterwards.
     other_loads: list[float] = dataclasses.field(default_factory=list)
     loads_1min: list[float] = dataclasses.field(default_factory=list)
 
     def summary(self, name: str) -> SampleSummary | None:
-        """Of a variant's latencies."""
+        """Summarise a variant's latencies."""
         return summarise(self.samples[name]) if self.samples.get(name) else None
 
     def describe_details(self, name: str) -> dict[str, Any]:
-        """First inference (s, the median of blocks), peak memory (bytes, the largest), layers; None where unknown."""
+        """Return first inference (s, median of blocks), peak memory (bytes, largest) and layers; None if unknown."""
         found = self.details.get(name, [])
         firsts = [each.first_s for each in found if each.first_s is not None]
         peaks = [each.peak_memory_bytes for each in found if each.peak_memory_bytes is not None]
@@ -81,7 +81,7 @@ class Timed:
         }
 
     def find_doubt(self) -> str:
-        """Why the latencies should not be believed: scatter and load; "" where they may be."""
+        """Return why the latencies are doubtful, by scatter and load; "" where they are not."""
         found = {name: summary for name in self.samples if (summary := self.summary(name)) is not None}
         long = [name for name, summary in found.items() if summary.count >= _FEWEST_RUNS]
         name = max(long, key=lambda each: _find_scatter(found[each]), default="")
@@ -102,16 +102,15 @@ class Timed:
 
 
 def _find_scatter(summary: SampleSummary) -> float:
-    """How much runs differ, over what a quiet board may show."""
+    """Return the scatter of runs relative to a quiet board's limit."""
     return max(summary.p90 / summary.median / _MOST_P90, summary.std / summary.median / _MOST_STD)
 
 
 class Turns:
-    """The turns of variants: which of them runs next, how often, and what came of it (`timed`).
+    """The schedule of turns: which variant runs next, how often, and its results (`timed`).
 
-    Nothing is run here. Each variant runs `runs` times in all within `rounds`, baselines `BASELINE_RUNS` times at most;
-    a round beyond those is like the others, without baselines. `energy` is read, and layers are watched, in each one's
-    last turn.
+    Each variant runs `runs` times over `rounds`, baselines at most `BASELINE_RUNS` times; extra rounds have no
+    baselines. `energy` and layers are measured in each variant's last turn.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Turns:
         self._rounds, self._warmup, self._energy, self._per_layer = rounds, warmup, energy, per_layer
 
     def list_round(self, number: int) -> Iterator[tuple[Variant, RunSpec]]:
-        """What runs in a round, counted from 0, one after the other; each is to be taken in before the next."""
+        """Yield the runs of a round, counted from 0; pass each result to `take` before the next."""
         for variant in self._variants:
             if variant.name in self.timed.missing or not (now := self._count(variant, number)):
                 continue
@@ -149,7 +148,7 @@ class Turns:
             )
 
     def take(self, number: int, variant: Variant, outcome: Outcome, outputs: Mapping[str, Any]) -> None:
-        """What a variant's turn came to. Raises PermanentError where a needed one does not run."""
+        """Record the result of a turn. Raises PermanentError where a needed variant does not run."""
         timed, name = self.timed, variant.name
         if outcome.status is not Status.OK:
             if variant.needed:
@@ -193,17 +192,17 @@ def time_in_turns(
     energy: EnergySpec | None = None,
     per_layer: bool = False,
 ) -> Timed:
-    """Time every variant as `Turns` says. Raises PermanentError where a needed one does not run."""
+    """Time every variant in turns. Raises PermanentError where a needed one does not run."""
     turns = Turns(variants, runs, limits, rounds=rounds, energy=energy, per_layer=per_layer)
     for number in range(rounds):
-        # The second of two may find a warmer board, or its data nearer: each is second in every other round.
+        # The second of two may find a warmer board or cache, so the order alternates.
         for variant, spec in list(turns.list_round(number))[:: -1 if number % 2 else 1]:
             turns.take(number, variant, *run(spec, variant.program, dict(variant.inputs)))
     return turns.timed
 
 
 def describe_runs(runs: int, rounds: int = ROUNDS) -> str:
-    """How so many runs of each variant were timed, for reports."""
+    """Describe how `runs` runs of each variant were timed, for reports."""
     return (
         f"{runs} timed runs per variant in {rounds} alternating blocks "
         f"(of untuned code {min(runs, BASELINE_RUNS)} in {BASELINE_ROUNDS}), "
@@ -212,5 +211,5 @@ def describe_runs(runs: int, rounds: int = ROUNDS) -> str:
 
 
 def ordered(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs named after their place in the call: what the models call them need not be fit for a file's name."""
+    """Name inputs by position, since the model's names may not be valid file names."""
     return {f"arg_{index:03d}": array for index, array in enumerate(arrays.values())}

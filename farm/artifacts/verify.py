@@ -1,4 +1,4 @@
-"""Compare outputs with a reference. Pure; where either comes from is the caller's business."""
+"""Compare outputs with a reference. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Sums in another order differ by some rounding errors: for float32 and reductions of up to some ten thousand terms
-# that is 1e-5 of the largest value (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2:
-# the error of recursive summation grows with n u, u = 6e-8). Ten times that still catches a wrong weight.
+# Reordered sums differ by rounding: for float32 and up to some ten thousand terms by 1e-5 of the largest value (Higham,
+# Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2: the error of recursive summation grows with n u,
+# u = 6e-8). Ten times that still detects a wrong weight.
 _TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 
 _BYTES = (np.uint8, np.int8)
-# Sigmoid and Softmax pass on what the sums before them were rounded by: of logits up to z, p (1 - p) z of each unit of
-# error. Where nothing is found all of them are near 0; engines approximate the exponential to some parts in 10^7
-# of 1 there (ONNX Runtime: 1.4e-7 was seen), which is a ten-thousandth of this.
+# Sigmoid and Softmax propagate the rounding of logits up to z: p (1 - p) z per unit of error. Where all probabilities
+# are near 0, engines approximate the exponential to some parts in 10^7 of 1 (ONNX Runtime: 1.4e-7), a ten-thousandth of
+# this floor.
 _LEAST_OF_PROBABILITIES = 5e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputComparison:
-    """Relative errors are so to the reference's largest absolute value, so that exact zeros do not inflate them; those
-    of values which all are 0 to 1, and so may be probabilities, to what they would be of the logits.
+    """The result of a comparison; errors are relative to the reference's peak, so that zeros do not inflate them.
 
+    Values from 0 to 1 may be probabilities; their errors are relative to the effect of their logits.
     `rms_rel_error` is the root mean square over one output, of the worst output.
     """
 
@@ -37,7 +37,7 @@ class OutputComparison:
 
 
 def find_worst(comparisons: Iterable[OutputComparison]) -> OutputComparison:
-    """The largest of all errors, and the first reason; what nothing was compared for matches."""
+    """Combine comparisons into the largest errors and the first reason; an empty sequence matches."""
     worst = OutputComparison(True, 0.0, 0.0)
     for one in comparisons:
         worst = OutputComparison(
@@ -55,7 +55,7 @@ def compare(
 ) -> OutputComparison:
     """Compare arrays pairwise; floats must agree within `factor` times their type's tolerance.
 
-    Integers must be of the same type and equal, those of 8 bits to a step. NaN matches NaN alone, an infinity one of
+    Integers must be of equal type and value, 8-bit ones within a step. NaN matches only NaN, an infinity only one of
     the same sign.
     """
     if len(outputs) != len(reference):
@@ -86,10 +86,10 @@ def _compare_one(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str, 
 def _compare_integers(output: npt.NDArray[Any], wanted: npt.NDArray[Any], name: str) -> OutputComparison:
     if output.dtype != wanted.dtype:
         return _mismatch(f"{name} is {output.dtype}, not {wanted.dtype}")
-    # Modulo 2^64, so that no difference is rounded or overflows.
+    # Modulo 2^64, so that no difference overflows.
     high, low = np.maximum(output, wanted).astype(np.uint64), np.minimum(output, wanted).astype(np.uint64)
     peak = float(np.max(np.abs(wanted.astype(np.float64))))
-    # Rounded from float32, whose last digit may be on either side of a half.
+    # Rounded from float32, whose last digit may fall on either side of a half.
     step = 1 / max(peak, 1.0) if wanted.dtype in _BYTES else 0.0
     return _judge(name, (high - low).astype(np.float64), peak, step)
 
@@ -103,7 +103,7 @@ def _judge(name: str, off: npt.NDArray[np.float64], peak: float, tolerance: floa
 
 
 def _find_scale(values: npt.NDArray[Any]) -> float:
-    """The largest absolute value; of what may be probabilities what their errors are measured by, if that is more."""
+    """Return the peak; for possible probabilities the scale of their errors, if larger."""
     peak = float(np.max(np.abs(values), initial=0.0))
     if values.size == 0 or values.min() < 0 or peak > 1:
         return peak

@@ -1,7 +1,7 @@
 """The code in every model's wheel: `Model().run({...})`, or `python -m` this package.
 
-This folder is copied into every wheel that `farm model package` writes, with the model beside it. It needs NumPy and
-TVM's runtime, and Pillow for images; nothing of the farm.
+`farm model package` copies this folder into every wheel, with the model beside it. It needs NumPy, TVM's runtime and,
+for images, Pillow; it does not import the farm.
 """
 
 from .inputs import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    # Started by its folder, which then stands first on the path; the package lies in the folder above.
+    # Started by its folder, which is then first on the path; the package is in the parent folder.
     _folder = Path(__file__).absolute().parent
     sys.path[0], __package__ = str(_folder.parent), _folder.name
     importlib.import_module(__package__)
@@ -22,7 +22,7 @@ from .runner import Model
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do it; returns the exit code: 2 for input that cannot be taken, 1 where the model does not run."""
+    """Run; return the exit code: 2 for invalid input, 1 where the model does not run."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("input", type=Path, help="an image, or an .npz with an array for every input")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run it so often and time it")
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="Y.npz", help="write the outputs there")
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # labels may have letters that the terminal lacks
+        sys.stdout.reconfigure(errors="replace")  # labels may have characters that the terminal lacks
     if options.repeat < 1 or options.top < 1 or (options.threads is not None and options.threads < 1):
         parser.error("--repeat, --threads and --top must be at least 1")
     try:

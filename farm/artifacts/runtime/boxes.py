@@ -1,6 +1,6 @@
-"""From an image to a YOLOX detector's input, and from its outputs to boxes (arXiv 2107.08430, sections 2.1 and 2.2).
+"""Prepare an image for a YOLOX detector and decode its boxes (arXiv 2107.08430, sections 2.1 and 2.2).
 
-`task` of a detector: `input` (its name), `outputs` by falling resolution, `strides` in pixels, `size` (rows, columns).
+A detector's `task`: `input` (name), `outputs` by falling resolution, `strides` in pixels, `size` (rows, columns).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Grey, as YOLOX was trained with beside the image.
+# The grey padding of YOLOX's training.
 _PADDING = 114
 _LEAST_SCORE, _MOST_OVERLAP = 0.25, 0.45
 _MOST_BOXES = 100
@@ -22,7 +22,7 @@ _MOST_BOXES = 100
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Something found: pixels of the image as it was given, left, top, right and bottom; `score` is from 0 to 1."""
+    """A detection in pixels of the given image: left, top, right, bottom; `score` is from 0 to 1."""
 
     left: float
     top: float
@@ -33,7 +33,7 @@ class Box:
 
 
 def prepare(image: Any, task: Mapping[str, Any]) -> tuple[dict[str, Array], float]:
-    """The input, the image at its top left in grey, and how many of its pixels one pixel of the image became."""
+    """Return the input with the image at its top left, padded in grey, and the image's scale."""
     from PIL import Image
 
     rows, columns = task["size"]
@@ -41,13 +41,13 @@ def prepare(image: Any, task: Mapping[str, Any]) -> tuple[dict[str, Array], floa
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     pixels = np.full((rows, columns, 3), _PADDING, "float32")
     pixels[: size[1], : size[0]] = np.asarray(image.resize(size, Image.Resampling.BILINEAR), "float32")
-    # Blue first, and not normalised.
+    # Channels are BGR and not normalised.
     data = pixels[:, :, ::-1].transpose(2, 0, 1)[None]
     return {task["input"]: np.asarray(data, dtype=task["dtype"], order="C")}, scale
 
 
 def find_boxes(outputs: Mapping[str, Array], task: Mapping[str, Any], scale: float) -> list[Box]:
-    """The boxes, the surest first; those that overlap a surer one of their class are left out."""
+    """Return the boxes, the surest first, after suppression."""
     found: list[Box] = []
     for name, stride in zip(task["outputs"], task["strides"], strict=True):
         found += _decode(outputs[name][0].astype("float64"), stride, scale)
@@ -56,10 +56,10 @@ def find_boxes(outputs: Mapping[str, Array], task: Mapping[str, Any], scale: flo
 
 
 def _decode(head: Array, stride: int, scale: float) -> list[Box]:
-    """What one output says: channels of centre, size, one score and a score for each class, before their sigmoid."""
+    """Decode one output: channels of centre, size, objectness and classes, before their sigmoid."""
     rows, columns = np.mgrid[: head.shape[1], : head.shape[2]]
     x, y = (head[0] + columns) * stride / scale, (head[1] + rows) * stride / scale
-    # Beyond what a picture can hold: garbage must not overflow.
+    # Clipped, so that garbage does not overflow.
     width, height = (np.exp(np.minimum(each, 20.0)) * stride / scale for each in (head[2], head[3]))
     scores = _sigmoid(head[4]) * _sigmoid(head[5:])
     best = scores.argmax(axis=0)
@@ -78,7 +78,7 @@ def _decode(head: Array, stride: int, scale: float) -> list[Box]:
 
 
 def _suppress(boxes: Sequence[Box]) -> list[Box]:
-    """Greedy non-maximum suppression by class; `boxes` the surest first."""
+    """Suppress non-maxima greedily by class; `boxes` are the surest first."""
     kept: list[Box] = []
     for box in boxes:
         if len(kept) == _MOST_BOXES:
@@ -89,7 +89,7 @@ def _suppress(boxes: Sequence[Box]) -> list[Box]:
 
 
 def _overlap(a: Box, b: Box) -> float:
-    """Intersection over union."""
+    """Return intersection over union."""
     width = min(a.right, b.right) - max(a.left, b.left)
     height = min(a.bottom, b.bottom) - max(a.top, b.top)
     shared = max(0.0, width) * max(0.0, height)

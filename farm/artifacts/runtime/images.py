@@ -1,7 +1,7 @@
-"""From an image to a model's input, and from its output to words. What a model wants is in its manifest's `task`.
+"""Prepare an image for a classifier and rank its classes, as the manifest's `task` says.
 
-`task` of a classifier: `input` (its name), `layout` (NCHW or NHWC), `size` (rows, columns), `resize` (the shorter side
-before the crop), `mean` and `std` by channel, of values from 0 to 1.
+A classifier's `task`: `input` (name), `layout` (NCHW or NHWC), `size` (rows, columns), `resize` (shorter side before
+the crop), `mean` and `std` by channel, for values from 0 to 1.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .inputs import InputError, reading
 
 Array = npt.NDArray[Any]
 
-# Others of Pillow's start programs (EPS) or are decoded by code that few look at.
+# Pillow decodes other formats by external programs (EPS) or rarely reviewed code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-# More than phones' cameras have; decoded, turned and converted such an image takes about 0.5 GB.
+# More than phone cameras have; decoding, rotating and converting such an image takes about 0.5 GB.
 _MOST_PIXELS = 50_000_000
 _MOST_BYTES = 1 << 29
 # TIFF 6.0, section 8.
@@ -28,7 +28,7 @@ _BITS_PER_SAMPLE = 258
 
 
 def read_image(path: Path, channels: int) -> Any:
-    """The image, upright, in 8 bits, with so many channels. Raises InputError, also where Pillow is not installed."""
+    """Read an image, upright, 8-bit, with `channels`. Raises InputError, also without Pillow."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
@@ -39,7 +39,7 @@ def read_image(path: Path, channels: int) -> Any:
         reading(path, f"an image ({', '.join(_FORMATS)})", _MOST_BYTES) as file,
         warnings.catch_warnings(),
     ):
-        # What Pillow warns of is refused below.
+        # Pillow's warnings become errors below.
         warnings.simplefilter("ignore")
         try:
             opened = Image.open(file, formats=_FORMATS)
@@ -55,7 +55,7 @@ def read_image(path: Path, channels: int) -> Any:
 
 
 def _to_8_bits(image: Any, opened: Any) -> Any:
-    """An image whose grey values have 16 bits, or as many as a TIFF says, scaled to 8; Pillow would cut them off."""
+    """Scale an image with 16-bit (or a TIFF's) grey values to 8 bits; Pillow would truncate them."""
     if image.mode not in ("I", "F") and not image.mode.startswith("I;"):
         return image
     if image.mode == "F" or (image.mode == "I" and opened.format == "TIFF"):
@@ -68,7 +68,7 @@ def _to_8_bits(image: Any, opened: Any) -> Any:
 
 
 def prepare(image: Any, task: Mapping[str, Any]) -> dict[str, Array]:
-    """A classifier's input from an image: shorter side resized, centre cropped, normalised."""
+    """Make a classifier's input: resize the shorter side, crop the centre, normalise."""
     from PIL import Image
 
     rows, columns = task["size"]
@@ -81,7 +81,7 @@ def prepare(image: Any, task: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def normalise(pixels: Array, task: Mapping[str, Any]) -> Array:
-    """Bytes of rows, columns and channels as the batch of one that the model takes."""
+    """Turn bytes by rows, columns and channels into the model's batch of one."""
     values = pixels.reshape(*pixels.shape[:2], -1).astype("float32") / 255
     values = (values - np.asarray(task["mean"], "float32")) / np.asarray(task["std"], "float32")
     if task["layout"] == "NCHW":
@@ -90,7 +90,7 @@ def normalise(pixels: Array, task: Mapping[str, Any]) -> Array:
 
 
 def rank(scores: Array, labels: Sequence[str], count: int) -> list[tuple[int, str, float]]:
-    """The best `count` classes with their labels and shares; scores that are no shares yet are made such (softmax)."""
+    """Return the best `count` classes with labels and shares; apply softmax to scores that are no shares."""
     values = np.asarray(scores, "float64").reshape(-1)
     if values.min() < 0 or not np.isclose(values.sum(), 1.0, atol=1e-3):
         values = np.exp(values - values.max())

@@ -1,4 +1,4 @@
-"""The arrays that a model is given: read from files, and checked against what it takes."""
+"""Read the arrays of a model's inputs from files, and check them against what it takes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Of a file, and of what it unpacks to: as much as a program's inputs can have in one message.
+# Limit of a file and its unpacked content: the limit of one message.
 _MOST_BYTES = 1 << 31
-# NumPy's reader takes headers of 10,000 characters.
+# NumPy accepts headers of 10,000 characters.
 _MOST_HEADER = 1 << 14
 
 
 class InputError(ValueError):
-    """The input is not what the model takes; the message says what was expected and what was given."""
+    """The input does not fit the model; the message says what was expected and what was given."""
 
 
 def describe(name: str, shape: Sequence[int], dtype: str) -> str:
-    """One input or output in words."""
+    """Describe an input or output."""
     return f"{name} ({', '.join(map(str, shape))}) {dtype}"
 
 
 def check_inputs(expected: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | Any) -> dict[str, Array]:
-    """The arrays in the order in which the model takes them. Raises InputError.
+    """Return the arrays in the model's order. Raises InputError.
 
-    `expected` has a name, shape and dtype for each. An array alone stands for the only input.
+    `expected` has a name, shape and dtype for each. A bare array stands for the only input.
     """
     if not isinstance(given, Mapping):
         if len(expected) != 1:
@@ -51,14 +51,14 @@ def check_inputs(expected: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
         if array.shape != shape or str(array.dtype) != dtype:
             was = describe(name, array.shape, str(array.dtype))
             raise InputError(f"expected {describe(name, shape, dtype)}; given: {was}")
-        # Not `ascontiguousarray`: it makes a vector of a scalar.
+        # Not `ascontiguousarray`, which turns a scalar into a vector.
         arrays[name] = np.asarray(array, order="C")
     return arrays
 
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, most_bytes: int = _MOST_BYTES) -> Iterator[BinaryIO]:
-    """Open a user's file for the block that decodes it; raise InputError for whatever is wrong with it.
+    """Open a user's file for the block that decodes it; turn every error into an InputError.
 
     `what` names what it should be. Only a regular file of at most `most_bytes` is opened.
     """
@@ -77,13 +77,13 @@ def reading(path: Path, what: str, most_bytes: int = _MOST_BYTES) -> Iterator[Bi
         raise InputError(f"{path} cannot be read: permission denied") from error
     except MemoryError as error:
         raise InputError(f"{path} is not {what}: it claims more than fits into the memory") from error
-    # Decoders of files (zipfile, zlib, NumPy, Pillow) raise any kind of error for damaged ones.
+    # Decoders (zipfile, zlib, NumPy, Pillow) raise errors of any type for damaged files.
     except Exception as error:
         raise InputError(f"{path} is not {what}: {error or type(error).__name__}") from error
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays in an .npz. Raises InputError; never unpickles."""
+    """Read the arrays of an .npz. Raises InputError; never unpickles."""
     with reading(path, "an .npz of plain arrays") as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if (size := sum(each.file_size for each in members)) > _MOST_BYTES:
@@ -99,13 +99,13 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def read_array(path: Path) -> Array:
-    """The array in an .npy. Raises InputError; never unpickles."""
+    """Read the array of an .npy. Raises InputError; never unpickles."""
     with reading(path, "an .npy of a plain array") as file:
         return _read_array(file, os.fstat(file.fileno()).st_size)
 
 
 def _read_array(file: IO[bytes], size: int) -> Array:
-    """One array of a file of `size` bytes. The header is checked first: NumPy allocates what that says."""
+    """Read an array from a file of `size` bytes, checking its header first, since NumPy allocates accordingly."""
     start = file.read(min(size, _MOST_HEADER))
     stream = io.BytesIO(start)
     version = np.lib.format.read_magic(stream)
@@ -122,7 +122,7 @@ def _read_array(file: IO[bytes], size: int) -> Array:
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """Write an .npz. `numpy.savez` takes names such as `file` for its own arguments."""
+    """Write an .npz; `numpy.savez` reserves names such as `file`."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -1,6 +1,6 @@
-"""One compiled model on this machine: TVM's runtime, the library beside this file, and what its manifest says.
+"""Run one compiled model on this machine with TVM's runtime and the library beside this file.
 
-Not called `model`: Python would take `model.so` for it.
+Not called `model`, since Python would import `model.so` by that name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from .inputs import check_inputs
 
-# TVM's AffinityMode (include/tvm/runtime/threading_backend.h): the fast cores first.
+# TVM's AffinityMode (include/tvm/runtime/threading_backend.h): fast cores first.
 _FAST_CORES_FIRST = 1
-# What lies beside a library for GPUs: TVM's plug-in, and for virtual boards the stand-in for the driver.
+# Files beside a GPU library: TVM's plug-in and, for virtual boards, the substitute of the driver.
 _PLUGIN, _VIRTUAL_DRIVER, _DRIVER_VARIABLE = "libtvm_farm_cuda.so", "libcuda_virtual.so", "TVM_FARM_CUDA_DRIVER"
 
 
@@ -30,7 +30,7 @@ class Model:
     """The model of this package. Not thread-safe; TVM's threads belong to the process."""
 
     def __init__(self, threads: int | None = None, folder: str | Path | None = None) -> None:
-        """Load the library. `threads`: by default as many as it was compiled for; `folder`: of another artifact.
+        """Load the library; `threads` defaults to the compiled number, `folder` to this package.
 
         Raises OSError where the library is missing or made for another machine, and where it is for a GPU that cannot
         be used; ImportError without TVM's runtime.
@@ -71,7 +71,7 @@ class Model:
 
 
 def _import_runtime() -> Any:
-    """TVM with its runtime library alone, which is all that a board may have, unless the process has more already."""
+    """Import TVM with its runtime library only, as on boards, unless the process has loaded more."""
     chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
     if "tvm" not in sys.modules:
         os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
@@ -85,14 +85,12 @@ def _import_runtime() -> Any:
 
 
 def _open_gpu(tvm: Any, folder: Path) -> Any:
-    """TVM's device for the GPU, by the plug-in beside the library. Raises OSError where that, the driver or the GPU is
-    missing.
-    """
+    """Return TVM's GPU device from the plug-in beside the library. Raises OSError where it is unusable."""
     import tvm_ffi
 
     if (driver := folder / _VIRTUAL_DRIVER).is_file():
         os.environ.setdefault(_DRIVER_VARIABLE, str(driver))
-    # The plug-in takes TVM's symbols, and the C++ runtime's, from libraries that are open to all.
+    # The plug-in needs symbols of TVM and the C++ runtime from globally loaded libraries.
     for package, name in ((tvm_ffi, "libtvm_ffi.so"), (tvm, "libtvm_runtime.so")):
         ctypes.CDLL(str(Path(package.__file__).parent / "lib" / name), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(folder / _PLUGIN), ctypes.RTLD_GLOBAL)
@@ -105,7 +103,7 @@ def _open_gpu(tvm: Any, folder: Path) -> Any:
 
 
 def _collect(result: Any) -> list[npt.NDArray[Any]]:
-    """Copies of the tensors in a result, which may be one, or nested tuples of them."""
+    """Copy the tensors of a result: one, or nested tuples of them."""
     if hasattr(result, "numpy"):
         return [np.asarray(result.numpy())]
     return [array for item in result for array in _collect(item)]

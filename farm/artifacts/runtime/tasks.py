@@ -1,4 +1,4 @@
-"""What a model's `task` makes of a file that a user has, and of the outputs: classes, boxes, or arrays as they are."""
+"""Apply a model's `task`: turn a user's file into inputs, and outputs into classes, boxes or plain arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSIFIER, DETECTOR = "classifier", "detector"
 
 
 def read_input(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Array], float]:
-    """The inputs, and how many pixels of theirs one pixel of an image became. Raises InputError."""
+    """Return the inputs and the scale of an image in them. Raises InputError."""
     task = manifest["task"]
     if path.suffix.lower() == ".npz":
         return read_arrays(path), 1.0
@@ -28,7 +28,7 @@ def read_input(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Array
 def find(
     outputs: Mapping[str, Array], task: Mapping[str, Any], labels: Sequence[str], count: int, scale: float
 ) -> list[dict[str, Any]]:
-    """What a classifier or detector found, the surest first: `class`, `label`, `share`, and a detector's `box`."""
+    """Return a classifier's or detector's results, the surest first: `class`, `label`, `share`, and `box`."""
     if task["kind"] == CLASSIFIER:
         ranked = images.rank(outputs[task["output"]], labels, count)
         return [{"class": index, "label": label, "share": share, "box": None} for index, label, share in ranked]
@@ -46,7 +46,7 @@ def find(
 
 
 def say(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each."""
+    """Format one line per result."""
     lines = []
     for each in found:
         where = "" if each["box"] is None else "  {:.0f},{:.0f} {:.0f},{:.0f}".format(*each["box"])
