@@ -99,8 +99,7 @@ def require_installed() -> None:
     """Raise UnavailableError where the emulator is not installed."""
     if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
         raise UnavailableError(
-            f"virtual boards cannot run aarch64 code: {missing[0]} is not installed",
-            "Install the extra `emulator`.",
+            f"virtual boards cannot run aarch64 code: {missing[0]} is not installed", "Install the extra `emulator`."
         )
 
 

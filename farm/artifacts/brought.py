@@ -56,8 +56,7 @@ def bring_same(about: ModelFacts, given: str | None, what: str) -> Brought:
         raise UsageError(f"the model that {what} is needed: {error.message}", _HINT) from error
     if found.about.sha256 != about.sha256:
         raise UsageError(
-            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it has changed",
-            _HINT,
+            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it has changed", _HINT
         )
     return found
 

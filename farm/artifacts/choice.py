@@ -39,10 +39,7 @@ def choose(
         raise _join(failed, kind)
     times = {device: estimate(manifest, kind) for device, manifest in made.items()} if len(made) > 1 else {}
     taken = min(times, key=lambda device: times[device].latency_s, default=next(iter(made)))
-    return taken, {
-        "devices": times,
-        "not_made": {device: say_why(each) for device, each in failed.items()},
-    }
+    return taken, {"devices": times, "not_made": {device: say_why(each) for device, each in failed.items()}}
 
 
 def say_why(error: FarmError) -> str:

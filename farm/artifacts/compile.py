@@ -152,16 +152,7 @@ def build_library(
         with tempfile.TemporaryDirectory(prefix="farm-compile-") as folder:
             path = Path(folder) / "model.so"
             executable.export_library(str(path), fcompile=link)
-            return Compiled(
-                path.read_bytes(),
-                len(served),
-                0,
-                pipeline_name,
-                0,
-                served,
-                outputs,
-                _sum_storage(lowered),
-            )
+            return Compiled(path.read_bytes(), len(served), 0, pipeline_name, 0, served, outputs, _sum_storage(lowered))
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
         raise PermanentError(f"the model does not compile: {find_reason(error)}") from error
 

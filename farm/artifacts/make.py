@@ -246,10 +246,7 @@ def _core(board_type: BoardType) -> str | None:
 
 
 def make_book(
-    board_type: BoardType,
-    operating_point: str,
-    candidates: Candidates,
-    refused: Mapping[str, str] | None = None,
+    board_type: BoardType, operating_point: str, candidates: Candidates, refused: Mapping[str, str] | None = None
 ) -> Records:
     """Make the records for `compile_model`. Loads TVM's compiler."""
     known = [Relative(name, to_config(plan)) for name, plan in candidates.relatives]

@@ -171,8 +171,7 @@ class FarmDatabase(ms.database.PyDatabase):
         found = self._board_type or recent.board_type
         if not found:
             raise UsageError(
-                "a FarmDatabase without a FarmRunner needs a board type",
-                "Pass FarmDatabase(board_type=…).",
+                "a FarmDatabase without a FarmRunner needs a board type", "Pass FarmDatabase(board_type=…)."
             )
         return found
 

@@ -148,9 +148,7 @@ def _attend(g: GraphBuilder, x: str) -> str:
     scores = g.matmul(query, g.transpose(key, (0, 2, 3, 1), each), each)
     mixed = g.matmul(g.unary("Softmax", scores, axis=-1), g.transpose(value, (0, 2, 1, 3), each), each)
     return g.linear(
-        g.reshape(g.transpose(mixed, (0, 2, 1, 3), each), (0, 0, _EMBEDDING), _EMBEDDING),
-        _EMBEDDING,
-        gain=_ADDED,
+        g.reshape(g.transpose(mixed, (0, 2, 1, 3), each), (0, 0, _EMBEDDING), _EMBEDDING), _EMBEDDING, gain=_ADDED
     )
 
 

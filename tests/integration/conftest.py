@@ -66,8 +66,7 @@ class Tracker:
     def start(self) -> None:
         """Start, and wait until it accepts connections."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _TRACKER, self.host, str(self.port)],
-            env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
+            [sys.executable, "-c", _TRACKER, self.host, str(self.port)], env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}
         )
         wait_until(lambda: self.process.poll() is not None or self._accepts(), "the tracker")
         assert self.process.poll() is None, f"the tracker ended; is port {self.port} somebody else's?"

@@ -95,11 +95,7 @@ class Sshd:
         )
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.command(path, config),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                self.command(path, config), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         wait_until(self._listens, f"sshd: {(self.folder / 'log').read_text()}")
 

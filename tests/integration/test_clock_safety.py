@@ -40,11 +40,7 @@ PROMISED_S = 3.0
 VICTIMS = ("worker", "session", "agent", "helper", "guardian", "client")
 # Agents are named by how many there are.
 _STARTING = threading.Lock()
-POINT = {
-    "cores_online": [0, 3, 4, 5],
-    "cpu_freq_hz": {"a57": 806_400_000},
-    "gpu_freq_hz": 318_750_000,
-}
+POINT = {"cores_online": [0, 3, 4, 5], "cpu_freq_hz": {"a57": 806_400_000}, "gpu_freq_hz": 318_750_000}
 
 
 def read_state(tree: Tree) -> dict[str, str]:

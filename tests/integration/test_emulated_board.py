@@ -20,16 +20,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from device_agent.protocol import (
-    Engine,
-    Limits,
-    MeasureSpec,
-    OperatingPoint,
-    PinStatus,
-    RunSpec,
-    Status,
-    TensorSpec,
-)
+from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from farm.artifacts import checking, make
 from farm.artifacts.brought import bring
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model

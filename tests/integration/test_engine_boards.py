@@ -18,16 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.protocol import (
-    Engine,
-    FaultSide,
-    Limits,
-    MeasureSpec,
-    OperatingPoint,
-    RunSpec,
-    Status,
-    TensorSpec,
-)
+from device_agent.protocol import Engine, FaultSide, Limits, MeasureSpec, OperatingPoint, RunSpec, Status, TensorSpec
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
 from farm.campaign.engine.boards import Arrived, BoardEvent, EngineBoards, Left, Ran, TrialMeasured
 from farm.campaign.engine.reference_kernels import Rhythm

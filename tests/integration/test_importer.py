@@ -100,10 +100,7 @@ def conv_read_twice() -> onnx.ModelProto:
 
 def grouped_and_depthwise() -> onnx.ModelProto:
     """A depthwise convolution, then one in two groups."""
-    nodes = [
-        node("Conv", "x d", "a", group=8, pads=[1, 1, 1, 1]),
-        node("Conv", "a g", "y", group=2, pads=[1, 1, 1, 1]),
-    ]
+    nodes = [node("Conv", "x d", "a", group=8, pads=[1, 1, 1, 1]), node("Conv", "a g", "y", group=2, pads=[1, 1, 1, 1])]
     return make_model(nodes, IMAGE, {"d": random(8, 1, 3, 3), "g": random(6, 4, 3, 3)})
 
 

@@ -128,10 +128,7 @@ def test_a_machine_that_cannot_build_is_left_out(address: str, tmp_path: pathlib
     (tmp_path / "tvm" / "__init__.py").write_text("raise ImportError('another TVM altogether')")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])  # where Ray may be
     # In this order: of two nodes at one address a driver takes either for its own.
-    with (
-        campaign(address, tmp_path / "builds") as work,
-        ray_cluster.joined_node(address, {"PYTHONPATH": path}),
-    ):
+    with campaign(address, tmp_path / "builds") as work, ray_cluster.joined_node(address, {"PYTHONPATH": path}):
         work.until(lambda: work.farm._refused, "a machine that is refused", waiting=2)
         assert any("another TVM altogether" in note for note in work.notes), work.notes
         work.until(lambda: len(work.answers) >= 2, "builds elsewhere", waiting=2)

@@ -19,14 +19,7 @@ import pytest
 from farm.connectivity.host_keys import HostKeyError, KnownHosts, UnknownHostKeyError
 from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
-from farm.errors import (
-    BoardLostError,
-    DeadlineError,
-    FarmError,
-    PermanentError,
-    TransientError,
-    UsageError,
-)
+from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from tests.integration.conftest import wait_until
 from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
 from tests.ports import find_free_port

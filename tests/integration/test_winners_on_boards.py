@@ -206,11 +206,7 @@ def open_verification(campaign: int, order: Order, store: Store) -> Verification
 
 
 def test_a_winner_is_checked_and_measured_on_both_boards(
-    tmp_path: pathlib.Path,
-    boards: Boards,
-    workload: Workload,
-    search: OneSearch,
-    candidates: list[Candidate],
+    tmp_path: pathlib.Path, boards: Boards, workload: Workload, search: OneSearch, candidates: list[Candidate]
 ) -> None:
     """The record's candidate computes what the unscheduled function does, and was measured in turns on two boards.
 
@@ -241,11 +237,7 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
 
 
 def test_a_board_that_is_killed_is_done_without(
-    tmp_path: pathlib.Path,
-    boards: Boards,
-    workload: Workload,
-    search: OneSearch,
-    candidates: list[Candidate],
+    tmp_path: pathlib.Path, boards: Boards, workload: Workload, search: OneSearch, candidates: list[Candidate]
 ) -> None:
     """When a board dies in the middle of a round, the other one measures what it left, and the record comes."""
     with Store(tmp_path / "farm.sqlite") as store:

@@ -35,10 +35,7 @@ def read_image(path: Path, channels: int) -> Any:
         raise InputError(
             f"reading {path.name} needs Pillow, which is not installed: `pip install pillow`, or give an .npz"
         ) from error
-    with (
-        reading(path, f"an image ({', '.join(_FORMATS)})", _MOST_BYTES) as file,
-        warnings.catch_warnings(),
-    ):
+    with reading(path, f"an image ({', '.join(_FORMATS)})", _MOST_BYTES) as file, warnings.catch_warnings():
         # Pillow's warnings become errors below.
         warnings.simplefilter("ignore")
         try:

@@ -67,7 +67,9 @@ def _adds_up(store: Any, own: list[Any]) -> bool:
     """Say whether a statement adds to an accumulator."""
     if not isinstance(store.value, tirx.Add) or not any(store.buffer.same_as(each) for each in own):
         return False
-    return any(isinstance(side, TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b))
+    return any(
+        isinstance(side, TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b)
+    )
 
 
 def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
@@ -82,6 +84,7 @@ def _take(body: list[Any], loop_var: Any, steps: int, step: int) -> list[Any]:
         else:
             taken.append(replace(each, names))
     return taken
+
 
 _TYPE = "float32"
 

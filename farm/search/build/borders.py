@@ -240,7 +240,12 @@ def _list_conditions(body: Any) -> list[Any]:
 
 
 def _find_choices(body: Any) -> bool:
-    return any(_is_comparison(part) for s in expressions.walk(body) for c in _list_choices(s) for part in _list_parts(c.args[0]))
+    return any(
+        _is_comparison(part)
+        for s in expressions.walk(body)
+        for c in _list_choices(s)
+        for part in _list_parts(c.args[0])
+    )
 
 
 def _list_choices(statement: Any) -> list[Any]:

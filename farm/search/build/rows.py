@@ -135,7 +135,9 @@ def _reduce(row: _Row, kind: Callable[..., Any], lanes: int) -> Any:
     The last vector overlaps the one before; common elements count once.
     """
     length = lanes * loops.row_vectors(row.elements, lanes)
-    neutral = {tirx.Max: tirx.min_value, tirx.Min: tirx.max_value}.get(kind, lambda dtype: tirx.FloatImm(dtype, 0.0))(_TYPE)
+    neutral = {tirx.Max: tirx.min_value, tirx.Min: tirx.max_value}.get(kind, lambda dtype: tirx.FloatImm(dtype, 0.0))(
+        _TYPE
+    )
     parts: list[Any] = []
 
     def begin(size: int) -> Any:

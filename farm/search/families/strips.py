@@ -274,10 +274,7 @@ class Separable(StripFamily):
     def list_own(self, facts: Strips, core: Core) -> Mapping[str, tuple[int, ...]]:
         """Offer `own_vectors` and `own_pixels` of the depthwise tiles."""
         columns = facts.window.step.pixels[-1].extent
-        return {
-            "own_vectors": VECTORS,
-            "own_pixels": tuple(divisors(columns, _MOST_PIXELS)),
-        }
+        return {"own_vectors": VECTORS, "own_pixels": tuple(divisors(columns, _MOST_PIXELS))}
 
     @staticmethod
     def _own_plan(plan: Plan) -> dict[str, int]:

@@ -280,10 +280,7 @@ def chain(first: Any, second: Any) -> Any:
         alloc_buffers=[between, *(buffer for root in roots for buffer in root.alloc_buffers)],
     )  # fmt: skip
     merged = tirx.PrimFunc(
-        [*first.params[:-1], *second.params[1:]],
-        s_tir.SBlockRealize([], True, root),
-        second.ret_type,
-        second.attrs,
+        [*first.params[:-1], *second.params[1:]], s_tir.SBlockRealize([], True, root), second.ret_type, second.attrs
     )
     return renew(merged)
 

@@ -212,8 +212,7 @@ def store_weights(kind: BoardType, weights: str) -> BoardType:
                 half_precision.require(kind.target.to_tvm())
             return kind.model_copy(update={"pipeline": name})
     raise UsageError(
-        f"the graph pipeline {own.name} cannot store weights as {weights}",
-        "Only CPU pipelines can, such as graph/2.",
+        f"the graph pipeline {own.name} cannot store weights as {weights}", "Only CPU pipelines can, such as graph/2."
     )
 
 
@@ -241,10 +240,7 @@ def prepare(module: Any, target: Any, pipeline: GraphPipeline) -> tuple[Any, Gra
                 _log.warning("%s does not suit this model; using %s: %s", pipeline.name, each.name, why)
             return prepared, each
     named = f" the operator {', '.join(operators)}" if operators else " this model"
-    raise ModelRefusedError(
-        f"TVM cannot compile{named}" + (f": {reason}" if reason else ""),
-        obstacles.HINT,
-    )
+    raise ModelRefusedError(f"TVM cannot compile{named}" + (f": {reason}" if reason else ""), obstacles.HINT)
 
 
 def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
@@ -333,10 +329,7 @@ class Prepared:
 
 
 def prepare_model(
-    model: onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...]],
-    target_config: Mapping[str, Any],
-    pipeline_name: str,
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], target_config: Mapping[str, Any], pipeline_name: str
 ) -> Prepared:
     """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
     compile_target = target.make_target(target_config)

@@ -24,11 +24,7 @@ _DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "RNN": ("Tanh",),
 }
 # As TIR text. Others (Affine, Elu, ScaledTanh ...) have parameters; no known exporter writes them.
-_ACTIVATIONS = {
-    "sigmoid": "T.sigmoid({})",
-    "tanh": "T.tanh({})",
-    "relu": "T.max({}, T.float32(0))",
-}
+_ACTIVATIONS = {"sigmoid": "T.sigmoid({})", "tanh": "T.tanh({})", "relu": "T.max({}, T.float32(0))"}
 # Columns of a tile: eight 256-bit vectors fit the registers of x86 and Arm.
 _TILES = (64, 48, 32, 24, 16, 12, 8, 4, 2)
 _LANES = (8, 4, 2)
@@ -197,10 +193,7 @@ def _write(layer: Layer) -> str:
     parameters += [f'y: T.Buffer(({steps}, {batch}, {hidden}), "float32")', f"h: {row}"]
     parameters += [f"c: {row}"] if is_lstm else []
     lines = _Lines()
-    lines.add(
-        "@T.prim_func(private=True)",
-        f"def {layer.operator.lower()}({', '.join(parameters)}):",
-    )
+    lines.add("@T.prim_func(private=True)", f"def {layer.operator.lower()}({', '.join(parameters)}):")
     with lines.inside():
         lines.add(
             'T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8, "' + MARK + '": True})',
