@@ -1,4 +1,4 @@
-"""The code for Jetsons' GPUs on whatever NVIDIA GPU this machine has: its driver compiles PTX of sm_53 for it.
+"""The code for Jetsons' GPUs on any NVIDIA GPU of this machine: its driver compiles PTX of sm_53 for it.
 
 `make test-gpu` runs these; no other command does. docs/gpu.md says when they last ran.
 """

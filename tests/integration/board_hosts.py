@@ -23,7 +23,7 @@ import pytest
 from tests.integration.conftest import ROOT, wait_until
 from tests.integration.sshd import Sshd, require_sshd
 
-# RFC 2544 keeps 198.18.0.0/15 for tests between networks: nobody's real address.
+# RFC 2544 keeps 198.18.0.0/15 for tests between networks: no real addresses.
 _NETWORK = "198.18"
 # Workers of pytest-xdist (gw0, gw1, ...) count in eighths of their own; 16,384 networks of four addresses there are.
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -57,7 +57,7 @@ class HostSshd(Sshd):
 
     namespace: str = ""
     host: str = ""
-    # Nobody out here has a way to it.
+    # Unreachable from outside.
     is_hidden: bool = False
 
     def _listens(self) -> bool:
@@ -196,7 +196,7 @@ class BoardHost(Cable):
         (self.folder / "agent.log").unlink(missing_ok=True)
 
     def cut_the_power(self) -> None:
-        """Everything on it is gone at once, without a farewell to anybody."""
+        """Everything on it is gone at once, without closing a connection."""
         self.pull_the_plug()
         self.kill_agent()
         self.sshd.stop()

@@ -69,7 +69,7 @@ class Tracker:
             [sys.executable, "-c", _TRACKER, self.host, str(self.port)], env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}
         )
         wait_until(lambda: self.process.poll() is not None or self._accepts(), "the tracker")
-        assert self.process.poll() is None, f"the tracker ended; is port {self.port} somebody else's?"
+        assert self.process.poll() is None, f"the tracker ended; is port {self.port} in use?"
 
     def stop(self) -> None:
         """Kill it; wait until it is gone."""

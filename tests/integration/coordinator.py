@@ -38,7 +38,7 @@ def acquire(store: Store, board: str, owner: str, ttl_s: float, within_s: float 
 
 
 def say(**word: Any) -> None:
-    """One line to whoever started us."""
+    """Print one line to the parent process."""
     os.write(1, (json.dumps(word) + "\n").encode())
 
 

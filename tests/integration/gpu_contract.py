@@ -196,7 +196,7 @@ def check_silence() -> Any:
 
 
 def failing(entry: str, number: int, calls: int = 0) -> Any:
-    """What TVM's user is told where the driver fails."""
+    """A failing driver gives TVM's user an error."""
 
     def check() -> Any:
         set_gpu(fail=f"{entry}:{number}:{calls}")
@@ -259,7 +259,7 @@ def check_lost_context() -> Any:
 
 
 def check_fork() -> Any:
-    """A process forked after CUDA was initialised is told so."""
+    """A process forked after CUDA was initialised gets an error."""
     set_gpu()
     add(8)
     return run(lambda: add(8))

@@ -42,7 +42,7 @@ BROKEN = "def main(*_: object) -> int:\n    raise SystemExit('this version is br
 
 @pytest.fixture(scope="module")
 def accounts() -> Iterator[None]:
-    """The users and services of this machine for the tests of one module: whoever else makes some waits."""
+    """The users and services of this machine for the tests of one module; other modules wait."""
     with (pathlib.Path(tempfile.gettempdir()) / "farm-test-accounts.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the deadline is that of the test
         yield
@@ -120,11 +120,11 @@ def change_agent(bundle: Bundle, version: str, agent: str = "") -> Bundle:
 
 @contextlib.contextmanager
 def made_user(home: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A user who is nobody special, with this home. Skips the test where users cannot be made."""
+    """An ordinary user with this home. Skips the test where users cannot be made."""
     name = f"farm-test-{os.getpid()}"
     home.mkdir(mode=0o755)
     command = ["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh"]
-    # sshd lets nobody in whose password is locked; this one only fits nothing.
+    # sshd refuses users with a locked password; this one matches nothing.
     if subprocess.run([*command, "--password", "*", name], check=False).returncode:
         pytest.skip("users cannot be made here")
     try:

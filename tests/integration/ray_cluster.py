@@ -125,7 +125,7 @@ def _started(command: list[str], folder: str, environment: dict[str, str]) -> It
         yield
     finally:
         family = [process, *psutil.Process(process.pid).children(recursive=True)]
-        # Nodes of the autoscaler's, whose processes are nobody's children once it has ended, have the folder in theirs.
+        # Nodes of the autoscaler's, whose processes are orphans once it has ended, have the folder in theirs.
         for each in (*family, *_find_mentioning(folder)):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 each.send_signal(signal.SIGKILL)

@@ -120,7 +120,7 @@ def test_a_client_that_vanishes_frees_the_board(
 
 
 def test_a_session_timeout_is_honoured(tracker: Tracker, agent: Agent, bad_path: pathlib.Path, matmul: bytes) -> None:
-    """A session with a time-out ends on time even inside a function, and its client is told why."""
+    """A session with a time-out ends on time even inside a function, and its client gets the reason."""
     session = tracker.request(agent.key, session_timeout_s=1)
     session.upload(str(bad_path))
     function = session.load_module("bad.so")["loops"]
@@ -130,7 +130,7 @@ def test_a_session_timeout_is_honoured(tracker: Tracker, agent: Agent, bad_path:
 
 
 def test_a_connection_that_says_nothing_holds_up_nobody(tracker: Tracker, agent: Agent, matmul: bytes) -> None:
-    """Silent connections, strangers and clients with a stale key do not keep the board from the next client."""
+    """Silent connections, foreign clients and clients with a stale key do not keep the board from the next client."""
     with socket.create_connection(("127.0.0.1", agent.port)), socket.create_connection(("127.0.0.1", agent.port)) as s:
         s.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert_served_within(tracker, agent, matmul)
@@ -234,7 +234,7 @@ def test_an_agent_leaves_nothing_behind(
         wait_until(lambda: all(map(is_gone, below)), "the session and its worker to end", _PROMISE_S)
     wait_until(lambda: agent.key not in tracker.free_boards() or not tracker.free_boards()[agent.key], "deregistration")
     if number == signal.SIGKILL:
-        assert agent.session_files("busy"), "nobody was left to remove the folder"
+        assert agent.session_files("busy"), "the folder has an owner to remove it"
     else:
         assert code == 0
         assert list(agent.folder.glob("device-agent-*")) == []
@@ -282,7 +282,7 @@ def test_a_busy_port_is_passed_over(start_agent: Callable[..., Agent]) -> None:
 
 
 def test_a_board_without_a_tracker_is_served_by_its_key(start_agent: Callable[..., Agent], matmul: bytes) -> None:
-    """Without a tracker, whoever knows the board's key can connect directly."""
+    """Without a tracker, a client with the board's key can connect directly."""
     from tvm import rpc
 
     agent = start_agent("--name", "alone", "--board-type", "desk")

@@ -41,7 +41,7 @@ def test_a_good_candidate_is_timed(board: Board, matmul: bytes) -> None:
 
 
 def test_number_grows_until_a_sample_is_long_enough(board: Board, matmul: bytes) -> None:
-    """With min_repeat_s a sample takes about that long, whatever the number asked for."""
+    """With min_repeat_s a sample takes about that long, for any requested number."""
     outcome = board.measure(matmul, repeat=3, number=1, min_repeat_s=0.02)
     lengths = sorted(latency * outcome.calls_per_sample for latency in outcome.latency_s)
     assert lengths[1] >= 0.02
@@ -152,7 +152,7 @@ def test_what_is_no_library_fails_to_load(board: Board, matmul: bytes, library: 
 def test_loading_has_a_deadline_of_its_own(
     board: Board, bad: bytes, matmul: bytes, library_folder: pathlib.Path
 ) -> None:
-    """What never loads is told from what never ends, and time spent loading is not taken from running."""
+    """A program that never loads differs from one that never ends, and time spent loading is not taken from running."""
     limits = Limits(timeout_s=0.4, load_timeout_s=0.8, memory_bytes=256 << 20)
     hangs = board.measure(candidates.build_hang_when_loaded(library_folder), entry="nothing", limits=limits)
     assert (hangs.status, hangs.message) == (Status.LOAD_FAILED, "not loaded within 0.8 s")

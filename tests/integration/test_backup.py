@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever measures on this machine just now is none of these tests' business."""
+    """Measurements of other processes do not disturb these tests."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -57,7 +57,7 @@ def names(folder: pathlib.Path) -> set[str]:
 
 
 def test_a_backup_is_a_moment_of_a_store_that_is_written(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Beside somebody who writes pairs, each copy holds whole pairs; it is one file, for its owner's eyes."""
+    """While another process writes pairs, each copy holds whole pairs; it is one file, for its owner's eyes."""
     ending = threading.Event()
 
     def write() -> None:
@@ -95,7 +95,7 @@ def test_a_backup_overwrites_nothing(home: pathlib.Path, tmp_path: pathlib.Path)
         backup.back_up(home, home / "farm.db", replace=True)
     assert other.read_text() == "precious"
     with pytest.raises(UsageError, match="no store"):
-        backup.back_up(tmp_path / "nobody", tmp_path / "copy")
+        backup.back_up(tmp_path / "absent", tmp_path / "copy")
 
 
 def test_what_was_backed_up_comes_back(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -246,7 +246,7 @@ def spoil(path: pathlib.Path, how: str) -> None:
         ("CREATE INDEX more ON events (length(zeroblob(1000000)))", PermanentError),
         ("DROP INDEX ix_trials_wrong", PermanentError),
         ("CREATE TABLE more (x CHECK (x > 0))", PermanentError),
-        ("INSERT INTO leases VALUES (9, 'nobody', 'me', 'test', 1, 1, 1, 'c', 1, '', '', 1, '')", PermanentError),
+        ("INSERT INTO leases VALUES (9, 'absent', 'me', 'test', 1, 1, 1, 'c', 1, '', '', 1, '')", PermanentError),
     ],
 )
 def test_what_is_no_whole_backup_is_refused(
@@ -312,7 +312,7 @@ def test_the_check_names_rows_that_no_farm_wrote(home: pathlib.Path) -> None:
 
 
 def test_what_a_store_computes_without_end_has_a_deadline(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a file that others made ends, whatever it has SQLite compute."""
+    """Reading a malicious file ends, for any expression that SQLite evaluates."""
     monkeypatch.setattr(soundness, "_LEAST_S", 0.1)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n"
     with (

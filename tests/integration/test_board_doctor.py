@@ -87,7 +87,7 @@ def test_a_key_file_that_is_not_there_is_named(sshd: Sshd, tmp_path: pathlib.Pat
 
 
 def test_a_port_without_a_server_is_named(sshd: Sshd, tmp_path: pathlib.Path) -> None:
-    """The machine answers, and says that nobody listens."""
+    """The machine answers that nothing listens."""
     failed = find_failed(run_ssh(sshd, tmp_path, port=find_free_port()))
     assert failed.name == "tcp"
     assert "refuses connections" in failed.detail
@@ -128,7 +128,7 @@ def test_a_host_key_that_is_not_the_pinned_one_is_named(
 
 def test_a_login_that_is_refused_is_named(sshd: Sshd, tmp_path: pathlib.Path) -> None:
     """With what puts the key there."""
-    failed = find_failed(run_ssh(sshd, tmp_path, key_file=make_key(tmp_path / "stranger")))
+    failed = find_failed(run_ssh(sshd, tmp_path, key_file=make_key(tmp_path / "unknown")))
     assert failed.name == "ssh login"
     assert "ssh-copy-id" in failed.advice
 
@@ -145,7 +145,7 @@ class OneBoard:
     """What the doctor asks of the services, told by a real tracker: one board, whose way always stands."""
 
     def __init__(self, tracker: Any, key: str, is_reachable: bool = False) -> None:
-        """`is_reachable`: whatever the tracker says."""
+        """`is_reachable`, independent of the tracker."""
         self.tracker = Tracker(tracker.host, tracker.port)
         self._key, self._is_reachable = key, is_reachable
 
@@ -232,7 +232,7 @@ def test_an_older_agent_is_told_from_one_that_does_not_answer(
 def test_a_board_of_another_type_is_told(
     home: pathlib.Path, store: Store, tracker: Any, start_agent: Callable[..., Agent]
 ) -> None:
-    """What its device tree says goes before what its agent was told."""
+    """Its device tree takes precedence over the configuration of its agent."""
     where = f"{tracker.host}:{tracker.port}"
     agent = start_agent("--virtual", "jetson-nano", "--board-type", "jetson-tx2", "--tracker", where)
     failed = find_failed(run_agent(home, store, tracker, agent.key.replace("local", "jetson-tx2")))

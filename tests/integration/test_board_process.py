@@ -1,4 +1,4 @@
-"""A board's process as whoever drives it has it: what it is name, and how it ends, dies and hangs."""
+"""A board's process as its driver sees it: its input, and how it ends, dies and hangs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from farm.measure.arrays import SharedBuffer, read
 from farm.measure.asking import AgentAddress
 from tests.awaiting import await_here
 
-# Nobody listens there.
+# Nothing listens there.
 NOWHERE = Address(AgentAddress("127.0.0.1", 1), "jetson-nano/n1", None)
 BIG = bytes(4 << 20)
 
@@ -69,13 +69,13 @@ def test_a_stopped_process_holds_nobody_up(process: BoardProcess) -> None:
 
 def test_a_job_that_waits_is_taken_back_and_a_dead_process_says_so(process: BoardProcess) -> None:
     """A job revoked before it began ends with None, also where the process itself has only begun; the end of the
-    process is heard by whoever waits for it.
+    process is heard by the one that waits for it.
     """
     order = JobOrder(Open(0.2))
     # The first job waits for a board that never answers, so that the second has not begun when it is taken back.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nobody = Address(AgentAddress(*silent.getsockname()), "jetson-nano/n1", None)
-        numbers = [process.ask(order, Request(nobody, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
+        absent = Address(AgentAddress(*silent.getsockname()), "jetson-nano/n1", None)
+        numbers = [process.ask(order, Request(absent, order.job, OperatingPoint(), 0.2)) for _ in range(2)]
         process.revoke(numbers[1])
         process.revoke(numbers[0])
         assert [process.receive() for _ in numbers] == [(number, None) for number in numbers]

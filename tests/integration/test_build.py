@@ -102,7 +102,7 @@ def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypat
 
 @pytest.mark.core
 def test_a_library_for_an_arm_board(matmul_json: str) -> None:
-    """A candidate for cortex-a57 is an aarch64 library, whatever this machine is."""
+    """A candidate for cortex-a57 is an aarch64 library on any machine."""
     config = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "num-cores": 4}
     library = builder.build_candidate(matmul_json, config)
     assert library[:4] == b"\x7fELF"
@@ -154,7 +154,7 @@ def test_a_worker_is_replaced_after_its_count(
     start_pool: Callable[..., BuildPool[str]], matmul_json: str, host: dict[str, Any]
 ) -> None:
     """The last build allowed is the last of its process, and the pool never runs short. A broken module in between is
-    a failure of its candidate, with the compiler's words, and harms nobody.
+    a failure of its candidate, with the compiler's words, and harms nothing else.
     """
     pool = start_pool(build_recycle_count=3)
     [first] = pool.pids()

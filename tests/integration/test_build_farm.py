@@ -39,7 +39,7 @@ def idle_pids(farm: BuildFarm) -> list[int]:
 
 @pytest.fixture(scope="module")
 def _own_ray() -> Iterator[None]:
-    """One Ray for the tests without a cluster; nobody watches it, since the others put another in its place."""
+    """One Ray for the tests without a cluster; it is not watched, since the others replace it."""
     with ray_running(2):
         yield
 
@@ -100,7 +100,7 @@ def test_a_module_is_compiled_once_per_farm(start_farm: Callable[..., BuildFarm]
 
 
 def test_a_compiler_that_dies(start_farm: Callable[..., BuildFarm], host: dict[str, Any]) -> None:
-    """A build whose compiler is killed is made again and nobody hears of it; the second time its module is to blame."""
+    """A build whose compiler is killed is repeated silently; the second time its module is to blame."""
     farm = start_farm()
 
     def kill_under(job: str, module: str) -> None:

@@ -31,7 +31,7 @@ GOVERNOR = f"{A57}/scaling_governor"
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has reaped does not."""
+    """Whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -238,7 +238,7 @@ def test_told_to_end(helper: Helper) -> None:
 
 
 def test_ends_with_parent(tmp_path: pathlib.Path) -> None:
-    """With --exit-with-parent the helper restores and ends when whoever started it is killed."""
+    """With --exit-with-parent the helper restores and ends when its parent is killed."""
     helper = Helper(tmp_path)
     command = [sys.executable, "-m", "device_agent.clocks.helper", "--socket", str(helper.socket), "--exit-with-parent"]
     command += ["--state-dir", str(helper.state), "--root", str(helper.root)]
@@ -272,7 +272,7 @@ def test_restores_at_boot(helper: Helper) -> None:
 
 
 def test_two_holders(helper: Helper) -> None:
-    """The second one is told who the first is."""
+    """The second one gets an error that names the first."""
     holder = helper.hold()
     with pytest.raises(BusyError, match=rf"a holder \(pid {holder.process.pid}, uid {os.getuid()}\)"):
         helper.client.begin("another")
@@ -282,7 +282,7 @@ def test_two_holders(helper: Helper) -> None:
 
 
 def test_taken_by_force(helper: Helper) -> None:
-    """An operator may take the clocks from whoever holds them."""
+    """An operator may take the clocks from any holder."""
     holder = helper.hold()
     assert helper.client.clear_unsafe(force=True)
     assert helper.now() == helper.before
@@ -325,7 +325,7 @@ def test_old_token(helper: Helper) -> None:
     ],
 )
 def test_malformed_requests(helper_for_all: Helper, packet: bytes) -> None:
-    """Nonsense is answered with an error and a hang-up, and hurts nobody else."""
+    """Nonsense is answered with an error and a hang-up, and hurts no other client."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(5)
         sock.connect(str(helper_for_all.socket))
@@ -421,18 +421,18 @@ def test_unsafe_outlives_restarts(helper: Helper) -> None:
 
 
 def ask_unsafe(helper: Helper) -> str:
-    """Why the board is unsafe, "" if it is not or nobody can say now."""
+    """Why the board is unsafe, "" if it is not or that is unknown."""
     with contextlib.suppress(AgentError):
         return helper.client.status().unsafe
     return ""
 
 
 def test_driver_that_hangs(helper: Helper) -> None:
-    """A file that never answers takes nobody along: the helper says that the board is unsafe, and goes on serving."""
+    """A file that never answers blocks no other client: the helper reports the board as unsafe and goes on serving."""
     holder = helper.hold()
     file = pathlib.Path(f"{helper.root}{GOVERNOR}")
     file.unlink()
-    os.mkfifo(file)  # whoever opens it waits for ever
+    os.mkfifo(file)  # opening it blocks for ever
     holder.process.kill()
     assert "hangs" in wait_until(lambda: ask_unsafe(helper), "the board to be unsafe")
     assert (helper.state / "snapshot.json").exists()
@@ -455,7 +455,7 @@ def test_force_gives_up_what_does_not_go_back(helper: Helper) -> None:
 
 
 def test_state_folder_that_is_not_one(tmp_path: pathlib.Path) -> None:
-    """A helper that cannot write its state serves all the same, and lets nobody begin."""
+    """A helper that cannot write its state serves all the same, and starts no new claim."""
     helper = Helper(tmp_path)
     helper.state.write_text("not a folder")
     helper.start()
@@ -468,7 +468,7 @@ def test_state_folder_that_is_not_one(tmp_path: pathlib.Path) -> None:
 
 def test_no_socket(tmp_path: pathlib.Path) -> None:
     """Without a helper every call says where it was looked for."""
-    client = HelperClient(tmp_path / "nobody.sock")
+    client = HelperClient(tmp_path / "absent.sock")
     calls: tuple[Callable[[], object], ...] = (
         client.status,
         lambda: client.begin("a test"),
@@ -476,12 +476,12 @@ def test_no_socket(tmp_path: pathlib.Path) -> None:
         client.clear_unsafe,
     )
     for call in calls:
-        with pytest.raises(HelperUnavailableError, match=r"there is no socket .*nobody.sock"):
+        with pytest.raises(HelperUnavailableError, match=r"there is no socket .*absent.sock"):
             call()
     with pytest.raises(RefusedError):
         client.write(GOVERNOR, "performance")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.bind(str(tmp_path / "nobody.sock"))
+        sock.bind(str(tmp_path / "absent.sock"))
     with pytest.raises(HelperUnavailableError, match="no clock helper serves"):
         client.status()
 
@@ -503,9 +503,9 @@ def let_others_in(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.core
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_socket_refuses_strangers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Only the owner and the given group may connect; others are told what they lack."""
+    """Only the owner and the given group may connect; others get the reason."""
     folder = pathlib.Path(tmp_path_factory.mktemp("shared"))
     let_others_in(folder)
     helper = Helper(folder)
@@ -513,7 +513,7 @@ def test_socket_refuses_strangers(tmp_path_factory: pytest.TempPathFactory) -> N
     assert helper.socket.stat().st_mode & 0o777 == 0o660
     script = (
         "import grp, os, pwd, sys; from device_agent.clocks.client import HelperClient\n"
-        "os.setgroups([]); os.setgid(grp.getgrnam(sys.argv[2]).gr_gid); os.setuid(pwd.getpwnam('nobody').pw_uid)\n"
+        "os.setgroups([]); os.setgid(grp.getgrnam(sys.argv[2]).gr_gid); os.setuid(pwd.getpwnam('daemon').pw_uid)\n"
         "print(HelperClient(sys.argv[1]).status())"
     )
     outputs = []
@@ -532,9 +532,9 @@ def test_socket_refuses_strangers(tmp_path_factory: pytest.TempPathFactory) -> N
 
 
 @pytest.mark.core
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_force_is_for_root(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whoever may open the socket runs code of strangers: they take no clocks from others, and call no board safe."""
+    """Clients of the socket run foreign code: they take no clocks from others and declare no board safe."""
     folder = pathlib.Path(tmp_path_factory.mktemp("forced"))
     let_others_in(folder)
     helper = Helper(folder)
@@ -544,7 +544,7 @@ def test_force_is_for_root(tmp_path_factory: pytest.TempPathFactory) -> None:
         held = helper.now()
         script = (
             "import grp, os, pwd, sys; from device_agent.clocks.client import HelperClient\n"
-            "os.setgroups([]); os.setgid(grp.getgrnam('daemon').gr_gid); os.setuid(pwd.getpwnam('nobody').pw_uid)\n"
+            "os.setgroups([]); os.setgid(grp.getgrnam('daemon').gr_gid); os.setuid(pwd.getpwnam('daemon').pw_uid)\n"
             "HelperClient(sys.argv[1]).clear_unsafe(force=True)"
         )
         command = [sys.executable, "-c", script, str(helper.socket)]
@@ -624,7 +624,7 @@ def test_units_are_understood(tmp_path: pathlib.Path) -> None:
 
 
 def test_helper_that_is_just_coming_back(helper: Helper) -> None:
-    """Whoever wants to begin while a killed helper is started again waits for it."""
+    """A client that begins while a killed helper restarts waits for it."""
     assert helper.process is not None
     helper.process.kill()
     helper.process.wait()

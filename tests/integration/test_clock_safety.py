@@ -1,4 +1,4 @@
-"""Whatever is killed or stopped, at whatever moment: no clock stays held for more than 3 s after its holder is gone.
+"""Any process is killed or stopped at any moment: no clock stays held for more than 3 s after its holder is gone.
 
 The board is a virtual TX2 whose simulator outlives everything that is harmed here, as hardware does. Several boards are
 harmed side by side, each by its own seeded sequence.
@@ -161,7 +161,7 @@ def harm(pid: int, number: signal.Signals) -> None:
 
 
 def run_round(bench: Bench, source: random.Random) -> str:
-    """Pin, harm somebody, let the client go, and wait for the clocks; say what was wrong, "" for nothing."""
+    """Pin, harm a process, let the client go, and wait for the clocks; say what was wrong, "" for nothing."""
     bench.make_ready()
     word = bench.order_client()
     bench.harmed.add(word["pid"])
@@ -178,7 +178,7 @@ def run_round(bench: Bench, source: random.Random) -> str:
         if how is signal.SIGSTOP:
             stopped.add(pid)
     session = bench.find("session", word["pid"])
-    # A stopped client holds the board as long as it likes; whoever it was, it leaves now.
+    # A stopped client may hold the board indefinitely; it leaves now.
     harm(word["pid"], signal.SIGKILL)
     gone = time.monotonic()
     state = read_state(bench.tree)

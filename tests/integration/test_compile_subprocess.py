@@ -74,5 +74,5 @@ def test_what_takes_too_long_is_ended() -> None:
 
 
 def test_a_terminal_s_ctrl_c_does_not_reach_it() -> None:
-    """From its first moment on it is in a session of its own, and whoever started it ends it."""
+    """From its first moment on it is in a session of its own, and its parent ends it."""
     assert compile_in_subprocess(functools.partial(os.getsid, 0), "nothing") not in (os.getsid(0), 0)

@@ -48,7 +48,7 @@ def make_model(
 
 
 def test_an_odd_number_of_channels_is_computed_right() -> None:
-    """A convolution whose channels are filled up and cut again."""
+    """A convolution whose channels are padded and cut again."""
     random = np.random.default_rng(0)
     nodes, weights, last, channels = [], {}, "x", 3
     for out in (37, 53, 19):

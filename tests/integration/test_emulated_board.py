@@ -232,7 +232,7 @@ def test_a_library_for_another_architecture_is_refused(board: BoardSession, matm
 
 
 def test_what_misbehaves_is_an_outcome_and_the_board_goes_on(board: BoardSession, bad: bytes, kernel: bytes) -> None:
-    """A crash is told from a leak under emulation as well, and each costs only itself."""
+    """A crash differs from a leak under emulation as well, and each costs only itself."""
     outcome = board.measure(spec("segfault"), bad)
     assert (outcome.status, outcome.signal) == (Status.CRASHED, "SIGSEGV")
     assert board.measure(spec("reserves_memory"), bad).status is Status.OUT_OF_MEMORY
@@ -253,7 +253,7 @@ def test_it_has_the_clocks_of_a_nano(board: BoardSession, kernel: bytes) -> None
     assert board.unpin().status is PinStatus.OK
 
 
-# Rounds of five instructions: two multiply-adds, of full vectors and of half ones, one load, two of the loop.
+# Rounds of five instructions: two FMAs, of full vectors and of half ones, one load, two of the loop.
 _COUNTED = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])

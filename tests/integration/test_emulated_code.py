@@ -1,4 +1,4 @@
-"""A board's aarch64 code in the emulator: it computes what this machine does, is counted exactly, and harms nobody."""
+"""A board's aarch64 code in the emulator: same results as native, exact counts, no harm to other processes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
 
 
 def test_what_it_costs_is_the_same_every_time(emulator: Emulator, built: dict[str, Any]) -> None:
-    """Instructions, cycles and lines, to the last digit, whatever is computed; threads share out a region's work."""
+    """Instructions, cycles and lines, to the last digit, for any program; threads share out a region's work."""
     library, _, arguments = next(iter(built.values()))
     seen = []
     for seed in (0, 1):
@@ -194,7 +194,7 @@ def test_what_it_costs_is_the_same_every_time(emulator: Emulator, built: dict[st
 
 
 def test_nothing_beats_the_multiply_adds(emulator: Emulator, tmp_path: pathlib.Path) -> None:
-    """A matrix product of 64 x 64 x 64 takes the core no less than its 65,536 multiply-adds by four."""
+    """A matrix product of 64 x 64 x 64 takes the core no less than its 65,536 FMAs by four."""
     library = cross_compile(_MATMUL, tmp_path / "matmul.so", "-O3", "-mcpu=cortex_a57")
     with emulator.open(library, 1 << 20, 1 << 20) as opened:
         tensors = fill(opened, [((64, 64), "float32")] * 3)
@@ -270,7 +270,7 @@ def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: b
     [server] = [
         each
         for each in own.children()
-        if each.status() != psutil.STATUS_ZOMBIE  # other tests' processes that nobody has waited for
+        if each.status() != psutil.STATUS_ZOMBIE  # other tests' processes that are not reaped yet
         and {"device_agent.emulated", str(emulator.socket)} <= set(each.cmdline())
     ]
     before = set(server.children())  # those of other clients may be ending
@@ -335,7 +335,7 @@ def test_figures_are_the_same_on_two_boards(
     natives: pathlib.Path,
     tmp_path: pathlib.Path,
 ) -> None:
-    """To the digit, also where nobody has established anything before: nothing of this machine is in them."""
+    """To the digit, also without any earlier calibration: nothing of this machine is in them."""
     options = ("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599", "--emulator-folder", str(natives))
     other = start_agent(*options, "--work-folder", str(tmp_path / "work"))
     seen = []

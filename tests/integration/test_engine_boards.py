@@ -125,7 +125,7 @@ class Bench:
         self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.HealthLimits()))
 
     def take(self, name: str, owner: str, purpose: str) -> Lease:
-        """Lease a board as somebody else, once it is free."""
+        """Lease a board for another owner, once it is free."""
         deadline = time.monotonic() + PATIENCE_S
         while self.store.require_board(name)["lease"] is not None:
             assert time.monotonic() < deadline, f"{name} was never given back"
@@ -239,7 +239,7 @@ def test_a_program_runs_on_a_board(bench: Bench, matmul: bytes) -> None:
 
 
 def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
-    """Neither is told of any more, and the board takes new work at once, without blame."""
+    """Neither is reported any more, and the board takes new work at once, without blame."""
     name = next(iter(bench.agents))
     running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
     bench.wait_busy(name)
@@ -298,7 +298,7 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
 
 
 def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
-    """Who holds a campaign's lease and is no more need not be waited for; anybody else's lease is left alone."""
+    """The lease of a dead campaign's process is released at once; any other lease is kept."""
     name, other, third = bench.agents
     bench.crew.want({TYPE: [third]})
     for each in (name, other):

@@ -85,7 +85,7 @@ def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
 
 
 def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
-    """After SIGKILL the lock is free at once, and whoever looks next notes the campaign as interrupted."""
+    """After SIGKILL the lock is free at once, and the next look marks the campaign as interrupted."""
     assert control.close_abandoned(store) == []
     engine.send_signal(signal.SIGKILL)
     engine.wait(10)
@@ -115,7 +115,7 @@ def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], st
 
 
 def test_an_engine_without_work_starts_nothing(settings: Settings) -> None:
-    """The real process that finds nothing to do ends by itself, and whoever asked for it does not wait for more."""
+    """The real process that finds nothing to do ends by itself, and its caller does not wait longer."""
     with Store(settings.home_path / "farm.db"):
         pass
     began = time.monotonic()
@@ -213,7 +213,7 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
 
 
 def test_an_engine_interrupts_what_it_did_not_begin(settings: Settings, store: Store) -> None:
-    """A campaign that says it runs on a host that nobody knows any more can be resumed once an engine has begun."""
+    """A campaign that says it runs on a host that is unknown by now can be resumed once an engine has begun."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
     try:

@@ -161,7 +161,7 @@ def test_more_pixels_compute_the_same(
 def test_reductions_in_parts_compute_the_same(
     size: tuple[int, int, int], kernel: tuple[int, int], stride: int, *, skewed: bool, joined: bool
 ) -> None:
-    """Rows of the kernel one after the other, as for a core whose second cache holds no block of weights."""
+    """Rows of the kernel one after the other, as for a core whose L2 holds no block of weights."""
     batch, height, width = size
     module = make_convolution((batch, height, width, 256), 32, kernel, stride, (1, 1, 1, 1))
     if joined:
@@ -181,7 +181,7 @@ def test_reductions_in_parts_compute_the_same(
 
 
 def test_skewed_pads_compute_the_same() -> None:
-    """Fourteen pixels, two by 512 channels apart, push each other out unless a line is left free after each."""
+    """Fourteen pixels, two by 512 channels apart, alias in L1 unless a line is skipped after each."""
     module = make_convolution((1, 4, 28, 512), 16, (3, 3), 2, (1, 1, 1, 1))
     outlook = read(module)
     alike, skewed = (
@@ -236,7 +236,7 @@ def test_the_best_predicted_are_drawn_first() -> None:
 
 
 def test_weights_that_come_from_afar_serve_several_pixels() -> None:
-    """Weights of a block that no first cache holds are read for every tile: a tile of one pixel would wait for them."""
+    """Weights of a block larger than L1 are read for every tile: a tile of one pixel would stall for them."""
     module = make_convolution((1, 14, 14, 1024), 2048, (1, 1), stride=2)
     outlook = rule.read_outlook(module, cores.core_of(AVX512))
     assert outlook is not None
@@ -275,7 +275,7 @@ def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
 def test_lanes_are_factors_of_multiply_adds(
     shape: tuple[int, int, int, int], kernel: tuple[int, int], stride: int, steps: int
 ) -> None:
-    """On Arm data of four steps of the reduction are one vector, or all of a row; little but multiply-adds is left."""
+    """On Arm data of four steps of the reduction are one vector, or all of a row; little but FMAs is left."""
     module = make_convolution(shape, 64, kernel, stride)
     outlook = rule.read_outlook(module, cores.core_of(NANO))
     assert outlook is not None

@@ -107,7 +107,7 @@ class Coordinator:
         return self.read()
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
+        """End it in any state."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -143,7 +143,7 @@ def test_a_frozen_coordinator_loses_its_board_and_disturbs_nothing(
     matmul: bytes,
     library_folder: pathlib.Path,
 ) -> None:
-    """Stopped, it loses lease, session and clocks to the next one within seconds; awake again, it is told so."""
+    """Stopped, it loses lease, session and clocks to the next one within seconds; awake again, it gets that error."""
     library = library_folder / "for-the-frozen.so"
     library.write_bytes(matmul)
     frozen = start_coordinator("frozen")
@@ -187,7 +187,7 @@ def test_a_killed_coordinators_board_is_free_after_its_leases_time(
         store.release_lease(lease)
 
 
-# Takes turns at a board: a file that only one may make proves that nobody else has it meanwhile.
+# Takes turns at a board: a file that only one may make proves that no other process has it meanwhile.
 _RACER = """
 import os, pathlib, sys
 from farm.crew.leased_board import LeaseKeeper
@@ -315,7 +315,7 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
 
 
 def test_a_session_whose_lease_is_over_gets_nothing_done(client: Tracker, agent: Agent, matmul: bytes) -> None:
-    """Whatever uses the board is refused with the reason, nobody's candidate is blamed; letting go still works."""
+    """Every use of the board is refused with the reason, no candidate is blamed; release still works."""
     with BoardSession(client, agent.key, lease=make_lease(agent, 7, "over")) as session:
         stale = LeaseClaim("over", 6, "left", "tuning")
         report = ClaimReport.from_json(str(session._call(protocol.CLAIM, 5.0, stale.to_json())))
@@ -338,7 +338,7 @@ def test_an_agent_that_starts_again_remembers(
     options = ("--state-dir", str(tmp_path / "state"), "--port", "9600", "--port-end", "9699")
     for token, status in ((7, ClaimStatus.OK), (6, ClaimStatus.REFUSED)):
         agent = start_agent(*options)
-        claim = LeaseClaim("kept", token, "someone")
+        claim = LeaseClaim("kept", token, "ann")
         assert asking.send_fence(("127.0.0.1", agent.port), claim).status is status
         assert agent.stop() == 0
 
@@ -355,7 +355,7 @@ def test_what_knows_no_fences_is_named(tracker: Any, client: Tracker, tmp_path: 
 
 
 def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], matmul: bytes) -> None:
-    """While one is served: who left is forgotten, a stranger is dropped, and the next are served in their order."""
+    """While one is served, clients that left are forgotten, foreign ones dropped, and the next served in order."""
     agent = start_agent("--port", "9600", "--port-end", "9699")
     key = f"client:{agent.key}".encode()
     greeting = struct.pack("<ii", protocol.RPC_MAGIC, len(key)) + key
@@ -372,8 +372,8 @@ def test_clients_wait_in_turn_beside_fences(start_agent: Callable[..., Agent], m
         first = stack.enter_context(connect(greeting))
         assert is_served(first)
         second, third, gone = (stack.enter_context(connect(greeting)) for _ in range(3))
-        stranger = stack.enter_context(connect(b"GET / HTTP/1.1\r\n\r\n"))
-        assert stranger.recv(1) == b""  # closed at once
+        foreign = stack.enter_context(connect(b"GET / HTTP/1.1\r\n\r\n"))
+        assert foreign.recv(1) == b""  # closed at once
         gone.close()
         for _ in range(3):
             report = asking.send_fence(("127.0.0.1", agent.port), LeaseClaim("beside", 1, "x"))

@@ -182,7 +182,7 @@ def _schedule(module: Any, config: Any, family: str, index: int | None, name: st
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_computes_what_the_function_says(name: str, computed: dict[str, list[np.ndarray]]) -> None:
-    """Whatever the plan."""
+    """For any plan."""
     reference, *others = computed[name]
     for result in others:
         np.testing.assert_allclose(result.reshape(reference.shape), reference, rtol=1e-4, atol=1e-4)

@@ -89,7 +89,7 @@ def test_a_model_on_the_gpu_gives_the_references_output(board: BoardSession, lib
     assert outcome.status is Status.OK, outcome.message
     assert outcome.simulated
     assert outcome.before is not None
-    assert outcome.before.gpu_load == 0.0  # nobody else's work was on it
+    assert outcome.before.gpu_load == 0.0  # it was idle
     assert outcome.before.gpu_freq_hz
     session = onnxruntime.InferenceSession(ZOO["tiny-cnn"].build(), providers=["CPUExecutionProvider"])
     comparison = compare(list(outputs.values()), session.run(None, inputs))
@@ -179,8 +179,8 @@ def test_a_worker_is_kept_while_all_goes_well(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
 ) -> None:
-    """The driver is asked for one context by all runs of a session, whatever threads and address space it takes for
-    itself; limits are each run's own, and a worker that was killed while it waited is nobody's fault. Its session takes
+    """The driver is asked for one context by all runs of a session, despite the threads and address space it takes for
+    itself; limits are each run's own, and a worker that was killed while it waited is blameless. Its session takes
     it along.
     """
     log = tmp_path / "calls"
@@ -263,7 +263,7 @@ def test_a_driver_that_never_answers_is_no_candidates_fault(
 
 
 def test_a_board_whose_agent_has_no_plug_in_says_so(start_agent: Callable[..., Agent], library: bytes) -> None:
-    """The work is refused, and nobody's code is blamed."""
+    """The work is refused, and no code is blamed."""
     with connect(start_agent("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699")) as session:
         assert "cuda" not in session.description.engine_versions
         outcome, _ = session.run_model(SPEC, library, feed())

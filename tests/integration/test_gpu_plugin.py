@@ -61,7 +61,7 @@ def test_kernels_compute(said: dict[str, Any]) -> None:
 
 
 def test_the_device_says_what_it_is(said: dict[str, Any]) -> None:
-    """TVM and the agent are told what the driver says."""
+    """TVM and the agent report the driver's message."""
     assert said["attributes"] == [True, "5.3", "NVIDIA Tegra X1", 1024, 49152, [1024, 1024, 64], 32, 1 << 30]
     found = said["description"]
     assert (found["name"], found["compute_capability"]) == ("NVIDIA Tegra X2", "6.2")
@@ -90,7 +90,7 @@ def test_memory_streams_and_timers_are_the_drivers(said: dict[str, Any]) -> None
     ],
 )
 def test_an_error_has_the_drivers_name(said: dict[str, Any], entry: str, name: str) -> None:
-    """Whatever the driver refuses is an exception with its name and its words."""
+    """Each refusal of the driver is an exception with its name and its words."""
     assert re.search(rf"{name} \(.+\)$", str(said[entry])), said[entry]
 
 

@@ -148,7 +148,7 @@ def test_an_activation_between_convolutions_is_a_part_of_the_first(nodes: list[o
 
 
 def test_pooling_and_joining_after_an_activation_keep_the_layout(host: Any) -> None:
-    """No transposition but those at the ends, whatever TVM's layout rules know."""
+    """No transposition but those at the ends, with any layout rules of TVM."""
     nodes = [
         conv("x", "a"), node("LeakyRelu", "a", "b", alpha=0.1), node("Softplus", "b", "c"),
         node("MaxPool", "c", "d", kernel_shape=[2, 2], strides=[2, 2]), conv("d", "e"),

@@ -170,7 +170,7 @@ def test_every_schedule_widens_weights(name: str) -> None:
 
 
 def test_code_for_a_nano_widens_in_one_instruction() -> None:
-    """No copy of the weights is written: `shll` stands beside the multiply-adds."""
+    """No copy of the weights is written: `shll` stands beside the FMAs."""
     prepared = prepare("graph/2-bf16")
     workload = next(w for w in prepared.workloads if half_precision.is_halved(w.arguments))
     outlook = read_outlook(tvm.ir.load_json(workload.module_json), cores.core_of(NANO))

@@ -1,4 +1,4 @@
-"""The host itself as a board of a crew: whoever is killed of its farm, it goes on, and nothing is left when it ends."""
+"""The host itself as a board of a crew: it survives every process of its farm, and nothing is left when it ends."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
 
 
 def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes) -> None:
-    """Its trial is the board's fault; the board is not left, nobody thinks worse of it, and the next trial is good."""
+    """Its trial is the board's fault; the board is kept in good health, and the next trial is good."""
     bench.begin(bad, HANGS)
-    # Not before its worker computes: a session that asks its agent for the lease when that dies is nobody's fault.
+    # Not before its worker computes: a session that asks its agent for the lease when that dies is blameless.
     wait_until(lambda: bench.poll() and bench.is_computing(), "a worker that computes")
     bench.find("device_agent").kill()
     ended = bench.poll_until(TrialMeasured, "end of what it measured")
@@ -202,7 +202,7 @@ def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
 
 
 def test_what_cannot_be_had_is_said_once(store: Store, tmp_path: pathlib.Path) -> None:
-    """While another farm measures here, a campaign that wants this machine waits, and the reason is told."""
+    """While another farm measures here, a campaign that wants this machine waits, and the reason is shown."""
     notes: list[str] = []
     host = HostBoard(Settings(home=str(tmp_path), tracker_port=find_free_port()), store, notes.append)
     with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open("a") as file:

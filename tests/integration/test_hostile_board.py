@@ -64,7 +64,7 @@ def answering(function: str, data: bytes) -> Iterator[AgentAddress]:
 @pytest.mark.core
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_board_cannot_call_the_client(attack: str) -> None:
-    """TVM's client serves whoever it called; the relay lets nothing but answers pass, and says so."""
+    """TVM's client trusts the server; the relay lets nothing but answers pass, and says so."""
     from tvm import rpc
 
     called.clear()
@@ -91,7 +91,7 @@ def test_a_session_says_that_it_was_attacked() -> None:
 
 
 class Place:
-    """The site of a board at an address, which keeps what it is told."""
+    """The site of a board at an address, which records its reports."""
 
     key, lease, has_board, can_change = KEY, None, True, True
 
@@ -125,7 +125,7 @@ class Place:
     ids=["attack", "nonsense"],
 )
 def test_who_drives_a_board_hears_of_it(answer: bytes, error: type[Exception], kind: Kind) -> None:
-    """Its process answers it to whoever drives the board, who tells the farm and looks for another one."""
+    """Its process reports it to the board's driver, which informs the farm and looks for another board."""
     with answering(protocol.MEASURE, answer) as board:
         direct = AgentAddress(board.host, board.port)
         ended = _measure_once(direct)
@@ -214,7 +214,7 @@ HUGE = (hostile_board.number(70), hostile_board.tensor(1 << 40), hostile_board.n
     ],
 )
 def test_what_cannot_be_is_not_believed(data: bytes, says: str) -> None:
-    """Whatever an answer is or says, the farm's own error names it."""
+    """Any invalid answer becomes the farm's own error that names it."""
     with (
         answering(protocol.MEASURE, data) as board,
         BoardSession(board, KEY) as session,
@@ -354,7 +354,7 @@ print("unharmed")
 
 
 def test_fuzz_mutated_frames_do_the_client_no_harm() -> None:
-    """TVM's own client, behind the relay, is neither brought down nor taken over by whatever a board sends."""
+    """TVM's own client, behind the relay, is neither brought down nor taken over by anything that a board sends."""
     done = subprocess.run(
         [sys.executable, "-c", _FUZZ, "60"], capture_output=True, text=True, timeout=250 * fuzzing.ROUNDS
     )

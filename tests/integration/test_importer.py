@@ -277,9 +277,9 @@ def test_an_operator_of_onnx_runtimes_own_domain(host: Any) -> None:
     """FastGelu of com.microsoft is known and computes the same; its BiasSoftmax is refused by name."""
     gelu = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
     assert largest_error(make_model([gelu], IMAGE, domains={"com.microsoft": 1}), host) < 1e-4
-    stranger = helper.make_node("BiasSoftmax", ["x", "x"], ["y"], domain="com.microsoft")
+    foreign = helper.make_node("BiasSoftmax", ["x", "x"], ["y"], domain="com.microsoft")
     with pytest.raises(UsageError, match=r"com\.microsoft::BiasSoftmax"):
-        importer.import_onnx(make_model([stranger], IMAGE, domains={"com.microsoft": 1}), IMAGE)
+        importer.import_onnx(make_model([foreign], IMAGE, domains={"com.microsoft": 1}), IMAGE)
 
 
 def test_attention_of_onnx_is_not_taken_for_onnx_runtimes() -> None:

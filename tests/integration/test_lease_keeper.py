@@ -29,7 +29,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 
 def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
-    """Three times its time later the lease still holds; nobody else gets the board until it is given back."""
+    """Three times its time later the lease still holds; no other client gets the board until it is released."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
     with LeaseKeeper(lambda: Store(store.location), lease) as keeper:
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
@@ -40,7 +40,7 @@ def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
 
 
 def test_the_end_by_force_is_noticed_once(store: Store) -> None:
-    """Its holder is told by the next renewal, with the reason; closing then disturbs no successor."""
+    """Its holder learns it at the next renewal, with the reason; closing then disturbs no successor."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
     told: list[str] = []
     with LeaseKeeper(lambda: Store(store.location), lease, told.append) as keeper:
@@ -76,7 +76,7 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
-    """Where the lease must have lapsed while nobody could renew it, the holder lets go by itself."""
+    """Where the lease must have lapsed while renewal was impossible, the holder lets go by itself."""
     lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
 
     def open_full() -> Store:
@@ -101,7 +101,7 @@ def test_closing_twice_gives_back_once(store: Store) -> None:
 
 
 def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store) -> None:
-    """The store may get busy between the lease and its event: nobody would know of the lease, or give it back."""
+    """The store may get busy between the lease and its event: the lease would be unknown and never released."""
 
     class Mute(Store):
         def add_event(self, kind: str, subject: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of scheduled functions in lowering: sums in registers, weights fetched ahead, the same results."""
+"""Lowering of scheduled functions: accumulators in registers, prefetched weights, the same results."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ def test_weights_that_tiles_share_are_fetched_ahead(order: int, *, asks: bool) -
 
 
 def test_only_x86_is_asked_to_fetch() -> None:
-    """Cores of boards fetch ahead themselves, in ways that nobody here could time."""
+    """Arm cores prefetch in hardware; software prefetch is not measured there."""
     module = make_convolution(LARGE, 64, (3, 3), padding=(1, 1, 1, 1))
     assert not list_asked(schedule(module, NANO, {}), NANO)
 
 
 def test_few_weights_are_not_fetched_ahead() -> None:
-    """They are in the second cache soon enough."""
+    """They reach L2 soon enough."""
     plan = {"lanes": 8, "vectors": 1, "pixels": 9, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     module = make_convolution((1, 9, 9, 16), 64, (3, 3), padding=(1, 1, 1, 1))
     assert not list_asked(schedule(module, AVX2, plan), AVX2)
 
 
 def test_a_block_that_would_drive_out_the_present_one_is_not_fetched() -> None:
-    """Of a Zen 3's second cache 192 KiB are for it: three by three of 512 channels to 16 are 288, a row of them 96."""
+    """Of a Zen 3's L2, 192 KiB are for it: three by three of 512 channels to 16 are 288, a row of them 96."""
     plan = {"lanes": 8, "vectors": 2, "pixels": 2, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     less, more = (make_convolution((1, 7, 14, depth), 32, (3, 3), padding=(1, 1, 1, 1)) for depth in (256, 512))
     assert list_asked(schedule(less, ZEN, plan), ZEN)
@@ -110,7 +110,7 @@ def test_what_is_fetched_ahead_changes_no_result(size: tuple[int, int, int, int]
 
 
 def test_sums_take_four_steps_at_a_time_on_x86() -> None:
-    """Of a reduction of 64 there are 16 steps, with four times the multiply-adds; where there are 18, six of three."""
+    """Of a reduction of 64 there are 16 steps, with four times the FMAs; where there are 18, six of three."""
     plan = {"lanes": 8, "vectors": 2, "pixels": 4, "rows": 1}
     for depth, loops in ((64, 16), (18, 6)):
         module = schedule(make_convolution((1, 8, 8, depth), 32, (1, 1)), AVX2, plan)
@@ -129,7 +129,7 @@ def test_many_sums_are_not_unrolled_further() -> None:
 
 
 def test_what_a_step_asks_for_is_found_without_a_division() -> None:
-    """Nine tiles share a block: a division by nine takes as many instructions as three multiply-adds."""
+    """Nine tiles share a block: a division by nine takes as many instructions as three FMAs."""
     plan = {"lanes": 8, "vectors": 1, "pixels": 9, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     module = schedule(make_convolution(LARGE, 64, (3, 3), padding=(1, 1, 1, 1)), AVX2, plan)
     listing = lower(module, AVX2, lowering.use_pipeline())
@@ -174,7 +174,7 @@ def test_tiles_inside_an_image_compare_nothing_on_arm() -> None:
 
 
 def test_tiles_on_x86_are_left() -> None:
-    """Nobody compared there."""
+    """Not measured there."""
     module = schedule(make_depthwise(24, 32), AVX2, IN_PLACE)
     ours, theirs = (lower(module, AVX2, name).count("if_then_else") for name in (lowering.use_pipeline(), None))
     assert ours == theirs

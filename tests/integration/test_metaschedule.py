@@ -55,7 +55,7 @@ class Boards:
 
 
 class Bench:
-    """Two virtual boards behind a tracker, in a store, and whoever holds them for a script."""
+    """Two virtual boards behind a tracker, in a store, and their holder for a script."""
 
     def __init__(self, home: pathlib.Path, store: Store, tracker: Any, agents: dict[str, Agent]) -> None:
         self.home, self.store, self.tracker, self.agents = home, store, tracker, agents
@@ -153,7 +153,7 @@ def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -
 
 def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
-    leases = [bench.store.acquire_lease(name, "somebody", "their work") for name in bench.agents]
+    leases = [bench.store.acquire_lease(name, "bob", "other work") for name in bench.agents]
     try:
         with bench.boards(wait_s=4.0) as boards:
             with pytest.raises(UnavailableError, match="their work"):
@@ -341,7 +341,7 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
 
 
 def test_foreign_results_stay_out_of_the_store(record: tuple[Store, Any, Callable[[float], Any]]) -> None:
-    """A result that no FarmRunner measured is kept for the script alone: nobody could say which board it is from."""
+    """A result that no FarmRunner measured is kept for the script alone, since its board is unknown."""
     from farm.search import FarmDatabase
 
     store, module, make = record
@@ -380,7 +380,7 @@ def test_impossible_orders_are_refused(tmp_path: pathlib.Path, monkeypatch: pyte
 
 
 def test_code_for_other_processors_is_refused(matmul: bytes) -> None:
-    """A script that tunes for another architecture than its boards' is told so, not that all its candidates are bad."""
+    """A script that tunes for another architecture than its boards' gets that error, not failed candidates."""
     from farm.metaschedule.runner import require_runnable
 
     machine = {62: "x86_64", 183: "aarch64"}[int.from_bytes(matmul[18:20], "little")]

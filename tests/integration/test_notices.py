@@ -40,7 +40,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Keeps what it is told."""
+    """Keeps its messages."""
 
     server: Server
 
@@ -88,8 +88,8 @@ def quarantine(store: Store, name: str) -> None:
 def test_events_become_notices_over_a_restart(
     server: Server, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A webhook that fails twice gets it in the end, a command its own classes; what happened while nobody was there
-    is told by the next services; no token is in the log.
+    """A webhook that fails twice gets it in the end, a command its own classes; events without running services
+    are sent by the next services; no token is in the log.
     """
     said = tmp_path / "said"
     server.codes = [503, 429]
@@ -132,7 +132,7 @@ def test_what_a_server_answers_decides(server: Server, code: int, error: type[Fa
 
 
 def test_a_url_of_apprise_gets_a_text(server: Server) -> None:
-    """Title and text arrive; what its service refuses is tried again; no secret is told."""
+    """Title and text arrive; what its service refuses is tried again; no secret leaks."""
     way = WayDocument(url=server.url.replace("http://", "json://"))
     assert way.shown == "url json://…"
     send(way, NOTICE)

@@ -87,7 +87,7 @@ def test_the_same_bytes_from_the_source_archive(wheel: pathlib.Path, tmp_path: p
 
 
 def test_it_needs_what_it_imports(wheel: pathlib.Path) -> None:
-    """Whoever installs the wheel gets what the farm needs, and extras for what is not everybody's."""
+    """The wheel installs what the farm needs, with extras for optional parts."""
     archive = zipfile.ZipFile(wheel)
     [metadata] = [name for name in archive.namelist() if name.endswith("dist-info/METADATA")]
     lines = archive.read(metadata).decode().splitlines()

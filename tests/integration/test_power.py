@@ -23,7 +23,7 @@ from farm.values import CampaignState, Direct
 from tests.acceptance.conftest import new_home, wait_until
 from tests.ports import find_free_port
 
-# What a power supply does: whatever had power has none, and then it starts anew. The board's process is nobody's child.
+# A power supply cuts power and restores it; the board then starts anew. The board's process is an orphan.
 _PLUG = """#!{python}
 import os, pathlib, signal, subprocess, sys
 folder, port, name, action = pathlib.Path({folder!r}), {port}, sys.argv[1], sys.argv[2]
@@ -116,7 +116,7 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
         cycled = kinds.index("power_cycled")
         assert "probe_failed" in kinds[:cycled]
         assert "probe_passed" in kinds[cycled:]
-        wait_until(lambda: store.require_board("real-1")["lease"] is None, "the board to be nobody's")
+        wait_until(lambda: store.require_board("real-1")["lease"] is None, "the board to be free")
         home.run("down", "--force")
 
 

@@ -86,7 +86,7 @@ class Fleet:
         self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), HealthLimits()))
 
     def probe(self, name: str) -> ProbeReport:
-        """Probe a board; whatever comes of it, no lease is left."""
+        """Probe a board; no lease is left in any case."""
         report = await_here(self.prober.probe(self.store, name))
         assert self.store.require_board(name)["lease"] is None
         assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
@@ -148,7 +148,7 @@ def test_a_board_unlike_others_of_its_type_is_suspect(fleet: Fleet, name: str) -
         for _ in range(5):
             fleet.store.add_golden_sample(dataclasses.replace(own, board=other, median_s=own.median_s / 3))
     for _ in range(3):
-        assert fleet.probe(name).passed  # nobody can say yet
+        assert fleet.probe(name).passed  # unknown yet
     report = fleet.probe(name)
     assert report.kind == "drifted"
     assert "against 3 boards of its type" in report.reason
@@ -225,10 +225,10 @@ def test_a_board_that_a_stock_client_has_is_left_to_it(fleet: Fleet, tracker: An
 def test_a_leased_board_is_left_to_its_holder(fleet: Fleet, name: str) -> None:
     """A probe never takes a board from work; the reason says who has it."""
     assert fleet.probe(name).passed
-    lease = fleet.store.acquire_lease(name, "somebody", "tuning")
+    lease = fleet.store.acquire_lease(name, "bob", "tuning")
     report = await_here(fleet.prober.probe(fleet.store, name))
     assert (report.skipped, report.busy) == (True, True)
-    assert "somebody" in report.reason
+    assert "bob" in report.reason
     assert fleet.store.release_lease(lease)
 
 
@@ -249,10 +249,10 @@ def test_an_agent_that_hangs_fails_by_the_deadline(
 
 def test_a_board_whose_agent_never_came_is_not_blamed(fleet: Fleet) -> None:
     """Whether a board can be reached is the keeper's to find out."""
-    fleet.add("nobody")
-    report = fleet.probe("nobody")
+    fleet.add("absent")
+    report = fleet.probe("absent")
     assert (report.skipped, report.busy) == (True, True)
-    assert "jetson-nano/nobody" in report.reason
+    assert "jetson-nano/absent" in report.reason
 
 
 def test_a_tracker_that_is_gone_is_no_fault_of_the_board(fleet: Fleet, name: str) -> None:

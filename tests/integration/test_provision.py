@@ -104,7 +104,7 @@ def kept(sshd: Sshd) -> Iterator[tuple[ProvisioningTarget, pathlib.Path]]:
 def board(
     kept: tuple[ProvisioningTarget, pathlib.Path], bundles: dict[str, Bundle], job: ProvisioningJob
 ) -> tuple[ProvisioningTarget, ProvisioningJob]:
-    """A board that has version 1 whatever the test before left there, and what is wanted of it."""
+    """A board that has version 1 after any earlier test, and what is wanted of it."""
     target, prefix = kept
     job = dataclasses.replace(job, prefix=str(prefix))
     assert provision(target, bundles["1"], job).version == bundles["1"].manifest.key
@@ -159,7 +159,7 @@ def test_the_life_of_an_installation(
     assert changed_steps(first) == EVERY_STEP
     assert "golden kernel" in next(step.detail for step in first.steps if step.name == "probe")
     (agent,) = find_agents(target)
-    # Not root; below the supervisor; reached by nobody but this machine.
+    # Not root; below the supervisor; reached by this machine only.
     assert agent.username().startswith("tvm-farm-")
     listening = [c for c in agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
@@ -324,7 +324,7 @@ def test_a_disk_that_is_full(
 def test_boards_that_fail_do_not_stop_the_others(
     sshd: Sshd, bundles: dict[str, Bundle], job: ProvisioningJob, proof: TunnelProof, room: pathlib.Path
 ) -> None:
-    """Side by side: one is proven, one has nobody listening, one's prefix is somebody else's."""
+    """Side by side: one is proven, on one nothing listens, one's prefix belongs to another user."""
     good = make_target("good", sshd.pinned)
     down = make_target("down", dataclasses.replace(sshd.pinned, port=1))
     bundle = BundleCache(room, bundles["1"].path)
@@ -408,7 +408,7 @@ def test_a_board_without_a_python_of_its_own(
 
 
 def test_an_interpreter_is_fetched_from_a_mirror(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator's uv takes it from wherever it is told to, and the archive is kept as it was published."""
+    """The coordinator's uv takes it from the configured index, and the archive is kept as it was published."""
     archive = make_interpreter(tmp_path)
     interpreter = interpreters.parse_interpreter(archive)
     downloads = interpreter.to_downloads(hash_file(archive)).replace(interpreters.FOLDER_MARK, str(tmp_path))
@@ -422,7 +422,7 @@ def test_an_interpreter_is_fetched_from_a_mirror(tmp_path: pathlib.Path, monkeyp
 
 @pytest.fixture
 def login(room: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The home of a user who is nobody special."""
+    """The home of an ordinary user."""
     with made_user(room / "home") as home:
         yield home
 

@@ -1,4 +1,4 @@
-"""Somebody else's cluster: compilers are asked for when builds wait and given back, machines come, go and die."""
+"""A shared cluster: compilers are asked for when builds wait and given back, machines come, go and die."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def count_nodes() -> int:
 
 def test_a_cluster_grows_while_builds_wait_and_shrinks_again(address: str, tmp_path: pathlib.Path) -> None:
     """From no machine to as many as may be asked for, each with its compiler. One that dies in the middle of a build
-    has it made elsewhere, and nobody is blamed. Where nothing waits, compilers are given back, and machines with them.
+    has it made elsewhere, and nothing is blamed. Where nothing waits, compilers are given back, and machines with them.
     """
     with campaign(address, tmp_path / "builds", ray_idle_s=1.0, ray_builder_label=ray_cluster.BUILDER) as work:
         assert (count_nodes(), work.farm.workers) == (1, 1 + MOST)
@@ -136,7 +136,7 @@ def test_a_machine_that_cannot_build_is_left_out(address: str, tmp_path: pathlib
 
 
 def test_a_cluster_that_does_not_let_us_in(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong token is told from an address where nothing answers, and both soon, with what to do."""
+    """A wrong token and a dead address give different errors, both soon, with what to do."""
     with (
         pytest.raises(UnavailableError, match="nothing answers there") as refused,
         _joined(f"127.0.0.1:{find_free_port()}"),

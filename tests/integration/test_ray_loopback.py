@@ -131,7 +131,7 @@ def test_rays_socket_names_fit_wherever_its_folder_is(tmp_path: pathlib.Path, mo
 
 
 def test_folders_of_other_users_are_left_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a dead farm of ours left is removed; a link, and what somebody else made, is not even looked into."""
+    """What a dead farm of ours left is removed; a link, and another user's folder are not even looked into."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ray_calls, "_LONGEST_FOLDER", 1000)
     ours, link, theirs = (tmp_path / f"farm-ray-999999999-{name}" for name in ("ours", "link", "theirs"))

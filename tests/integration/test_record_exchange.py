@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
 
-# As somebody has it who was given the folder: TVM alone.
+# As a recipient of the folder has it: TVM alone.
 _STOCK = """
 import json, sys
 import numpy as np
@@ -268,7 +268,7 @@ def test_the_check_finds_and_removes_what_came_in_before(
 def test_what_the_farm_made_of_a_model_takes_the_place_of_another_function(
     store: Store, known: tuple[Workload, list[Any]]
 ) -> None:
-    """A row that somebody brought first does not decide what a model of ours is tuned as."""
+    """A row that was imported first does not decide what a model of ours is tuned as."""
     own = _to_row(known[0])
     with contextlib.closing(sqlite3.connect(str(store.location))) as connection, connection:
         connection.execute("UPDATE workloads SET module_json = '{}', arguments = '[]'")

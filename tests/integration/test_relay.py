@@ -96,7 +96,7 @@ def test_what_the_client_is_spared_is_said(
 
 
 def test_a_client_that_leaves_is_not_the_boards_fault(link: tuple[Relay, socket.socket, socket.socket]) -> None:
-    """The board sees the end of the stream, and nobody says that it hung up."""
+    """The board sees the end of the stream, and gets no blame for hanging up."""
     relay, client, server = link
     client.close()
     assert server.recv(1) == b""

@@ -1,4 +1,4 @@
-"""A board that somebody has reserved: who gets it, who does not, what everybody sees, and how it ends."""
+"""A reserved board: who gets it, who does not, what all users see, and how it ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_store(home: Home) -> Store:
 
 
 def be(monkeypatch: pytest.MonkeyPatch, person: str) -> None:
-    """Be somebody, as this process's commands see it."""
+    """Act as a user for this process's commands."""
     monkeypatch.setenv("LOGNAME", person)
 
 
@@ -90,7 +90,7 @@ def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:
 
 
 def test_a_reservation_ends_by_itself_and_waits_its_turn(home: Home) -> None:
-    """After its time the board is free for whoever asks; a campaign that holds it is asked to give it up."""
+    """After its time the board is free for any client; a campaign that holds it is asked to give it up."""
     with open_store(home) as store, open_store(home) as other:
         lease, _ = reservation.reserve(store, "a", 0.3, "", 1.0, lambda text: None, "ann@lab")
         assert (lease.purpose, lease.owner) == ("reserved", "ann@lab")

@@ -145,14 +145,14 @@ def test_a_depthwise_convolution_that_ends_in_another_form_is_named() -> None:
     ],
 )
 def test_names_of_bytes_are_short(function: str, name: str) -> None:
-    """What scales to and from bytes has a word of its own, and products of bytes say so."""
+    """What scales to and from bytes has a word of its own, and int8 dot products say so."""
     assert workloads.readable_name(function, [(1, 8), (1, 8)], "HWIO").partition(" ")[0] == name
 
 
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(1, 99), max_size=4).map(tuple), min_size=2, max_size=4), st.integers(0, 99))
 def test_every_function_gets_a_name(shapes: list[tuple[int, ...]], counter: int) -> None:
-    """Whatever the shapes, there is a name, and TVM's counter is not in its first word."""
+    """There is a name for any shapes, and TVM's counter is not in its first word."""
     for function in ("conv2d", "matmul", "softmax"):
         first, _, rest = workloads.readable_name(f"{function}{counter}", shapes, "OIHW").partition(" ")
         assert first.endswith(function)
@@ -294,7 +294,7 @@ def test_names_of_a_script_do_not_reach_the_trace() -> None:
 
 
 def test_the_same_seed_and_results_give_the_same_candidates(conv: Workload) -> None:
-    """Two searches that are told the same propose the same, before and after the cost model is ready."""
+    """Two searches with the same results propose the same, before and after the cost model is ready."""
 
     def proposals() -> list[list[str]]:
         search = OneSearch(conv)

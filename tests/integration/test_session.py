@@ -1,4 +1,4 @@
-"""A board's session against real agents: overruns, deaths and strangers at the other end."""
+"""A board's session against real agents: overruns, deaths and foreign servers at the other end."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_a_killed_agent_is_a_lost_board(
 
 def test_a_board_that_is_not_there_is_a_deadline(client: Tracker) -> None:
     """Waiting for a board that never comes ends with the time that was given."""
-    with pytest.raises(DeadlineError, match="local/nobody"):
-        BoardSession(client, "local/nobody", 0.2)
+    with pytest.raises(DeadlineError, match="local/absent"):
+        BoardSession(client, "local/absent", 0.2)
 
 
 def test_a_stock_server_is_refused(client: Tracker, tracker: Any, tmp_path: pathlib.Path) -> None:

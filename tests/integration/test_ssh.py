@@ -126,7 +126,7 @@ def test_any_of_a_boards_keys_may_be_pinned(sshd: Sshd, tmp_path: pathlib.Path, 
 
 
 def test_the_inventorys_pin_goes_before_the_files(sshd: Sshd, tmp_path: pathlib.Path) -> None:
-    """A fingerprint in the inventory counts alone, whatever was confirmed once."""
+    """A fingerprint in the inventory counts alone, despite an earlier confirmation."""
     known = KnownHosts(tmp_path / "known_hosts")
     known.add("127.0.0.1", sshd.port, sshd.host_key())
     stale = dataclasses.replace(sshd.address, host_key="SHA256:" + "A" * 43)
@@ -226,7 +226,7 @@ def wrong_user_key(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack
 
 def wrong_user(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
     """A user whom the board does not know."""
-    return dataclasses.replace(sshd.pinned, user="nobody-of-that-name")
+    return dataclasses.replace(sshd.pinned, user="absent-of-that-name")
 
 
 def open_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
@@ -265,7 +265,7 @@ FAULTS: list[tuple[Stage, type[FarmError], str, float]] = [
     (not_ssh, TransientError, "no SSH server", ON_TIME_S),
     (wrong_host_key, HostKeyError, "HAS CHANGED: pinned is SHA256:A+, it shows SHA256:", AT_ONCE_S),
     (wrong_user_key, PermanentError, "refuses the key", AT_ONCE_S),
-    (wrong_user, PermanentError, "nobody-of-that-name", AT_ONCE_S),
+    (wrong_user, PermanentError, "absent-of-that-name", AT_ONCE_S),
     (open_key_file, UsageError, "chmod 600", AT_ONCE_S),
     (no_key_file, UsageError, "cannot be read", AT_ONCE_S),
     (locked_key_file, UsageError, "passphrase", AT_ONCE_S),
@@ -339,7 +339,7 @@ def test_a_killed_session_is_noticed_at_once(sshd: Sshd) -> None:
 
 
 def test_a_call_that_cannot_be_sent_ends_the_connection(sshd: Sshd) -> None:
-    """Whoever is told that the board is lost finds `lost` set, though nothing was heard of the end yet."""
+    """After the error that the board is lost, `lost` is set, though nothing was heard of the end yet."""
     with SshConnection.connect(sshd.pinned) as connection:
         sessions = sshd.sessions()
         for process in sessions:

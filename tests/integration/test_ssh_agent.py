@@ -108,7 +108,7 @@ def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
 
 
 def test_a_kernel_is_measured_through_the_tunnel(real_board: RealBoard, client: Tracker, matmul: bytes) -> None:
-    """By the forward's address: the tracker gives only the key, without which the agent lets nobody in."""
+    """By the forward's address: the tracker gives only the key, without which the agent refuses every client."""
     _, _, match_key = client.request(real_board.key, PATIENCE_S)
     with BoardSession(AgentAddress(*real_board.forward.address), match_key) as session:
         assert session.description.board_type == "local"
@@ -119,7 +119,7 @@ def test_a_kernel_is_measured_through_the_tunnel(real_board: RealBoard, client: 
 def test_a_tracker_hands_the_board_out_under_the_tunnels_port(
     real_board: RealBoard, client: Tracker, matmul: bytes
 ) -> None:
-    """The agent registered from the board; whoever asks the tracker is sent to the forward, not to the agent's port."""
+    """The agent registered from the board; the tracker sends clients to the forward, not to the agent's port."""
     local_port = real_board.forward.address[1]
     assert local_port != real_board.port
     wait_until(lambda: find_board(client, real_board, local_port), "the board to be registered")

@@ -66,7 +66,7 @@ def test_a_file_goes_there_once(connection: SshConnection, board: pathlib.Path, 
 def test_another_file_of_the_same_size_is_replaced_in_one_step(
     connection: SshConnection, board: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Whoever has the old file open keeps it whole; the path leads to the new one."""
+    """A process with the old file open keeps it whole; the path leads to the new one."""
     target, source = board / "libx.so", tmp_path / "new"
     target.write_bytes(b"old")
     source.write_bytes(b"new")

@@ -99,7 +99,7 @@ def test_a_board_behind_another_host_is_reached_by_its_alias(lab: Lab) -> None:
 
 
 def test_keys_of_the_running_agent_are_shown(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the agent holds is enough; without it, a key that nobody lets in is refused."""
+    """What the agent holds is enough; without it, a key that no host accepts is refused."""
     assert lab.trust() == {}
     config = lab.home / ".ssh/config"
     config.write_text("".join(line for line in config.read_text().splitlines(True) if "IdentityFile" not in line))

@@ -83,7 +83,7 @@ def test_bytes_pass_both_ways_unchanged(joined: tuple[Forward, socket.socket, so
 
 
 def test_a_cut_ends_a_blocked_read_at_once(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
-    """A client that waits for an answer gets the end of the stream; so does the board. Nobody blames the board."""
+    """A client that waits for an answer gets the end of the stream; so does the board. The board is not blamed."""
     forward, client, server = joined
     threading.Timer(0.05, forward.cut).start()
     require_end(client)
@@ -143,7 +143,7 @@ def test_a_forward_to_an_agent_lets_nothing_but_answers_pass(connection: SshConn
 
 
 def test_a_client_that_leaves_is_not_the_boards_fault(joined: tuple[Forward, socket.socket, socket.socket]) -> None:
-    """The board sees the end of the stream, and nobody says that it hung up."""
+    """The board sees the end of the stream, and gets no blame for hanging up."""
     forward, client, server = joined
     client.close()
     assert server.recv(1) == b""
@@ -279,7 +279,7 @@ def test_a_stopped_session_is_found_replaced_and_gives_its_port_back(sshd: Sshd,
 
 
 def test_a_wrong_key_is_not_tried_again(sshd: Sshd) -> None:
-    """The link gives up with the reason, which whoever asks for the connection gets."""
+    """The link gives up with the reason, which callers for the connection get."""
     wrong = dataclasses.replace(sshd.address, host_key="SHA256:" + "A" * 43)
     with BoardLink(wrong, backoff=QUICK) as link:
         for ask in (lambda: link.wait_up(PATIENCE_S), link.require_connection):
@@ -302,7 +302,7 @@ def test_trying_again_is_bounded(sshd: Sshd) -> None:
 
 
 def test_a_board_that_comes_up_later_is_found(tmp_path: pathlib.Path) -> None:
-    """Whoever waits meanwhile is told why in time; once the board is up, nobody has to start the link again."""
+    """Callers that wait meanwhile get the reason in time; once the board is up, the link restarts by itself."""
     with running_sshd(tmp_path / "sshd") as server, BoardLink(server.pinned, backoff=QUICK) as link:
         link.wait_up(PATIENCE_S)
         server.stop()

@@ -19,7 +19,7 @@ from tests.integration.test_families import AVX2, NANO, make_arguments, make_con
 
 tvm = tvm_env.load()
 
-# A memory so slow that whatever need not go there is joined.
+# A memory so slow that everything avoidable is fused.
 SLOW = dataclasses.replace(cores.core_of(AVX2), far_bytes_per_cycle=0.01)
 
 
@@ -109,7 +109,7 @@ def test_pools_with_convolutions_compute_the_same(
 def test_depthwise_convolutions_with_others_compute_the_same(
     height: int, width: int, channels: int, kernel: int, side: int, stride: int, padded: tuple[int, int, int, int]
 ) -> None:
-    """Whatever they are padded with, rows of zeros are made by the convolution before."""
+    """With any padding, rows of zeros are made by the convolution before."""
     module = make_convolution((1, height, width, 8), channels, (kernel, kernel), padding=(1, 1, 1, 1))
     check(module, make_depthwise(shape_of(module), side, stride, padded), plans=3)
 
@@ -121,7 +121,7 @@ def test_strips_need_not_divide_the_rows() -> None:
 
 
 def test_only_what_gains_is_joined() -> None:
-    """3 MB go to memory and come back where the second cache holds less; 25 KB do not leave it."""
+    """3 MB go to memory and come back where L2 holds less; 25 KB do not leave it."""
     core = cores.core_of(AVX2)
     for side, gains in ((112, True), (10, False)):
         large = make_convolution((1, 2 * side, 2 * side, 3), 64, (3, 3), 2, (1, 1, 1, 1))

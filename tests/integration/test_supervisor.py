@@ -88,7 +88,7 @@ def test_a_full_disk_does_not_end_the_supervisor(prefix: pathlib.Path) -> None:
 
 
 def test_a_full_disk_from_the_start(prefix: pathlib.Path) -> None:
-    """What needs files to begin with is tried until there is room; the supervisor can be told to end all the while."""
+    """What needs files to begin with is tried until there is room; the supervisor can be stopped all the while."""
     (prefix / "tmp").write_text("in the way of a folder")
     with supervising(prefix) as supervisor:
         log = prefix / "log" / "supervisor.log"

@@ -33,7 +33,7 @@ def write_script(folder: pathlib.Path, chosen: Chosen) -> pathlib.Path:
 
 
 def run(script: pathlib.Path, root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on a tree; whatever it prints comes back."""
+    """Run the script on a tree and return its output."""
     return subprocess.run(
         ["sh", str(script), *arguments],
         env=make_environment(root),
@@ -135,7 +135,7 @@ def test_script_restores_when_it_is_ended(tmp_path: pathlib.Path, tree: pathlib.
 
 
 def test_script_undoes_a_half_set_point(tmp_path: pathlib.Path, tree: pathlib.Path) -> None:
-    """A clock that the board lacks is told with what there is, and what was already set goes back."""
+    """An error about a missing clock lists the available ones, and what was already set goes back."""
     script = write_script(tmp_path, chosen_point("jetson-tx2", **(TX2_POINT | {"gpu_freq_hz": 1_000_000_000})))
     before = clock_tree.read_all(tree)
     done = run(script, tree, "set")

@@ -67,7 +67,7 @@ def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
 
 
 def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) -> None:
-    """What `farm tune` wrote to the store of this machine has no agent while nothing uses it: nobody keeps it in reach,
+    """What `farm tune` wrote to the store of this machine has no agent while nothing uses it: it is out of reach,
     waits for it, probes it, or has Prometheus tell of it.
     """
     settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
@@ -95,7 +95,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
 
 
 def test_the_farm_works_without_metrics(tmp_path: pathlib.Path) -> None:
-    """0 switches them off; nothing listens then, and being told things does no harm."""
+    """0 switches them off; nothing listens then, and updates do no harm."""
     telemetry = Telemetry(Settings(home=str(tmp_path), metrics_port=0))
     assert telemetry.address is None
     telemetry.note_report({"board": "b1", "passed": True, "seconds": 1.0})

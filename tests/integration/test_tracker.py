@@ -60,8 +60,8 @@ def test_no_free_port_is_said(tmp_path: pathlib.Path) -> None:
 def test_a_request_ends_at_its_deadline(running: Tracker) -> None:
     """No board of that key: the error says which and how long was waited."""
     started = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"local/nobody.*0\.3 s"):
-        running.request("local/nobody", 0.3)
+    with pytest.raises(DeadlineError, match=r"local/absent.*0\.3 s"):
+        running.request("local/absent", 0.3)
     assert time.monotonic() - started < 3
 
 

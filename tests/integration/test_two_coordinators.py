@@ -113,7 +113,7 @@ def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pat
 def test_an_engine_of_another_host_is_there_while_it_gives_signs(
     store: Store, url: str, tmp_path: pathlib.Path
 ) -> None:
-    """Nobody can see its process from here: its campaign is left alone until its signs end, and then is nobody's. Who
+    """Its process is invisible from here: its campaign is left alone until its heartbeats end, and then is free. Who
     may takes it over.
     """
     submit(store, make_order("c"))
@@ -184,10 +184,10 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
 
 def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:
     """The number of a process says nothing on another machine: such a lease holds until it expires."""
-    purpose, nobody = "campaigns", 2**22 + 1
+    purpose, absent = "campaigns", 2**22 + 1
     for name, host in (("far", "elsewhere"), ("near", os.uname().nodename)):
         store.save_board(Board(name, "local", simulated=False))
-        lease = store.acquire_lease(name, f"ann@{host} pid {nobody}", purpose)
+        lease = store.acquire_lease(name, f"ann@{host} pid {absent}", purpose)
         rows = {each["name"]: each for each in store.fetch_boards()}
         freed = leased_board.free_orphans(store, rows, [name], purpose)
         assert freed == ([] if name == "far" else ["near"])

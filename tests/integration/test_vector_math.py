@@ -35,7 +35,7 @@ def _compute(operators: dict[str, Any], values: np.ndarray) -> dict[str, np.ndar
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 2e-6), ("float64", 1e-13)])
 def test_functions_are_as_exact_as_their_type_asks(dtype: str, error: float) -> None:
-    """Each function is near the exact one over the range where results are told apart."""
+    """Each function is near the exact one over the range where results differ."""
     from tvm.relax import op
 
     values = SQUARES.astype(dtype)
@@ -67,7 +67,7 @@ def test_functions_are_as_exact_as_their_type_asks(dtype: str, error: float) -> 
 
 
 def test_no_function_leaves_its_range() -> None:
-    """What is far out comes to the limit, and a masked element of a softmax to nothing."""
+    """Large arguments give the limit, and a masked element of a softmax gives 0."""
     from tvm.relax import op
 
     values = np.array([[-1e30, -200.0, 0.0, 80.0], [-np.inf, 0.0, 1.0, 2.0]], "float32")

@@ -174,7 +174,7 @@ def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul:
 
 
 def test_a_measurement_again_in_another_session_is_the_same(nano: Agent, matmul: bytes) -> None:
-    """To the digit, with power and energy, whatever the board did in between; within a session noise differs."""
+    """To the digit, with power and energy, whichever work came in between; within a session noise differs."""
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
     with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         measure(session, matmul)

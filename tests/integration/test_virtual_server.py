@@ -122,7 +122,7 @@ def test_threads_may_share_a_client(start: Start) -> None:
 
 
 def test_a_killed_worker_takes_its_load_along(start: Start) -> None:
-    """Killed, the process that computed says nothing: the board is idle at once, without anybody telling it."""
+    """Killed, the process that computed says nothing: the board is idle at once, without any notice."""
     simulator = start()
     tree, watcher = simulator.user, simulator.user
     pid = os.fork()
@@ -155,7 +155,7 @@ def test_a_client_that_is_stopped_holds_up_nobody(start: Start) -> None:
 
 @pytest.mark.parametrize("noise", [b"\xff" * 8, b"\x02\x00\x00\x00{}", b"\x05\x00\x00\x00[1,2]", b"\x00\x00\x00\x00"])
 def test_nonsense_ends_only_its_own_connection(start: Start, noise: bytes) -> None:
-    """Whoever sends it is hung up on; others are served."""
+    """Its sender is disconnected; others are served."""
     simulator = start()
     with socket.socket(socket.AF_UNIX) as babbler:
         babbler.settimeout(PATIENCE_S)
@@ -181,7 +181,7 @@ def test_a_board_that_hangs_times_out_and_can_be_freed(start: Start) -> None:
 
 
 def test_a_reboot_hangs_up_and_forgets(start: Start) -> None:
-    """At its time, with nobody asking: connections end, limits and loads are as at boot."""
+    """At its time, without a request: connections end, limits and loads are as at boot."""
     simulator = start("--live", "--fault", "reboot@0.5")
     root, user = simulator.root, simulator.user
     boot_id = user.read("/proc/sys/kernel/random/boot_id")

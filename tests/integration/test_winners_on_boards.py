@@ -36,7 +36,7 @@ tvm = tvm_env.load()
 NANO = "jetson-nano"
 # The text of the point in trials; what it holds on the board.
 POINT, CLOCKS = "cpu_freq_hz=1428000000", OperatingPoint(cpu_freq_hz={"a57": 1_428_000_000})
-# Short: what is proved is that the parts fit, not how well noise is told from differences (tests/unit/test_tie.py).
+# Short, to prove that the parts fit; tests/unit/test_tie.py covers the separation of noise from differences.
 RULE = TieRule(looks=(4,))
 THREADS = 1  # as campaigns use on virtual boards
 # By function and whether it packs weights itself: both tests compile the same ones.
@@ -194,7 +194,7 @@ def drive(
             request.answer = BuildResult(Status.OK, "", library, address, 1.0)
         elif request.board in boards.agents:
             boards.answer(verification, request)
-    pytest.fail("the verification does not come to an end")
+    pytest.fail("the verification does not end")
 
 
 def open_verification(campaign: int, order: Order, store: Store) -> Verification:

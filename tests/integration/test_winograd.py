@@ -238,7 +238,7 @@ def test_rows_that_are_all_of_them_are_not_outside_where_weights_are_fetched() -
 
 
 def test_a_models_flop_do_not_depend_on_the_algorithm() -> None:
-    """A Winograd function counts as the direct convolution that it stands for; any other is not its business."""
+    """A Winograd function counts as the direct convolution that it stands for; any other is not counted."""
     shape = (1, 13, 13, 8)
     function = winograd.make_function(shape, 16, (1, 1, 1, 1), 4)
     assert count_direct_flop(tvm.IRModule({"main": function})) == 2 * 9 * 8 * 13 * 13 * 16
