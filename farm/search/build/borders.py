@@ -292,9 +292,10 @@ def _is_sum(loop: Any) -> bool:
     for each in expressions.walk(loop.body):
         if isinstance(each, tirx.Bind) and any(expressions.mentions(each.value, name) for name in names):
             names.append(each.var)
-        if isinstance(each, tirx.BufferStore):
-            if any(expressions.mentions(index, name) for index in each.indices for name in names):
-                return False
+        if not isinstance(each, tirx.BufferStore):
+            continue
+        if any(expressions.mentions(index, name) for index in each.indices for name in names):
+            return False
     return True
 
 

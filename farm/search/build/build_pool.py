@@ -1,4 +1,4 @@
-"""Pools of compiler processes that keep TVM loaded; each runs one build at a time and is replaced when old, fat or stuck.
+"""Pools of compiler processes that keep TVM loaded; each builds one at a time and is replaced when old, fat or stuck.
 
 Subclasses start processes and talk to them: `farm.campaign.engine.ray_compilers` for campaigns and
 `farm.metaschedule.compilers` for scripts. A pool covers one machine; `farm.campaign.engine.builds` spans several.

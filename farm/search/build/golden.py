@@ -33,7 +33,6 @@ from tvm import te
 from farm import folders
 from farm.errors import DeadlineError, FarmError, PermanentError, UnavailableError
 from farm.processes.compile_subprocess import compile_in_subprocess
-from farm.search import tvm_env
 from farm.search.build.builder import try_to_build
 
 # Raise the number when the kernel changes: times of different versions are never compared.
@@ -114,8 +113,8 @@ class GoldenKernels:
 def plan_target(board_type_target: Mapping[str, Any] | None, architecture: str) -> dict[str, Any]:
     """Return the board type's target where it matches `architecture` (as from uname -m), else a generic one.
 
-    A virtual board runs its host's code, even for a type of another architecture. Raises UnavailableError for an unknown
-    architecture.
+    A virtual board runs its host's code, even for a type of another architecture. Raises UnavailableError for an
+    unknown architecture.
     """
     if board_type_target is not None and str(board_type_target["mtriple"]).partition("-")[0] == architecture:
         return dict(board_type_target)
