@@ -188,7 +188,7 @@ def local() -> dict[str, Any]:
         for variant, work in (("untuned", 9e6), ("tuned", 4e6))
     ]
     goal = {"objective": "latency", "deadline_s": None, "max_power_w": None}
-    notes = ["this machine lets nobody hold its clocks", "no power sensor: latency only"]
+    notes = ["this machine has no clocks to pin", "no power sensor: latency only"]
     return document(made, goal=goal, notes=notes, board={"type": "local", "names": ["local"], "simulated": False})
 
 

@@ -29,7 +29,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 def test_a_registered_key_goes_before_every_default(home: pathlib.Path) -> None:
-    """`~` is the home folder of whoever runs the farm; host, user, port and pinned key are passed on."""
+    """`~` is the home folder of the user who runs the farm; host, user, port and pinned key are passed on."""
     address = to_ssh_address(Ssh(BOARD.host, "farm", 2222, "~/keys/farm", BOARD.host_key), "/other")
     assert (address.host, address.user, address.port) == ("nano-01.lan", "farm", 2222)
     assert (address.key_file, address.host_key) == (home / "keys/farm", BOARD.host_key)
@@ -140,7 +140,7 @@ def test_openssh_reads_its_configuration(home: pathlib.Path, monkeypatch: pytest
     (home / ".ssh/config").write_text(
         f"Include {home}/more\n"
         "Match originalhost nano-01 user jane\n IdentityFile %d/keys/%%-%r@%h-%n-${LAB}\n"
-        "Match user nobody\n Port 9\n"
+        "Match user guest\n Port 9\n"
         "Host nano-*\n User pi\n ProxyJump keeper@[fe80::1]:2200,[fe80::2]\n CanonicalizeHostname yes\n"
     )
     address = to_ssh_address(Ssh("nano-01", "jane"))

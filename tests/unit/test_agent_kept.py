@@ -54,7 +54,7 @@ def test_a_job_arrives_as_it_was_sent(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_job_for_a_worker_that_is_gone_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Nobody waits for an answer, and its file does not stay."""
+    """The answer is not awaited, and its file does not stay."""
     orders = Orders(tmp_path, ())
     orders.clear()
     orders.close(orders.reading)
@@ -161,7 +161,7 @@ def test_a_worker_in_which_a_job_left_a_thread_is_not_kept(
 def test_a_crash_is_not_blamed_on_memory_of_an_earlier_job(
     earlier: Callable[[], object], job: Callable[[], object], status: Status
 ) -> None:
-    """What counts is what the job has mapped itself, whatever the process once had."""
+    """What counts is what the job has mapped itself, not what the process had before."""
     with start(earlier, job) as (made, end):
         assert end.crashing
         end.status = processes.reap(made.pid, time.monotonic() + 10.0)
@@ -203,7 +203,7 @@ def test_address_space_is_not_limited_and_memory_is() -> None:
 
 
 def test_a_limit_of_one_job_is_lifted_after_it() -> None:
-    """What the next one needs before its own limit is nobody's."""
+    """What the next one needs before its own limit counts for no job."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         allowed = limits.allow_data(1 << 40)

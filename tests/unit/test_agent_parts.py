@@ -40,20 +40,20 @@ def test_values_are_small_and_never_constant(dtype: str) -> None:
 
 
 def test_seeds_decide_the_values() -> None:
-    """The same seed gives the same values, another seed others; the first ones are known, whatever the machine."""
+    """The same seed gives the same values, another seed others; the first ones are known, on every machine."""
     np.testing.assert_array_equal(arguments.values.__wrapped__(1), arguments.values(1))
     assert not np.array_equal(arguments.values(1), arguments.values(2))
     assert arguments.values(0)[:4].tolist() == [22979, 8976, 730, -15087]
 
 
 def test_an_unknown_dtype_is_named() -> None:
-    """A dtype that nobody knows raises with its name."""
+    """An unknown dtype raises with its name."""
     with pytest.raises(arguments.UnknownDtypeError, match="float3"):
         arguments.pool("float3", 0)
 
 
 def test_inputs_keep_their_order() -> None:
-    """Arrays come out of an npz in the order in which they went in, whatever their names."""
+    """Arrays come out of an npz in the order in which they went in, with any names."""
     import io
 
     buffer = io.BytesIO()

@@ -67,7 +67,7 @@ def ok(before: Evidence, after: Evidence, latency_s: tuple[float, ...] = (1.0, 1
             changed(cpu_max_hz={"0": 1_479_000_000, "1": 921_600_000}),
             Status.CLOCK_DRIFTED,
             "upper limit of cpu0",
-            id="somebody-moved-the-limit",
+            id="another-client-moved-the-limit",
         ),
         pytest.param(
             STEADY, changed(memory_freq_hz=800_000_000), Status.CLOCK_DRIFTED, "memory clock", id="memory-clock-fell"
@@ -114,7 +114,7 @@ def test_other_load_is_what_is_left_of_the_cpu_time() -> None:
 
 
 class Board:
-    """A tree of two files, and a clock that moves when somebody sleeps."""
+    """A tree of two files, and a clock that moves on every sleep."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.now_s = 0.0
@@ -164,7 +164,7 @@ def test_a_busy_board_is_waited_for(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_condition_that_the_board_cannot_promise_is_refused_at_once(tmp_path: pathlib.Path) -> None:
-    """Without a thermal zone or /proc/stat nobody waits for nothing."""
+    """Without a thermal zone or /proc/stat there is no wait."""
     sensors = Sensors(FileTree(tmp_path))
     assert "no thermal zone" in measurement.wait(StartConditions(max_temperature_c=50.0), sensors)
     assert "does not say how busy" in measurement.wait(StartConditions(max_load=1.0), sensors)

@@ -1,4 +1,4 @@
-"""What a board answers is read as a stranger's words: what cannot be is refused, whatever it is."""
+"""A board's answers are untrusted input: impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_decision_at_the_point_asked_for_comes_before_the_usual_one() -> None:
 
 
 def test_what_is_said_to_be_left_out_counts_more_than_what_was_decided() -> None:
-    """Whoever times mixes of records says themselves what is left out."""
+    """A caller that times mixes of records says what is left out."""
     decisions = [decided({"aaaa": f"nano {DEFAULT_POINT}"}, "aaaa")]
     book = Records([record("nano", DEFAULT_POINT, 1.0)], "nano", decisions=decisions, refused={})
     assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}

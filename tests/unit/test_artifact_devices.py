@@ -53,13 +53,13 @@ def test_copies_count_for_a_gpu_alone() -> None:
 
 
 def test_no_device_is_taken_where_a_time_is_unknown() -> None:
-    """The workload that nobody knows anything of is named."""
+    """The workload that is unknown is named."""
     with pytest.raises(PermanentError, match="no prediction for conv2d"):
         choice.estimate(make(None), NANO)
 
 
 def test_a_device_without_code_leaves_it_to_the_other() -> None:
-    """It is taken whatever its time is, known or not, and the manifest says why the other was not."""
+    """It is taken at any time, known or not, and the manifest says why the other was not."""
     taken, said = choice.choose({"cpu": make(None)}, {"gpu": CodeRefusedError("ptxas refuses the code")}, NANO)
     assert (taken, said) == ("cpu", {"devices": {}, "not_made": {"gpu": "ptxas refuses the code"}})
     taken, said = choice.choose({"cpu": make(1e-3), "gpu": make(1e-4, gpu=CODE)}, {}, NANO)

@@ -55,7 +55,7 @@ def test_nothing_stays_of_a_failed_write(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_artifact_takes_the_place_of_one_and_of_nothing_else(tmp_path: pathlib.Path) -> None:
-    """Compiling again replaces; a folder of somebody's files is refused and untouched."""
+    """Compiling again replaces; a folder of the user's files is refused and untouched."""
     write(tmp_path / "a")
     write(tmp_path / "a", library=b"newer")
     assert manifests.open_artifact(tmp_path / "a").read_library() == b"newer"
@@ -76,7 +76,7 @@ def test_a_changed_library_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path) -> None:
-    """A verdict that somebody wrote in by hand does not count."""
+    """A verdict written in by hand does not count."""
     write(tmp_path / "a")
     path = tmp_path / "a" / manifests.NAME
     document = json.loads(path.read_text())
@@ -308,7 +308,7 @@ def test_an_artifact_knows_its_folder(tmp_path: pathlib.Path) -> None:
 def test_a_manifest_that_was_made_to_harm_is_refused(
     tmp_path: pathlib.Path, changes: dict[str, Any], match: str
 ) -> None:
-    """Its digest is right, as anybody's can be; what it holds would become headers, paths and arguments."""
+    """Its digest is right, which proves nothing; what it holds would become headers, paths and arguments."""
     write_document(tmp_path, changes)
     with pytest.raises(UsageError, match=match):
         manifests.open_artifact(tmp_path)
@@ -339,14 +339,14 @@ def test_reasons_may_have_lines(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: pathlib.Path) -> None:
-    """A model whose output has a name with an escape in it gives no artifact, rather than one that nobody opens."""
+    """A model whose output has a name with an escape in it gives no artifact, rather than one that cannot be opened."""
     with pytest.raises(UsageError, match=r"outputs.name holds a control character"):
         write(tmp_path / "a", outputs=(Tensor(name="\x1b[2J", shape=(1, 10), dtype="float32"),))
     assert not (tmp_path / "a").exists()
 
 
 def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
-    """A manifest as somebody writes it who knows how its digest is made."""
+    """A forged manifest with a right digest."""
     document = make_manifest().model_dump(mode="json") | changes
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -354,7 +354,7 @@ def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
 
 
 def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(tmp_path: pathlib.Path) -> None:
-    """Names come from whoever exported it; minutes later would be too late to say so."""
+    """Names come from the exporter; minutes later would be too late to say so."""
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y\n"])],
         "g",

@@ -31,6 +31,6 @@ def test_every_program_is_held_to_what_it_computes_with(tmp_path: pathlib.Path) 
 
 
 def test_a_model_in_8_bits_is_rounded_to_steps_everywhere() -> None:
-    """What runs a quantised model may be a step off, whatever its functions are called."""
+    """What runs a quantised model may be a step off, under any names of its functions."""
     done = {OURS: compiled("int8_conv2d_quantize 3x3"), UNTUNED: compiled("conv2d 3x3")}
     assert find_factors(Subject(QUANTISED), done) == {OURS: 500.0, UNTUNED: 500.0, ONNXRUNTIME: 500.0}

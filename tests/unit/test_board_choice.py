@@ -44,7 +44,7 @@ def test_boards_of_the_other_kind_are_left_out_with_a_word() -> None:
 
 
 def test_a_type_without_boards_names_what_there_is() -> None:
-    """Asking for what nobody registered is wrong usage, with the registered types and the command to add one."""
+    """An unregistered board is wrong usage, with the registered types and the command to add one."""
     with pytest.raises(UsageError, match="no board of type 'jetson-tx2'") as caught:
         plan_pool([row("n1")], "jetson-tx2", None)
     assert "jetson-nano" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Libraries that were built before: what is found is what was kept, whatever happened to the folder."""
+"""Libraries that were built before: what is found is what was kept, after any damage to the folder."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def keep(store: Store, folder: pathlib.Path, matches: bool = True) -> pathlib.Pa
 
 
 def test_the_folder_lies_in_the_order(store: Store, tmp_path: pathlib.Path) -> None:
-    """Whoever resumes finds it; orders of before have none, and a clone's artifacts are another's business."""
+    """It is there on resume; orders of before have none, and a clone's artifacts are not its own."""
     campaign = store.fetch_fleet_campaign("c")
     order = Order.from_document(json.loads(json.dumps(campaign.order)))
     assert order.compile_to == str(tmp_path / "packages") == artifacts.find_folder(campaign)

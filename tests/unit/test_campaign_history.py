@@ -11,7 +11,7 @@ def event(at: float, kind: str, message: str = "") -> dict[str, object]:
 
 
 def test_what_searches_say_as_they_begin_is_one_line() -> None:
-    """Fifty tasks that begin from what is known elsewhere are told of once; all else in its place, in plain words."""
+    """Fifty tasks that begin from what is known elsewhere are reported once; all else in its place, in plain words."""
     events = [event(1.0, "campaign_submitted", "by ana@desk"), event(2.0, "campaign_running")]
     events += [event(3.0 + number, "warm_start", f"task {number}: 412 trials") for number in range(50)]
     events += [event(60.0, "campaign_paused", "by ana@desk"), event(70.0, "board_lied", "12 trials are doubted")]

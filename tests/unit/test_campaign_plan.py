@@ -1,4 +1,4 @@
-"""What a campaign file comes to: boards, points and models, workloads, trials, time."""
+"""The plan of a campaign file: boards, points and models, workloads, trials, time."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_models_that_no_board_can_hold(types: dict[str, BoardType]) -> None:
 
 
 def test_boards_that_wait_for_an_operator_are_said(types: dict[str, BoardType]) -> None:
-    """Where no board can be used before somebody acts, the plan says so and estimates nothing."""
+    """Where no board can be used before an operator acts, the plan says so and estimates nothing."""
     stopped = row("n1", health="unsafe", health_reason="clocks not restored")
     (found,), faults = choose(campaign(), types, stopped)
     assert not faults
@@ -392,7 +392,7 @@ def test_nothing_is_promised_without_boards() -> None:
     per_workload=st.none() | st.integers(1, 1000),
 )
 def test_no_trial_is_lost_in_dividing(jobs: list[tuple[int, int]], trials: int, per_workload: int | None) -> None:
-    """The parts add up to the whole, nobody without a board gets any, and equal lanes differ by one at most."""
+    """The parts add up to the whole, no lane without a board gets any, and equal lanes differ by one at most."""
     lanes = [lane(f"t{i}", n, *(f"b{i}-{j}" for j in range(boards))) for i, (n, boards) in enumerate(jobs)]
     found = estimate(lanes, BudgetSpec(trials=trials, per_workload=per_workload), CORES)
     open_jobs = sum(each.jobs for each in lanes if each.boards)

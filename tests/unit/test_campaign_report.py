@@ -50,7 +50,7 @@ def test_an_order_without_calls_shares_weights_out() -> None:
 
 
 def test_gains_are_those_of_the_model_itself() -> None:
-    """What the trials gained is told from the model's own times beside code without a trial, also if it is nothing."""
+    """The gain compares the model's own times with those of untuned code, also if it is nothing."""
     document = make_document(places=PLACES[:1])
     gained, nothing, _ = campaign_rows.list_gains(document)
     assert (gained.model, gained.predicted_s, gained.last_s) == ("resnet18", 0.0131, 0.0122)

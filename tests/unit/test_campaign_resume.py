@@ -1,4 +1,4 @@
-"""A campaign from its order and rows of the store to what scheduler and commands are told: pure parts of the engine."""
+"""A campaign from its order and rows of the store to the scheduler and commands: pure parts of the engine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def row(
 
 
 def begin(rows: list[dict[str, object]] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
-    """A campaign that the scheduler has been told of."""
+    """A campaign that the scheduler knows."""
     order = order or make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
     state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)

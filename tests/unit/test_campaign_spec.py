@@ -110,7 +110,7 @@ def test_points(tmp_path: pathlib.Path, written: str, expected: PointSpec) -> No
     ],
 )
 def test_wrong_keys_and_values(tmp_path: pathlib.Path, old: str, new: str, message: str) -> None:
-    """Each mistake is told with its line and key."""
+    """Each mistake is reported with its line and key."""
     assert message in "\n".join(refuse(tmp_path, GOOD.replace(old, new, 1)))
 
 
@@ -152,7 +152,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: pathlib.Path) -> None:
 
 
 def test_batches_are_models_of_their_own(tmp_path: pathlib.Path) -> None:
-    """Each batch makes a variant with the batch in the first place of every input, whatever the shape began with."""
+    """Each batch makes a variant with the batch in the first place of every input, in place of any earlier value."""
     models, faults = read_models(
         read(tmp_path, GOOD.replace("[mlp]", "[{zoo: mlp, shape: {data: [1, 64]}, batch: [1, 4]}, tiny-cnn]"))
     )
@@ -167,13 +167,13 @@ def test_batches_are_models_of_their_own(tmp_path: pathlib.Path) -> None:
 
 
 def test_models_are_sought_beside_the_file(tmp_path: pathlib.Path) -> None:
-    """A relative path starts at the campaign file's folder; a model that is not there, or no model, is told as such."""
+    """A relative path starts at the campaign file's folder; a missing model, or no model, is reported as such."""
     from farm.models import zoo
 
     (tmp_path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
     (tmp_path / "text.onnx").write_text("hello")
     models, faults = read_models(
-        read(tmp_path, GOOD.replace("[mlp]", "[own.onnx, gone.onnx, {path: text.onnx}, ~nobody-here/m.onnx]"))
+        read(tmp_path, GOOD.replace("[mlp]", "[own.onnx, gone.onnx, {path: text.onnx}, ~missing-user/m.onnx]"))
     )
     assert [each.name for each in models] == ["own"]
     assert [place for place, _ in faults] == [("models", 1), ("models", 2), ("models", 3)]

@@ -32,7 +32,7 @@ GONE = {"host": process_identity()["host"], "pid": 2**22 + 1, "created": 1.0}
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store with one campaign, `c`, which nobody carries out."""
+    """A store with one campaign, `c`, which has no engine."""
     with Store(tmp_path / "farm.db") as store:
         submit(store, make_order("c"))
         yield store
@@ -94,7 +94,7 @@ def test_without_an_engine_operators_are_heard_at_once(store: Store, settings: S
 
 
 def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
-    """A campaign whose engine is gone is interrupted for whoever looks next, with every trial that was written counted,
+    """A campaign whose engine is gone is interrupted for the next reader, with every trial that was written counted,
     and resumed from there.
     """
     store.note_campaign(1, CampaignState.RUNNING, "", GONE)
@@ -115,7 +115,7 @@ def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
 
 
 def test_an_engine_of_a_host_that_was_renamed_is_noticed(store: Store, tmp_path: pathlib.Path) -> None:
-    """Another host's campaign is left alone while anybody holds the engine's lock, and is nobody's when none does."""
+    """Another host's campaign is left alone while the engine's lock is held, and counts as left when it is not."""
     store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
     with engine_lock(tmp_path):
         assert control.close_abandoned(store) == []
@@ -124,7 +124,7 @@ def test_an_engine_of_a_host_that_was_renamed_is_noticed(store: Store, tmp_path:
 
 
 def test_whoever_holds_the_engines_lock_owns_what_runs(store: Store) -> None:
-    """The engine leaves its own campaigns alone, and takes over whatever another left, wherever that ran."""
+    """The engine leaves its own campaigns alone, and takes over what another left, on any host."""
     me = process_identity()
     store.note_campaign(1, CampaignState.RUNNING, "", me)
     assert control.close_abandoned(store, me) == []
@@ -134,7 +134,7 @@ def test_whoever_holds_the_engines_lock_owns_what_runs(store: Store) -> None:
 
 
 def test_a_paused_campaign_whose_engine_left_in_order_can_be_resumed(store: Store) -> None:
-    """An engine that ends leaves paused campaigns paused, with nobody to carry them out."""
+    """An engine that ends leaves paused campaigns paused, without an engine."""
     store.want_campaign("c", "pause", "op")
     store.note_campaign(1, CampaignState.PAUSED, "paused by op", {})
     assert control.close_abandoned(store) == []
@@ -198,7 +198,7 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
 
 
 def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
-    """Where the engine is gone, whoever watches notes the campaign as interrupted, rather than waiting for ever."""
+    """Where the engine is gone, a watcher notes the campaign as interrupted, rather than waiting for ever."""
     store.note_campaign(1, CampaignState.RUNNING, "", GONE)
     assert watch.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
 

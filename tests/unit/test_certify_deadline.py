@@ -1,4 +1,4 @@
-"""A certificate whose time is up says so, whatever the call that was cut says."""
+"""A certificate whose time is up says so, with any error of the call that was cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cut_in_a_check(raised: FarmError) -> tuple[_Run, str]:
 
 
 def test_a_call_that_was_cut_is_the_deadlines() -> None:
-    """What TVM says of a connection that ended is nothing that anybody can act on."""
+    """What TVM says of a connection that ended helps no reader."""
     run, message = cut_in_a_check(UnavailableError("device_agent.unpin failed: kShutdown"))
     assert message == run.over == "the deadline of 1 s has passed"
 

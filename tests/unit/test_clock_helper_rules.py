@@ -51,7 +51,7 @@ def test_writes(tree: FileTree, path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        # files that are none of our business, by whatever way
+        # files outside of clock control, by any path
         ("/etc/shadow", "x"),
         ("/proc/sysrq-trigger", "b"),
         ("/sys/power/state", "mem"),
@@ -168,7 +168,7 @@ def test_reads(tree: FileTree, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/proc/kcore", "/sys/kernel/debug/../../../etc/shadow", f"{INA}/name"])
 def test_does_not_read(tree: FileTree, path: str) -> None:
-    """What anybody may read, or nobody should, is not."""
+    """Files that are world-readable or secret are not."""
     with pytest.raises(RefusedError):
         rules.check_read(tree, path)
 

@@ -422,7 +422,7 @@ def test_the_memory_clock_is_held_as_its_driver_wants_it(tmp_path: Path, driver:
 
 
 def test_root_only_memory_files_are_read_through_the_helper(tmp_path: Path) -> None:
-    """An unprivileged agent sees the memory clock as root does, or says that nobody reads it."""
+    """An unprivileged agent sees the memory clock as root does, or says that it is unreadable."""
     board = make_board(tmp_path, Memory("bpmp"))
     board.kernel.hidden = (_DEBUG,)
     known = BoardType("acme", memory=Memory("bpmp", (204_000_000,)))
@@ -479,7 +479,7 @@ def test_nothing_that_is_shown_raises(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [None, ValueError("the work")])
 def test_a_gpu_keeps_its_power_while_its_code_is_timed(tmp_path: Path, ends: Exception | None) -> None:
-    """Its first kernel would pay for power coming back. Then all is as it was, whatever became of the work."""
+    """Its first kernel would pay for power coming back. Then all is as it was, at any end of the work."""
     add_gpu(tmp_path)
     board = make_board(tmp_path)
     with contextlib.suppress(ValueError), board.controller.gpu_powered():

@@ -116,7 +116,7 @@ def test_the_current_mode_is_what_nvpmodel_says(tmp_path: Path, answer: str | OS
 @pytest.mark.parametrize(
     ("mask", "answer", "expected"),
     [
-        ("5", "", False),  # what is gated now counts, whatever nvpmodel says
+        ("5", "", False),  # what is gated now counts, not nvpmodel's answer
         ("0", "NV Power Mode: MODE_10W\n1\n", True),
         (None, "NV Power Mode: MAXN\n0\n", True),
         (None, "NV Power Mode: MODE_10W\n1\n", False),
@@ -138,7 +138,7 @@ def test_another_gating_mask_needs_a_reboot(
 
 
 def test_configurations_of_several_boards_are_not_guessed_from(tmp_path: Path) -> None:
-    """One file in /etc/nvpmodel is the board's; of two, nobody knows."""
+    """One file in /etc/nvpmodel is the board's; two are ambiguous."""
     one = make_board(tmp_path / "one", files=("nvpmodel/nvpmodel_t194.conf",))
     assert find_power_modes(one) is not None
     two = make_board(tmp_path / "two", FileNotFoundError(2, "nvpmodel"), ("nvpmodel/a.conf", "nvpmodel/b.conf"))

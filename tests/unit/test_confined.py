@@ -163,6 +163,6 @@ def test_it_ends_at_its_deadline() -> None:
 
 
 def test_an_answer_that_is_too_long_is_not_read() -> None:
-    """Whoever asked says how much can be true."""
+    """The caller sets the limit of a valid answer."""
     with pytest.raises(UsageError, match="more than 2 bytes"):
         _call("backwards", b"abc", answer_bytes=2)

@@ -52,7 +52,7 @@ def run_by(stage: list[tuple[str, str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_an_image_has_no_root_and_says_how_it_is(image: str) -> None:
-    """It runs as a number that is not root's, with a health check, and is told to end by a signal that we obey."""
+    """It runs as a number that is not root's, with a health check, and ends by a signal that we obey."""
     stage = read_stages()[image]
     assert re.fullmatch(r"[1-9]\d{4}:[1-9]\d{4}", find_last(stage, "USER"))
     assert "--timeout=" in find_last(stage, "HEALTHCHECK")

@@ -1,4 +1,4 @@
-"""Coroutines that nobody runs but who looks again."""
+"""Poll-based coroutines run only when polled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_coroutine_goes_on_once_what_it_waits_for_is_there() -> None:
 
 
 def test_what_one_does_lets_others_go_on() -> None:
-    """Whoever waits for what another one does later in the same run goes on in it, and may start a third."""
+    """A coroutine resumes in the run in which its predicate becomes true, and may start a third."""
     loop, done = Loop(), list[str]()
 
     async def do(name: str, after: str, then: Coroutine[Any, Any, None] | None = None) -> None:

@@ -68,7 +68,7 @@ def test_every_expression_asks_for_what_is_exported() -> None:
 
 
 def test_every_metric_is_looked_at_somewhere() -> None:
-    """A metric that no dashboard and no alert asks for is one that nobody needs."""
+    """A metric that no dashboard and no alert asks for is superfluous."""
     asked = " ".join(expression for _, expression, _ in list_expressions())
     unseen = {metric.name for metric in farm_metrics.METRICS if metric.full_name not in asked}
     assert unseen == {"info", "board_last_seen_timestamp_seconds", "probe_worker_restarts_total"}
@@ -76,7 +76,7 @@ def test_every_metric_is_looked_at_somewhere() -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_a_dashboard_can_be_imported(path: pathlib.Path) -> None:
-    """Its data source is chosen by whoever imports it; panels have numbers of their own, a place, and no overlap."""
+    """Its data source is chosen by the importer; panels have numbers of their own, a place, and no overlap."""
     document = read(path)
     assert document["schemaVersion"] >= 41  # Grafana 12; newer ones bring it up themselves
     variables = [each["name"] for each in document["templating"]["list"]]

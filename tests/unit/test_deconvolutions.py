@@ -44,7 +44,7 @@ def draw_side(draw: st.DrawFn) -> Side:
 
 @given(draw_side(), draw_side())
 def test_phases_put_together_are_the_transposed_convolution(tall: Side, wide: Side) -> None:
-    """Whatever the kernel, stride and padding are, asymmetric ones included."""
+    """For all kernels, strides and paddings, asymmetric ones included."""
     random = np.random.default_rng(0)
     data = random.standard_normal((tall.size, wide.size, 2))
     weights = random.standard_normal((2, 3, tall.kernel, wide.kernel))

@@ -72,7 +72,7 @@ def test_kinds(mnemonic: str, operands: str, kind: str) -> None:
 
 
 def test_multiply_adds_come_to_the_peak_and_no_further() -> None:
-    """A 128-bit multiply-add takes both of the Cortex-A57's vector pipes: one in a cycle, if none waits for another."""
+    """A 128-bit FMA takes both of the Cortex-A57's vector pipes: one in a cycle, if none waits for another."""
     cycles = PIPELINE.count_cycles(Decoder().read(code(*FMLA)))
     assert cycles == pytest.approx(len(FMLA), rel=0.02)
     assert cycles >= len(FMLA)
@@ -80,7 +80,7 @@ def test_multiply_adds_come_to_the_peak_and_no_further() -> None:
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_prices_and_predictions_know_the_same_core(name: str) -> None:
-    """Multiply-adds and loads come to what the core's own facts say, from which the search predicts."""
+    """FMAs and loads take the time of the core's own facts, from which the search predicts."""
     core = load_core(name)
     assert core is not None
     facts = yaml.safe_load((ROOT / f"inventory/core_types/{name}.yaml").read_text())
@@ -147,7 +147,7 @@ def test_one_register_serves_loads_that_do_not_wait_for_each_other() -> None:
 )
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_nothing_beats_the_pipes(words: list[int]) -> None:
-    """Whatever is executed, no pipe does more in a cycle than there are of it, and no more is dispatched."""
+    """In any program, no pipe does more in a cycle than there are of it, and no more is dispatched."""
     instructions = Decoder().read(code(*words))
     cycles = PIPELINE.count_cycles(instructions)
     used: dict[str, int] = {}
@@ -231,7 +231,7 @@ def test_what_is_no_library_is_refused(data: bytes) -> None:
 
 
 def test_the_agent_never_loads_the_emulator() -> None:
-    """Only the emulator's own process imports Unicorn: modules that the agent imports come to it by no way."""
+    """Only the emulator's own process imports Unicorn: modules that the agent imports never import it."""
     own = {"machine", "server", "__main__"}
     for path in (ROOT / "device_agent").rglob("*.py"):
         if path.parent.name == "emulated" and path.stem in own:

@@ -21,7 +21,7 @@ from farm.errors import (
 
 
 class Place:
-    """A site that keeps what it is told."""
+    """A site that keeps its observations."""
 
     tracker = Tracker("127.0.0.1", 1)
     key = "jetson-nano/n1"
@@ -50,7 +50,7 @@ class Place:
 
 
 def test_a_lost_board_that_is_still_ours_is_at_fault() -> None:
-    """The farm is told of a fault on the board's side; the outcome stays."""
+    """A fault on the board's side is reported to the farm; the outcome stays."""
     place = Place()
     outcome = Outcome(Status.BOARD_LOST, "hung up")
     assert Blame(place).judge(outcome) == outcome
@@ -90,7 +90,7 @@ def test_throttling_counts_when_it_repeats() -> None:
     [(BoardHostileError("it sent a call"), Kind.HOSTILE), (InvalidReplyError("latency -1"), Kind.INVALID_REPLY)],
 )
 def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | InvalidReplyError, kind: Kind) -> None:
-    """The trial is the farm's failure with the reason, and the farm is told which it was."""
+    """The trial is the farm's failure with the reason, and the farm learns which it was."""
     place = Place()
     outcome = Blame(place).judge_error(error)
     assert (outcome.status, outcome.message) == (Status.FARM_ERROR, error.message)
@@ -105,7 +105,7 @@ def test_nonsense_on_the_only_board_is_tried_again() -> None:
 
 
 def test_an_unsafe_board_is_left_or_ends_the_run() -> None:
-    """Where another board may take its place the farm is told; on the one machine there is, the error goes up."""
+    """Where another board may take its place it is reported; on the one machine there is, the error goes up."""
     place, error = Place(), BoardUnsafeError("stuck")
     assert Blame(place).judge_error(error).status is Status.FARM_ERROR
     assert place.seen == [Kind.UNSAFE]
@@ -123,7 +123,7 @@ def test_an_unsafe_board_is_left_or_ends_the_run() -> None:
     ],
 )
 def test_a_board_whose_clocks_cannot_be_held_is_doubted(status: PinStatus, seen: list[Kind]) -> None:
-    """Twice in a row, and it is better left; the farm is told, unless it lacks the point or another has its clocks."""
+    """Twice in a row, and it is better left; it is reported, unless it lacks the point or another has its clocks."""
     place = Place()
     blame = Blame(place)
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_clocks_that_do_not_hold_are_told_the_third_time() -> None:
     ("error", "seen"), [(PermanentError("it raised"), [Kind.FAULT]), (BoardBusyError("ann has it"), [])]
 )
 def test_a_board_on_which_nothing_works_is_left(error: FarmError, seen: list[Kind]) -> None:
-    """The third call in a row that fails without anybody's fault makes it suspect, unless another client has it."""
+    """The third call in a row that fails without a known fault makes it suspect, unless another client has it."""
     place = Place()
     blame = Blame(place)
     outcomes = [blame.judge_error(error) for _ in range(3)]
@@ -172,7 +172,7 @@ def test_what_one_board_did_is_not_held_against_the_next() -> None:
 
 
 def test_an_error_of_the_session_is_an_outcome() -> None:
-    """A lost connection is the board's fault; a later lease is not, and the store is told of its number."""
+    """A lost connection is the board's fault; a later lease is not, and the store records its number."""
     place = Place()
     assert Blame(place).judge_error(BoardLostError("hung up")).status is Status.BOARD_LOST
     assert place.seen == [Kind.FAULT]

@@ -41,7 +41,7 @@ def test_short_runs_and_single_cores_are_not_shared_out() -> None:
 
 
 def test_tiles_with_just_enough_sums_wait_for_more_of_a_stream() -> None:
-    """Eight vectors of sums hide four cycles of two multiply-adds each, ten have one to spare; Arm is left."""
+    """Eight vector accumulators hide four cycles of two FMAs each, ten have one to spare; Arm is left."""
     zen = core_of({"mtriple": "x86_64-linux-gnu", "mcpu": "znver3"})
     nano = core_of({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57"})
     exact = {"lanes": 8, "vectors": 4, "pixels": 2, "rows": 1}

@@ -109,11 +109,11 @@ def answering(line: ClaimLine, fences: Fences, times: int) -> threading.Thread:
 
 
 def test_a_session_learns_that_its_lease_is_over() -> None:
-    """What a session claimed holds until somebody else has come with a later lease."""
+    """What a session claimed holds until another client has claimed a later lease."""
     fences = Fences()
     line, theirs = ClaimLine.open()
     claimant = Claimant(theirs)
-    assert claimant.find_refusal() == ""  # nothing claimed, nobody asked
+    assert claimant.find_refusal() == ""  # nothing claimed, no request
     listener = answering(line, fences, 3)
     assert claimant.claim(LeaseClaim("a", 6, "left")).status is ClaimStatus.OK
     assert claimant.find_refusal() == ""
@@ -124,7 +124,7 @@ def test_a_session_learns_that_its_lease_is_over() -> None:
 
 
 def test_a_session_without_a_listener_does_not_use_the_board() -> None:
-    """Where nobody can say whether a lease holds, it counts as over."""
+    """Where it is unknown whether a lease holds, it counts as over."""
     line, theirs = ClaimLine.open()
     claimant = Claimant(theirs)
     listener = answering(line, Fences(), 1)

@@ -50,7 +50,7 @@ PARTS = (RecordPart("w1", "conv2d w1", "c1", 1e-3, True), RecordPart("w2", "dens
 class Lab:
     """Answers what finals ask for: a program's latency is what its text says, in ms.
 
-    `compiled` is what compiling gives or raises; `fault` may spoil a run: it is told the program and how many runs
+    `compiled` is what compiling gives or raises; `fault` may spoil a run: it gets the program and how many runs
     were answered before. `outputs` are what a program computes where that is not 1; `layers_ms` are its functions'.
     """
 

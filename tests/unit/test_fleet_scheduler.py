@@ -81,7 +81,7 @@ def test_a_type_of_few_boards_gets_its_first_trials() -> None:
 
 
 def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
-    """A type without boards keeps nobody from the campaign's trials."""
+    """A type without boards does not delay the campaign's other trials."""
     hands = Hands()
     hands.boards("a")
     both = campaign(workloads=6, board_types=("nano", "tx2"), budget=v.Budget(trials=16))
@@ -138,7 +138,7 @@ def test_a_search_that_keeps_failing_is_asked_no_more() -> None:
 
 
 def test_a_search_that_answers_again_is_forgiven() -> None:
-    """Whatever is killed twice and answers then, however often, ends nothing."""
+    """Late answers of killed work, any number of them, end nothing."""
     hands = Hands()
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=12))))
@@ -211,7 +211,7 @@ def test_a_single_board_gets_its_own_candidate_back() -> None:
 
 
 def test_a_candidate_that_took_two_boards_down_is_banned() -> None:
-    """After the second lost board nobody gets the candidate, not even if a search proposes it again."""
+    """After the second lost board no board gets the candidate, not even if a search proposes it again."""
     hands = Hands()
     hands.boards("a", "b", "c")
     hands.tell(v.CampaignAdded(campaign(workloads=1)))
@@ -434,7 +434,7 @@ def test_without_boards_a_campaign_waits_and_says_so() -> None:
 
 
 def test_work_of_a_board_that_left_is_done_elsewhere() -> None:
-    """What a drained board had goes to others, blames nobody and counts once."""
+    """What a drained board had goes to others, blames no candidate and counts once."""
     hands = fleet("a", "b")
     had = {m.job for m in hands.measures.values() if m.board == "a"}
     hands.tell(v.BoardLeft("a"))
@@ -604,7 +604,7 @@ def test_orders_for_an_unknown_campaign_are_refused() -> None:
     """Pausing what does not exist is an error; so is a campaign without workloads."""
     hands = Hands()
     with pytest.raises(UsageError, match="no campaign"):
-        hands.tell(v.CampaignPaused("nobody's"))
+        hands.tell(v.CampaignPaused("missing"))
     with pytest.raises(UsageError, match="nothing to do"):
         hands.tell(v.CampaignAdded(campaign(workloads=0)))
     with pytest.raises(UsageError, match="is no workload of"):
@@ -642,6 +642,6 @@ def test_winners_cost_their_campaign_board_time() -> None:
     hands.tell(v.CampaignAdded(campaign()))
     hands.tell(v.CampaignCancelled("vision"))
     hands.tell(v.WinnerMeasured("vision", 7.5))
-    hands.tell(v.WinnerMeasured("nobody", 7.5))
+    hands.tell(v.WinnerMeasured("missing", 7.5))
     assert hands.state.campaigns["vision"].board_s == 7.5
     assert sum(hands.state.owner_board_s.values()) == 7.5

@@ -1,4 +1,4 @@
-"""Whatever happens, in any order: no trial lost or counted twice, no budget exceeded, no board idle beside work."""
+"""Events in any order: no trial lost or counted twice, no budget exceeded, no board idle beside work."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Lives(RuleBasedStateMachine):
         label=st.sampled_from([v.NO_LABELS, frozenset({"rack=a"})]),
     )
     def arrive(self, board: str, board_type: str, point: str, label: frozenset[str]) -> None:
-        """A board comes, or comes back before anybody noticed that it had gone."""
+        """A board comes, or comes back before its loss was noticed."""
         self.fleet.tell(v.BoardArrived(board, board_type, point, label))
 
     @rule(board=BOARDS, lost=st.booleans())
@@ -219,7 +219,7 @@ class Lives(RuleBasedStateMachine):
             assert board.running is not None or not any(self.fleet.may_run(board, job) for job in spare)
 
     def teardown(self) -> None:
-        """Once boards are there and everything works, every campaign ends: nobody waits for ever."""
+        """Once boards are there and everything works, every campaign ends: none waits for ever."""
         fleet = self.fleet
         fleet.boards("a", "b", labels=frozenset({"rack=a"}))
         fleet.boards("c", board_type="tx2", labels=frozenset({"rack=a"}))

@@ -10,7 +10,7 @@ from farm.campaign.scheduler.values import Status
 from farm.errors import InternalError
 from tests.unit.fleet_campaigns import campaign
 
-# About every third measurement fails through somebody's fault, and every twentieth takes its board away.
+# About every third measurement fails by a fault, and every twentieth takes its board away.
 BAD_DAY = Chances(
     search_failed=0.01,
     build_failed=0.05,

@@ -152,7 +152,7 @@ def test_address(text: str) -> None:
     ["", "farm@nano", "192.0.2.7:22", "192.0.2.300", "1234", "-oProxyCommand=x", "a b", "a..b", "a/b", "x" * 300],
 )
 def test_wrong_address(text: str) -> None:
-    """Whatever is no address is refused, above all what a program could take for an option."""
+    """Every invalid address is refused, above all what a program could take for an option."""
     with pytest.raises(ValueError, match="is no"):
         fleet_addresses.parse_address(text)
 
@@ -269,7 +269,7 @@ def test_direct_board(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> No
 
 
 def test_key_file_is_found_from_elsewhere(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
-    """A relative path is taken from the file's own folder, whatever the working directory is later."""
+    """A relative path is taken from the file's own folder, with any later working directory."""
     text = hosts(
         "a: {key_file: keys/a}, b: {key_file: ~/b}, c: {key_file: /c}", "transport: ssh, type: jetson-nano, user: u"
     )
@@ -371,7 +371,7 @@ def test_odd_file(tmp_path: pathlib.Path, types: dict[str, BoardType], text: str
 
 
 def test_all_mistakes_at_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
-    """Mistakes of both kinds are told together with others of their kind, in the order of their lines."""
+    """Mistakes of both kinds are reported together with others of their kind, in the order of their lines."""
     text = GOOD.replace("192.0.2.11", "x@y").replace("type: jetson-tx2", "type: tx9")
     with pytest.raises(UsageError) as raised:
         read(tmp_path, text, types)
@@ -446,7 +446,7 @@ def test_any_file_is_read_or_refused(
     described: dict[str, Any],
     groups: Any,
 ) -> None:
-    """Whatever stands in a file, it is a fleet or an error in our words; never anything else."""
+    """Any content of a file is a fleet or an error in our words; never anything else."""
     text = yaml.safe_dump({"vars": variables, "hosts": described, "groups": groups})
     with contextlib.suppress(UsageError):
         boards = read(tmp_path, text, types).boards

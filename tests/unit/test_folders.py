@@ -1,4 +1,4 @@
-"""What is one user's alone, whatever the umask: FARM_HOME, the files in it, and every lock."""
+"""Private with any umask: FARM_HOME, the files in it, and every lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _open_umask() -> Iterator[None]:
 
 @pytest.fixture
 def parent(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder for homes, which pytest's own folders could not be told from: they are private."""
+    """A folder for homes, which pytest's own folders could not be distinguished from: they are private."""
     folder = tmp_path / "shared"
     folder.mkdir(0o777)
     return folder

@@ -146,6 +146,6 @@ def throw(rng: random.Random, mutate: Callable[[bytes, random.Random], bytes]) -
 
 
 def test_fuzz_no_mutated_stream_gets_a_frame_through_that_is_no_answer() -> None:
-    """Whatever is sent, in whatever pieces: refused or an answer, and the filter fails in no other way."""
+    """Any bytes, in any pieces: refused or an answer, and the filter fails in no other way."""
     for rng in fuzzing.each(400):
         throw(rng, fuzzing.mutate_bytes)

@@ -53,7 +53,7 @@ def test_a_broken_file_is_said(kind: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_broken_fleet_is_applied_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
-    """Whatever can be read is kept under FARM_HOME and nowhere else, and every command after it works."""
+    """All that can be read is kept under FARM_HOME and nowhere else, and every command after it works."""
     good = KINDS["fleet"][0].read_text()
     path = tmp_path / "here" / "fleet.yaml"
     complaints = []

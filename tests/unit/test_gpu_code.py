@@ -162,7 +162,7 @@ def test_a_board_that_cannot_run_code_says_why(changes: dict[str, object], said:
 
 
 def test_the_drivers_errors_are_outcomes() -> None:
-    """Memory, refused code and a kernel's crash are told apart; other texts mean nothing."""
+    """Memory, refused code and a kernel's crash are distinguished; other texts mean nothing."""
     assert gpu.find_status("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)") is Status.OUT_OF_MEMORY
     assert gpu.find_status("CUDA_ERROR_UNSUPPORTED_PTX_VERSION") is Status.LOAD_FAILED
     assert gpu.find_status("launch of k: CUDA_ERROR_ILLEGAL_ADDRESS") is Status.CRASHED
@@ -182,7 +182,7 @@ def test_a_virtual_board_plays_its_types_gpu(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_only_programs_run_on_the_gpu() -> None:
-    """A kernel alone, or an ONNX file, does not; neither does anything on a device that nobody knows."""
+    """A kernel alone, or an ONNX file, does not; neither does anything on an unknown device."""
     spec = RunSpec(Engine.RELAX_VM, device=GPU)
     assert RunSpec.from_json(json.dumps(spec.to_dict())) == spec
     with pytest.raises(ProtocolError, match="does not run on the GPU"):

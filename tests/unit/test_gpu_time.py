@@ -45,7 +45,7 @@ def launch(**fields: object) -> gpu_time.Launch:
 
 
 def test_what_a_block_does_is_counted_by_warps_and_sectors() -> None:
-    """Four warps read 128 floats in 16 sectors; ten rounds of one multiply-add each; one warp writes 4 sectors."""
+    """Four warps read 128 floats in 16 sectors; ten rounds of one FMA each; one warp writes 4 sectors."""
     found = count()
     assert found.sectors == {0: 16, 1: 5}  # what it writes begins in the middle of a sector
     assert found.arithmetic == 4 * 10
@@ -160,7 +160,7 @@ BOARDS = st.sampled_from(("sm_53", "sm_62", "sm_72", "sm_87"))
 def test_no_kernel_beats_its_multiply_adds_or_the_memory(
     arch: str, processors: int, threads: int, held: int, steps: int, inner: int, blocks: int
 ) -> None:
-    """Whatever its tiles: all multiply-adds on all lanes, and everything that it reads and writes once."""
+    """With any tiles: all FMAs on all lanes, and everything that it reads and writes once."""
     source = PRODUCT
     words = {"THREADS": threads, "STAGED": threads, "HELD": held, "STEPS": steps, "INNER": inner}
     for word, value in words.items():

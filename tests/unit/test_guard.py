@@ -48,7 +48,7 @@ def test_snapshot_holds_everything(root: Path) -> None:
 
 def test_snapshot_survives_the_disk(root: Path, tmp_path: Path) -> None:
     """What is loaded is what was saved, and nothing else is left in the folder."""
-    snapshot = guard.take_snapshot(FileTree(root), "somebody")
+    snapshot = guard.take_snapshot(FileTree(root), "client")
     state = tmp_path / "state"
     state.mkdir()
     snapshot.save(state / "snapshot.json")
@@ -59,7 +59,7 @@ def test_snapshot_survives_the_disk(root: Path, tmp_path: Path) -> None:
 
 
 def test_no_snapshot_is_none(tmp_path: Path) -> None:
-    """A folder without one is a board that nobody held."""
+    """A folder without one is a board without pinned clocks."""
     assert Snapshot.load(tmp_path / "snapshot.json") is None
 
 
@@ -94,11 +94,11 @@ def test_corrupt_snapshot(root: Path, tmp_path: Path, text: str) -> None:
     assert "cannot be read" in transaction.unsafe
     assert (state / "snapshot.json.corrupt").read_text(encoding="latin-1") == text
     with pytest.raises(UnsafeError):
-        transaction.begin("somebody")
+        transaction.begin("client")
     assert Transaction(FileTree(root), state).unsafe == transaction.unsafe
     assert transaction.clear_unsafe()
     assert Transaction(FileTree(root), state).unsafe == ""
-    transaction.begin("somebody")
+    transaction.begin("client")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_impatient_plan_leaves_nothing_out() -> None:
 
 @pytest.mark.parametrize(("lock", "written"), [("0", False), ("1", True)])
 def test_memory_rate_is_a_reading_unless_locked(lock: str, written: bool) -> None:
-    """A memory clock that nobody held is let go, not held where it happened to be."""
+    """A memory clock that was not pinned is released, not held where it happened to be."""
     wanted = {f"{EMC}/rate": "408000000", f"{EMC}/mrq_rate_locked": lock}
     current = {f"{EMC}/rate": "1600000000", f"{EMC}/mrq_rate_locked": "1"}
     assert ((f"{EMC}/rate", "408000000") in guard.plan_restore(wanted, current)) is written
@@ -173,7 +173,7 @@ def test_files_go_back(root: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, known in load_board_types().items() if known.simulation))
 def test_every_virtual_board_goes_back(name: str, tmp_path: Path) -> None:
-    """Whatever is done to a board through the helper's rules is undone, within 0.3 s, drivers that refuse included."""
+    """Every change of a board through the helper's rules is undone, within 0.3 s, drivers that refuse included."""
     tree = virtual(name)
     before = guard.take_snapshot(tree)
     access = LocalAccess(tree, tmp_path)

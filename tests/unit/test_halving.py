@@ -93,7 +93,7 @@ def test_widening_takes_cycles_that_multiply() -> None:
 
 
 def test_an_artifact_names_weights_in_16_bits() -> None:
-    """The algorithm says so, whatever else it is, and lets more of rounding pass."""
+    """The algorithm says so, with any other property, and lets more of rounding pass."""
     names = (
         "bf16_conv2d_add 3x3 8x8x8>8", "bf16_matmul_add 8>8", "matmul_add 8>8", "fp16_winograd4_conv2d 3x3 8x8x8>8",
         "winograd4_conv2d 3x3 8x8x8>8",

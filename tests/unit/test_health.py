@@ -88,7 +88,7 @@ def test_every_step_is_one_change_with_a_reason(standing: Standing, kind: Kind) 
 @pytest.mark.parametrize("health", sorted(OUT_OF_SERVICE))
 @pytest.mark.parametrize("kind", sorted(set(Kind) - COMMANDS - {Kind.UNSAFE, Kind.HOSTILE}))
 def test_nothing_but_an_operator_returns_a_board_to_service(health: Health, kind: Kind) -> None:
-    """A board in maintenance, unsafe or retired stays so whatever is observed of it."""
+    """A board in maintenance, unsafe or retired stays so under any observation."""
     assert step(board(health, HealthHistory(passes=99)), kind, 1e9).standing.health is health
 
 
@@ -252,7 +252,7 @@ def test_a_board_that_came_back_is_probed_before_work() -> None:
 
 
 def test_what_changes_nothing_is_not_worth_noting() -> None:
-    """A probe of a good board, a second loss and a second return have no reason, so that nobody is told."""
+    """A probe of a good board, a second loss and a second return have no reason, so that no notice is sent."""
     assert step(board(Health.GOOD), Kind.PROBE_PASSED).reason == ""
     assert step(board(Health.GOOD), Kind.BACK).reason == ""
     assert step(step(board(Health.GOOD), Kind.LOST), Kind.LOST).reason == ""

@@ -28,7 +28,7 @@ def make_line(at: float, process: str, text: str) -> str:
 
 
 def test_what_is_logged_is_read_as_it_was() -> None:
-    """Time, level, process, ids and a traceback survive; the line is one, whatever is in it."""
+    """Time, level, process, ids and a traceback survive; the line is one, with any text."""
     record = logging.makeLogRecord({"msg": "two\nlines %s", "args": ("\x1b[2J",), "levelname": "WARNING"})
     record.board, record.created = "nano-01", 1764000000.25
     raw = LineFormatter("services").format(record)
@@ -49,7 +49,7 @@ def test_what_is_logged_is_read_as_it_was() -> None:
     [b"plain\n", b'{"at": "1e999", "text": "x"}', b'{"at": 1e300, "text": "x"}', b'{"at": 5}', b"[" * 5000, b"\xff"],
 )
 def test_what_is_no_line_of_ours_is_skipped(raw: bytes) -> None:
-    """Whatever a file holds, reading it cannot fail."""
+    """Reading cannot fail for any content of a file."""
     assert read_line(raw) is None
 
 

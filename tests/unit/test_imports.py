@@ -31,7 +31,7 @@ ALLOWED = {
     ),
 }
 ALLOWED["tvm_ffi"] = ALLOWED["tvm"]
-# The page's server, which a farm without `farm web` does without; whoever looks whether it runs loads none of it.
+# The page's server, which a farm without `farm web` does without; a check whether it runs loads none of it.
 for _package in ("fastapi", "starlette", "uvicorn", "anyio"):
     ALLOWED[_package] = r"farm/web/(?!running)\w+\.py"
 # Its licence asks for a process of its own: what the agent imports must not import it.
@@ -72,13 +72,13 @@ def read_outline(path: pathlib.Path) -> Outline:
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_only_the_named_modules_import(package: str) -> None:
     """A package that is slow to load or ties us to one machine is imported only where DESIGN allows it."""
-    strangers = [
+    foreign = [
         f"{relative}:{line}"
         for path in MODULES
         if (line := read_outline(path).packages.get(package))
         and not re.fullmatch(ALLOWED[package], relative := str(path.relative_to(ROOT)))
     ]
-    assert not strangers, f"these modules may not import {package}: {', '.join(strangers)}"
+    assert not foreign, f"these modules may not import {package}: {', '.join(foreign)}"
 
 
 def test_every_module_says_what_lives_in_it() -> None:
@@ -94,7 +94,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 
 def test_the_agents_command_comes_before_numpy() -> None:
-    """NumPy starts BLAS threads unless told otherwise before its import, and the agent forks: it is told in `main`."""
+    """NumPy starts BLAS threads unless configured before its import, and the agent forks: `main` does so."""
     script = "import sys, device_agent.agent; print({'numpy', 'tvm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "set()"

@@ -77,7 +77,7 @@ def test_nothing_is_overwritten(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_wrong_words_write_nothing(tmp_path: pathlib.Path, words: tuple[str, ...], said: str) -> None:
-    """Each is told with what to do, exit code 2."""
+    """Each is reported with advice, exit code 2."""
     done = init(*words, "--out", str(tmp_path / "rack"))
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""Users' files of arrays and images: read as what they are, or refused with a reason, whatever is wrong with them."""
+"""Users' files of arrays and images: read as what they are, or refused with a reason, for any error."""
 
 from __future__ import annotations
 

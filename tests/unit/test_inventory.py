@@ -22,7 +22,7 @@ clusters:
 
 @pytest.fixture(autouse=True)
 def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have types of their own."""
+    """The user who runs the tests may have own types."""
     monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
 
 

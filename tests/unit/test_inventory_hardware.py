@@ -50,7 +50,7 @@ SHIPPED = sorted(path.stem for path in (documents.require_inventory_folder() / "
 
 @pytest.fixture(autouse=True)
 def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have types of their own."""
+    """The user who runs the tests may have own types."""
     monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
 
 

@@ -28,7 +28,7 @@ class Machine:
 
 
 def test_calls_are_counted_by_function() -> None:
-    """In the order of first calls; what a function calls in turn is its own, the machine's own work is nobody's."""
+    """In the order of first calls; what a function calls in turn is its own, the machine's own work counts for none."""
     machine: Any = Machine()
     found = engines.profile(machine, machine.run)
     assert [(name, calls) for name, (calls, _) in found.items()] == [("conv", 2), ("dense", 1)]

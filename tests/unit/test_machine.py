@@ -1,4 +1,4 @@
-"""One farm at a time on a machine, whoever else writes to its temporary folder."""
+"""One farm at a time on a machine, with any other writers of its temporary folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_lock_that_is_a_pipe_is_refused(shared: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_lock_of_somebody_else_is_refused(shared: pathlib.Path) -> None:
-    """Whoever made it could hold it, or read what is in it."""
+    """Its maker could hold it, or read what is in it."""
     (shared / NAME).touch()
     os.chown(shared / NAME, 12345, 12345)
     with pytest.raises(UnavailableError, match="not a file of ours"), machine_lock():

@@ -1,4 +1,4 @@
-"""The table of metrics, and that what is told is what is exported."""
+"""The table of metrics, and that it equals what is exported."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def test_the_table_is_what_is_exported(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
-    """Every metric of the table, of the kind that it says, before anything was told; and no other."""
+    """Every metric of the table, of the kind that it says, before any value was set; and no other."""
     found = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(generate_latest(registry).decode())

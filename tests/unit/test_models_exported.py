@@ -1,4 +1,4 @@
-"""Programs of torch.export: converted by whichever PyTorch there is, once for each content, if somebody trusts them.
+"""Programs of torch.export: converted by any PyTorch, once for each content, if the user trusts them.
 
 What real PyTorch makes of hostile ones is in `tests/torch`.
 """
@@ -73,7 +73,7 @@ def install(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: str) ->
 def test_a_program_that_nobody_trusts_is_not_read(
     tmp_path: pathlib.Path, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading one can run code, so that somebody has to say so; what an artifact's manifest names is never trusted."""
+    """Reading one can run code, so the user has to allow it; what an artifact's manifest names is never trusted."""
     install(tmp_path / "site", monkeypatch, STAND_IN)
     path = write_program(tmp_path / "net.pt2", zoo.ZOO["mlp"].build())
     with pytest.raises(UsageError, match="can run code") as raised:

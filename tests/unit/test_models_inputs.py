@@ -111,7 +111,7 @@ def test_open_inputs_are_named_with_an_example() -> None:
     ids=lambda value: value.name if isinstance(value, InputSpec) else "",
 )
 def test_examples_are_of_usual_sizes(spec: InputSpec, example: str) -> None:
-    """Images, words, sound and rows of numbers are told apart by rank, type and names."""
+    """Images, words, sound and rows of numbers are distinguished by rank, type and names."""
     with pytest.raises(UsageError) as raised:
         inputs.resolve_inputs([spec], {})
     assert raised.value.hint == f"Give the shape, for example: --shape {example}"
@@ -134,7 +134,7 @@ def test_one_shape_settles_a_shared_dimension() -> None:
     ],
 )
 def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], message: str) -> None:
-    """An unknown name, a wrong rank, a fixed dimension and a contradiction are each told apart."""
+    """An unknown name, a wrong rank, a fixed dimension and a contradiction are each reported."""
     with pytest.raises(UsageError, match=message):
         inputs.resolve_inputs([IMAGE, MASK], shapes)
 
@@ -158,7 +158,7 @@ def test_values_have_the_dtype_and_vary(dtype: str) -> None:
 
 
 def test_values_are_seeded_per_input() -> None:
-    """The same seed gives the same values whatever other inputs there are; another seed, others."""
+    """The same seed gives the same values beside any other inputs; another seed, others."""
     a, b = InputSpec("a", (8,), "float32"), InputSpec("b", (8,), "float32")
     both, alone = inputs.make_inputs([a, b], 5), inputs.make_inputs([b], 5)
     np.testing.assert_array_equal(both["b"], alone["b"])

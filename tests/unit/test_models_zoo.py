@@ -53,7 +53,7 @@ def built(name: str) -> bytes:
     return zoo.ZOO[name].build()
 
 
-# Parameters and thousand millions of multiply-adds as documented, and how far off the latter may be: torchvision's
+# Parameters and thousand millions of FMAs as documented, and how far off the latter may be: torchvision's
 # tables of weights give two digits. Inception's there has an auxiliary classifier (768>128 1x1, 128>768 5x5, each with
 # batch norm, dense 768>1000). Darknet's README counts YOLOv4-tiny's FLOP; its file of weights holds 6,062,814 numbers,
 # of which two per channel of its 3,104 with batch norm are running statistics. YOLOX's README and TinyBERT's paper
@@ -87,7 +87,7 @@ def test_parameters_and_flop_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize("model", zoo.ZOO.values(), ids=lambda m: m.name)
 def test_flop_are_those_of_the_graph(model: zoo.ZooModel) -> None:
-    """The table's FLOP are what the convolutions and matrix products of the ONNX file come to."""
+    """The table's FLOP are those of the convolutions and matrix products of the ONNX file."""
     outline = onnx.load_model_from_string(model.outline())
     graph = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}

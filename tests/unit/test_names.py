@@ -52,7 +52,7 @@ def test_what_is_a_name_is_one_everywhere(store: Store, name: str) -> None:
 def test_a_name_of_an_older_version_is_no_path(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the store holds a campaign of another name, its report wants to be told where to go."""
+    """Where the store holds a campaign of another name, its report needs a folder."""
     store.close()
     with sqlite3.connect(tmp_path / "farm.db") as connection:
         connection.execute("UPDATE fleet_campaigns SET name = '/../../x'")

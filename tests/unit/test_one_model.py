@@ -87,7 +87,7 @@ class Packed(Optimized):
 
 
 def test_a_wheel_has_the_name_that_was_asked_for_and_its_own(tmp_path: pathlib.Path) -> None:
-    """Pip installs the one, scripts find the other; a file of somebody's under that name stays."""
+    """Pip installs the one, scripts find the other; a user's file under that name stays."""
     said: list[str] = []
     packed = Packed({"models": [], "types": [{}]}, Settings(home=str(tmp_path)), said.append)
     for _ in range(2):

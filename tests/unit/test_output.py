@@ -114,7 +114,7 @@ def test_a_budget_that_cannot_be_spent_is_refused(trials: int) -> None:
 
 
 def test_examples_fit_what_is_asked_for() -> None:
-    """Nobody wants an inference to take minutes."""
+    """No plausible inference takes minutes."""
     with pytest.raises(errors.UsageError) as caught:
         read_duration_s("--deadline", "soon", LATENCIES)
     assert "ms" in caught.value.hint
@@ -136,7 +136,7 @@ def test_detaching_is_no_interruption(
 
 
 def test_a_program_that_could_say_nothing_has_a_reason(tmp_path: pathlib.Path) -> None:
-    """Where a child's log is empty, its exit code and a full disk are told; the folder /proc has no room at all."""
+    """Where a child's log is empty, its exit code and a full disk are reported; the folder /proc has no room at all."""
     log = tmp_path / "agent.log"
     assert children.explain_end(log) == f"it said nothing; its log is {log}"
     assert children.explain_end(log, 1) == "exit code 1"

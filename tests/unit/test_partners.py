@@ -14,7 +14,7 @@ from farm.settings import Settings
 
 
 def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path: pathlib.Path) -> None:
-    """Whoever starts one hears what is short, as an error that may pass; a log that cannot be opened is one way."""
+    """Its starter gets the missing resource, as an error that may pass; a log that cannot be opened is one way."""
     (tmp_path / "full").touch()
     with pytest.raises(TransientError, match="a process cannot be started") as caught:
         Child.start("farm.processes.compile_subprocess", tmp_path / "full" / "log")
@@ -22,7 +22,7 @@ def test_a_process_for_which_there_is_no_room_is_an_error_of_the_farms(tmp_path:
 
 
 def test_who_waits_for_boards_hears_why_they_cannot_be_had(tmp_path: pathlib.Path) -> None:
-    """What ends the thread that drives boards is the error of whoever waits for them, now and later."""
+    """What ends the thread that drives boards is the error of all waiters, now and later."""
     (tmp_path / "full").touch()
     with Crew(Settings(home=str(tmp_path / "full")), print) as crew:
         for _ in range(2):

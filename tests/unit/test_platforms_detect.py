@@ -1,4 +1,4 @@
-"""How a board's type is told from its device tree."""
+"""Detection of a board's type from its device tree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_tree(root: Path, compatible: tuple[str, ...] = (), model: str = "") -> 
     ],
 )
 def test_known_device_trees(tmp_path: Path, compatible: tuple[str, ...], model: str, expected: str | None) -> None:
-    """Boards are told by their parts or model; those that no type describes are nobody's."""
+    """Boards are detected by their parts or model; unknown ones match no type."""
     found = detect(make_tree(tmp_path, compatible, model), _TYPES)
     assert (found.name if found else None) == expected
 

@@ -63,7 +63,7 @@ def test_an_unknown_board_has_a_cluster_for_each_policy(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_comes_back_is_found_under_any_name(tmp_path: Path) -> None:
-    """Denver's policy appears with the first of its cores that is online, whatever the kernel calls it then."""
+    """Denver's policy appears with the first of its cores that is online, under any name of the kernel's."""
     add_cpus(tmp_path, "0-5", "0,3-5")
     add_policy(tmp_path, "policy0", "0 3 4 5")
     platform = Platform.discover(FileTree(tmp_path), load_board_types()["jetson-tx2"])

@@ -90,7 +90,7 @@ def test_too_few_changes_tell_no_period(seconds: float) -> None:
 
 
 def test_reads_are_kept_as_changes() -> None:
-    """A slow sensor takes room for its updates, whatever the rate; reads in a window are still counted."""
+    """A slow sensor takes room for its updates, at any rate; reads in a window are still counted."""
     trace = watch(0.422, 60.0, 0.0)
     assert trace.times_s.size < 150
     assert trace.reads == pytest.approx(60_000, rel=0.02)

@@ -22,7 +22,7 @@ _TYPE = BoardType(
 
 
 class Clock:
-    """Time that passes only when somebody waits."""
+    """Time that passes only on a wait."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
@@ -161,7 +161,7 @@ def measure(
 def draw(kind: str, draws: random.Random, seconds: float) -> Signal:
     """A random signal of one kind around the window that begins at 1010 s."""
     start, end, level = 1010.0, 1010.0 + seconds, draws.uniform(1.5, 6.0)
-    # Whatever it is, the sensor sees something before: that is when agents start.
+    # The sensor always has a value before: that is when agents start.
     wake = tuple((1000.0 + draws.uniform(0, 0.3) + 0.45 * i, (-1.0) ** i * draws.uniform(0.5, 1)) for i in range(6))
     match kind:
         case "constant":
@@ -309,7 +309,7 @@ def test_energy_that_cannot_be_told_is_null(missing: str) -> None:
 
 
 def test_windows_are_planned_for_the_slowest_rail() -> None:
-    """As many updates as asked for and two for the edges; the limit where that takes too long or nobody knows."""
+    """As many updates as asked for and two for the edges; the limit where that takes too long or is unknown."""
     slow, fast = SensorInfo("IN", "ina3221-iio", 0.4), SensorInfo("CPU", "rapl", 0.01)
     unknown = SensorInfo("X", "ina3221-iio")
     assert energy.plan_window((slow, fast), EnergySpec(min_updates=10)) == pytest.approx(4.8)
@@ -345,7 +345,7 @@ def test_a_steady_load_needs_no_margin_before_or_after_it(averaging: bool) -> No
 
 
 def test_an_idle_baseline_is_long_enough_for_its_sensor() -> None:
-    """Three values that belong to it as a whole, whatever was asked for."""
+    """Three values that belong to it as a whole, for any request."""
     slow = SensorInfo("IN", "ina3221-iio", 0.4)
     assert energy.plan_idle((slow,), 1.0) == pytest.approx(2.0)
     assert energy.plan_idle((slow,), 3.0) == 3.0

@@ -33,7 +33,7 @@ def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
     assert plan_power(row(health="good"), None, LOST_S, BOOT_S) is PowerOrder.CYCLE
     assert plan_power(row(health="good"), None, LOST_S - 1, BOOT_S) is None
     for kept in (
-        {"lease": {"owner": "somebody"}},
+        {"lease": {"owner": "client"}},
         {"seen_at": None},
         {"health": "maintenance"},
         {"health": "unsafe"},
@@ -102,7 +102,7 @@ def test_a_fleet_file_names_commands(tmp_path: pathlib.Path) -> None:
     assert board.power is not None
     assert board.power.cycle == [str(tmp_path / "./plug"), "{board}"]
     assert board.power.off == ["uhubctl", "-a", "off"]
-    known = RegisteredBoard(board.name, board.board_type, board.transport, {}, "somebody")
+    known = RegisteredBoard(board.name, board.board_type, board.transport, {}, "client")
     fleet = read_fleet(tmp_path / "fleet.yaml")
     [change] = plan([known], fleet).changed
     assert {field.field for field in change.fields} >= {"power.cycle", "power.off"}

@@ -1,4 +1,4 @@
-"""When values are read: at a fixed rate on the monotonic clock, whatever else happens."""
+"""When values are read: at a fixed rate on the monotonic clock, under any load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from device_agent.sysfs import FileTree
 
 
 class Clock:
-    """Time that passes when somebody waits or reads."""
+    """Time that passes on a wait or a read."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -95,7 +95,7 @@ def test_a_time_is_the_middle_of_its_read() -> None:
 
 
 def test_holes_are_kept() -> None:
-    """That nobody looked for 0.5 s is known afterwards."""
+    """A gap of 0.5 s is known afterwards."""
     clock = Clock()
     rail = Counter()
     pauses = {50: 0.5}

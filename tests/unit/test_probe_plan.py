@@ -56,7 +56,7 @@ rows = st.builds(
 def test_what_may_not_be_probed_never_is(
     fleet: list[dict[str, Any]], extra: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Whatever happened before: leased, offline, busy, and out of service are left alone, and the bound holds."""
+    """With any history: leased, offline, busy, and out of service are left alone, and the bound holds."""
     known = {one["name"]: data.draw(pasts) for one in fleet} | extra
     past = {name: what for name, what in known.items() if what is not None}
     busy = data.draw(st.sets(st.sampled_from([f"board-{number}" for number in range(12)])))
@@ -77,7 +77,7 @@ def test_what_may_not_be_probed_never_is(
 
 @given(st.lists(rows, min_size=1, unique_by=lambda one: one["name"]), st.floats(0, 1e6))
 def test_everybody_in_doubt_gets_a_turn(fleet: list[dict[str, Any]], now_s: float) -> None:
-    """A fleet of suspects that pass their probes is through after as many rounds as it takes, nobody twice."""
+    """A fleet of suspects that pass their probes is through after as many rounds as it takes, no board twice."""
     waiting = [one | {"state": "idle", "lease": None, "health": "suspect"} for one in fleet]
     past: dict[str, ProbePast] = {}
     rounds = 0

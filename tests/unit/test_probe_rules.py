@@ -50,7 +50,7 @@ def outputs(scale: float = 1.0) -> dict[str, np.ndarray]:
     ],
 )
 def test_a_wrong_type_is_named(board_type: str, detected: str, words: str) -> None:
-    """Both what the agent was told and what the device tree says must be what is registered."""
+    """Both the agent's configuration and the device tree must be what is registered."""
     said = dataclasses.replace(DESCRIPTION, board_type=board_type, detected_type=detected)
     why = probe_rules.find_wrong_type("jetson-nano", said)
     assert (why == "") == (words == "")

@@ -11,7 +11,7 @@ from farm.search import proof
 
 
 def graph(*nodes: Any, root: Any = None) -> str:
-    """A graph of arrays and whatever else, whose root is the last one."""
+    """A graph of arrays and other objects, whose root is the last one."""
     return json.dumps({"root_index": len(nodes) - 1 if root is None else root, "nodes": nodes})
 
 

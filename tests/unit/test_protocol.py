@@ -171,7 +171,7 @@ def test_whatever_a_message_holds_survives_the_wire(message: protocol.Message) -
 
 @given(_outcomes)
 def test_outcomes_survive_the_wire(outcome: Outcome) -> None:
-    """Whatever an outcome holds, reading its JSON gives the same outcome."""
+    """Any outcome survives the way through JSON."""
     assert Outcome.from_json(outcome.to_json()) == outcome
 
 

@@ -94,7 +94,7 @@ def test_a_settled_board_needs_nothing(layout: Layout) -> None:
 
 
 def test_a_bundle_that_is_still_to_be_made_is_on_no_board() -> None:
-    """Its plan sends, installs and switches, whatever the board has; an interpreter goes where there is none."""
+    """Its plan sends, installs and switches, on any board; an interpreter goes where there is none."""
     files = render_files(ROOT, OPTIONS)
     for board in (BOARD, settled(ROOT)):
         needed = plan_steps(board, ROOT, None, files).needed
@@ -132,7 +132,7 @@ def test_a_board_with_an_old_python_gets_the_bundles() -> None:
     ],
 )
 def test_only_what_is_left_is_done(change: dict[str, object], needed: set[str]) -> None:
-    """Whatever a run that was cut off left, the next one takes it up there."""
+    """A run continues where a cut-off one stopped."""
     found = dataclasses.replace(settled(ROOT), **change)  # type: ignore[arg-type]
     assert plan_steps(found, ROOT, BUNDLE, render_files(ROOT, OPTIONS)).needed == needed
 
@@ -273,7 +273,7 @@ def test_every_script_is_one_that_a_shell_reads(layout: Layout) -> None:
 def test_the_account_that_was_made_may_use_the_gpu(
     tmp_path: pathlib.Path, has_node: bool, made: bool, said: str
 ) -> None:
-    """It joins the group of the driver's device node, where there is one; somebody else's account is left alone."""
+    """It joins the group of the driver's device node, where there is one; another user's account is left alone."""
     for name, does in (("usermod", f'echo "$@" >{tmp_path}/said'), ("stat", "echo video")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)

@@ -67,7 +67,7 @@ def queues(draw: st.DrawFn) -> tuple[list[BoardRequest], list[QueueBoard], dict[
 def test_what_holds_for_any_queue(
     queue: tuple[list[BoardRequest], list[QueueBoard], dict[tuple[str, str, WorkKind], float]],
 ) -> None:
-    """Nobody gets what was not asked for or is not to be had; no board lies idle that somebody waits for."""
+    """A request gets only free boards that it asked for; no board is idle while a request waits for it."""
     requests, boards, used_s = queue
     plan = plan_queue(requests, boards, used_s)
     assert plan == plan_queue(list(reversed(requests)), list(reversed(boards)), used_s)
@@ -94,7 +94,7 @@ def test_what_holds_for_any_queue(
 
 
 def test_interactive_work_goes_first_within_its_share() -> None:
-    """Of three boards that a campaign holds two go to who waits, after their trials; the third is told why not."""
+    """Of three boards that a campaign holds two go to who waits, after their trials; the third has the reason."""
     waiting = [ask(n, f"user {n}", BENCH, "a", "b", "c", waited_s=10.0 - n) for n in (1, 2, 3)]
     plan = plan_queue([ask(9, "engine", TRIALS, "a", "b", "c", wanted=3), *waiting], held("a", "b", "c"), {})
     assert sorted(plan.yields.values()) == [1, 2]

@@ -166,7 +166,7 @@ def test_wrong_output_is_said_first() -> None:
     ("ratio", "words"), [(2.121, "2.12 times as long as"), (0.8, "0.80 of the time of"), (1.001, "takes the same time")]
 )
 def test_ratio_in_words(ratio: float, words: str) -> None:
-    """Slower, faster and equal are told apart in the sentence, not left to the reader."""
+    """Slower, faster and equal are distinguished in the sentence, not left to the reader."""
     changed = document()
     changed["ratio_to_onnxruntime"] = ratio
     assert words in write(changed)

@@ -51,7 +51,7 @@ def test_a_board_that_becomes_slow_was_good_until_its_last_good_run() -> None:
 
 @pytest.mark.parametrize("count", range(1, MIN_RUNS))
 def test_a_few_slow_runs_are_suspicious_and_no_more(count: int) -> None:
-    """Somebody else may have used the board for a moment."""
+    """Another client may have used the board for a moment."""
     fleet = {"a": runs(10, 10), "b": runs(10, 10), "c": runs(10, 10, *[13.0] * count)}
     verdict = judge_board("c", fleet)
     assert verdict.suspicious
@@ -90,7 +90,7 @@ def test_a_room_that_warms_up_makes_nobody_a_liar() -> None:
 
 
 def test_a_board_without_runs_is_not_judged() -> None:
-    """Nor is one that has nobody to compare it with."""
+    """Nor is one without other boards to compare it with."""
     assert not judge_board("a", {}).suspicious
     assert not judge_board("a", {"b": runs(1.0)}).suspicious
     assert not judge_board("a", {"a": runs(1.0)}).suspicious

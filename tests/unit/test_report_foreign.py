@@ -80,7 +80,7 @@ def test_markdown_shows_what_was_said() -> None:
 
 
 def test_fuzz_nothing_that_a_terminal_acts_on_is_left() -> None:
-    """Whatever bytes a board prints."""
+    """Any bytes that a board prints."""
     for rng in fuzzing.each(300):
         text = rng.randbytes(60).decode(rng.choice(("latin-1", "utf-8", "utf-16-le")), "replace")
         shown = foreign.show_controls(text + chr(rng.randrange(0x3000)))

@@ -190,7 +190,7 @@ def test_many_predictions_are_left_to_the_csv() -> None:
 
 
 def test_no_pick_gives_the_reason() -> None:
-    """A deadline that nothing keeps is told with the best there is, and a void sweep warns."""
+    """A deadline that nothing keeps is reported with the nearest point, and a void sweep warns."""
     document = sweep_documents.nano(variants=("tuned",))
     document["series"][0] |= {"pick": None, "no_pick": "no point keeps 10 ms; the fastest takes 29.1 ms"}
     document |= {"state": "voided", "goal": {"objective": "energy", "deadline_s": 0.01, "max_power_w": 7.5}}
@@ -299,13 +299,13 @@ def test_ratios_add_relative_errors_by_their_squares() -> None:
     ],
 )
 def test_intervals_have_the_digits_that_they_need(estimate: tuple[float, float, float], told: tuple[str, str]) -> None:
-    """The ends can be told apart, and there are no digits beyond that."""
+    """The ends are distinguishable, and there are no digits beyond that."""
     values = dict(zip(("value", "low", "high"), estimate, strict=True))
     assert units.Scale(1e3, "ms").interval(values) == told
 
 
 def test_answers_begin_with_what_is_shipped() -> None:
-    """Tuned comes first whatever the order of the series, and a predicted pick says that it is one."""
+    """Tuned comes first in any order of the series, and a predicted pick says that it is one."""
     document = sweep_documents.nano()
     assert [answer.series for answer in sweep_answer.write_answers(document)] == ["tuned", "untuned"]
     pick = sweep_rows.find_pick(document["series"][1])

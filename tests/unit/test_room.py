@@ -99,7 +99,7 @@ def test_a_forward_outlives_a_lack_of_threads(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_forward_carries_so_many_and_no_more() -> None:
-    """Nobody takes all descriptors through one board's forward; when one leaves there is room for another."""
+    """No client takes all descriptors through one board's forward; when one leaves there is room for another."""
     release = threading.Event()
 
     def wait_then_fail() -> None:
@@ -136,7 +136,7 @@ def test_a_link_without_descriptors_goes_on_trying(tmp_path: pathlib.Path) -> No
     key = tmp_path / "key"
     paramiko.ECDSAKey.generate().write_private_key_file(str(key))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        link = BoardLink(SshAddress("127.0.0.1", "nobody", key, listener.getsockname()[1]), connect_timeout_s=1.0)
+        link = BoardLink(SshAddress("127.0.0.1", "guest", key, listener.getsockname()[1]), connect_timeout_s=1.0)
         with no_descriptors(), link:
             deadline = time.monotonic() + PATIENCE_S
             while link.state.error is None and time.monotonic() < deadline:
@@ -147,7 +147,7 @@ def test_a_link_without_descriptors_goes_on_trying(tmp_path: pathlib.Path) -> No
 
 
 def test_a_process_that_cannot_be_started_is_said(tmp_path: pathlib.Path) -> None:
-    """Whatever the machine lacks for it comes as an error of ours that a retry may mend."""
+    """Any resource that the machine lacks raises an error of ours that a retry may repair."""
     with pytest.raises(TransientError, match="cannot be started"), no_descriptors():
         children.start(["true"], tmp_path / "log", {})
     (tmp_path / "file").touch()
@@ -188,7 +188,7 @@ def test_a_probe_that_there_is_no_room_for_is_not_made_and_tried_again(tmp_path:
 
 
 def test_a_tracker_that_was_stopped_is_not_alive() -> None:
-    """One that could not be started again is not taken for one that somebody else runs."""
+    """One that could not be started again is not taken for one that another process runs."""
     tracker = Tracker("127.0.0.1", 1, children.start(["sleep", "60"], pathlib.Path(os.devnull), os.environ))
     before = tracker.is_alive
     tracker.stop()

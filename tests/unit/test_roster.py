@@ -124,11 +124,11 @@ def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Sto
     made = roster(store, crew)
     assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
     for name in ("n1", "n2"):
-        store.acquire_lease(name, "somebody", "a sweep")
+        store.acquire_lease(name, "client", "a sweep")
     state, reason = made.explain_absence(active("c"), "no board is here")
     assert state is CampaignState.WAITING
     assert reason.startswith("no board is here (n1: ")
-    assert "somebody" in reason
+    assert "client" in reason
     crew.taken = {"n2"}
     assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
 

@@ -97,7 +97,7 @@ def test_a_list_has_every_combination_in_the_same_order() -> None:
 
 @given(st.tuples(*[st.integers(1, 99)] * 4), st.sampled_from([1, 13, 48, 56, 224]), st.sampled_from([4, 64]))
 def test_tiles_of_another_loop_are_fitted(decision: tuple[int, ...], extent: int, limit: int) -> None:
-    """Whatever tiles a schedule of another shape has, they become tiles of this loop."""
+    """Any tiles of a schedule of another shape become tiles of this loop."""
     assert is_whole(fit(decision, knob := Tile(extent, 4, limit)), knob)
 
 

@@ -1,4 +1,4 @@
-"""A clock helper whose folder is closed to whoever asks: the SSH login of a board with the system's service."""
+"""A clock helper whose folder is closed to the client: the SSH login of a board with the system's service."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_nothing_cannot_be_summarised() -> None:
 @settings(max_examples=25)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40))
 def test_the_interval_holds_the_median_within_the_extremes(samples: list[float]) -> None:
-    """Min <= ci_low <= median <= ci_high <= max, whatever the samples; twice the same for the same samples."""
+    """Min <= ci_low <= median <= ci_high <= max, for any samples; twice the same for the same samples."""
     summary = statistics.summarise(samples)
     tolerance = 1e-12 * summary.max
     assert summary.min - tolerance <= summary.ci_low <= summary.median + tolerance

@@ -89,7 +89,7 @@ def test_a_few_points_give_the_front_and_the_pick() -> None:
 
 
 def test_the_same_visits_give_the_same_decision() -> None:
-    """So a sweep goes on from what is stored, whoever resumes it."""
+    """So a sweep goes on from what is stored, under any user."""
     visits = swept()[0][:14]
     assert Planner(GRID).decide_next(visits) == Planner(GRID).decide_next(list(visits))
 
@@ -253,7 +253,7 @@ def test_two_boards_are_compared_by_the_anchor() -> None:
 
 
 def test_predictions_are_marked() -> None:
-    """Whatever was not measured is of another type and says so."""
+    """A point that was not measured is of another type and says so."""
     planner, visits = Planner(GRID), swept()[0][:15]
     analysis = planner.analyse(visits)
     row = next(row for row, point in enumerate(GRID.points) if point.key not in analysis.measured)

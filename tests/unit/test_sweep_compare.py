@@ -24,7 +24,7 @@ def test_equal_sweeps_do_not_differ() -> None:
 
 
 def test_before_and_after_tuning_are_compared_across_variants() -> None:
-    """Sweeps of one series each are compared whatever these are called; the ratio is the second's over the first's."""
+    """Sweeps of one series each are compared under any names; the ratio is the second's over the first's."""
     before, after = sweep_documents.nano(variants=("untuned",)), sweep_documents.nano(variants=("tuned",))
     (pair,) = compare.compare_sweeps(before, after)
     summary = pair.summarise("latency")

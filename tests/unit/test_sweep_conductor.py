@@ -148,7 +148,7 @@ def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
 
 
 def test_a_board_waits_for_the_last_points_of_another() -> None:
-    """What that comes to decides whether there is more to do."""
+    """Its result decides whether there is more to do."""
     conductor = Conductor(Grid(GRID.points[:1]), Goal(Objective.LATENCY), PlannerSettings(), (UNTUNED,))
     task = ask(conductor, "a")
     assert task is not None
@@ -177,7 +177,7 @@ def test_a_spoilt_visit_is_made_again_and_given_up_after_some() -> None:
 
 
 def test_a_sweep_goes_on_from_its_visits() -> None:
-    """A conductor that is told of earlier visits asks for what is left only."""
+    """A conductor with earlier visits asks for what is left only."""
     first = begin(UNTUNED, exhaustive=True)
     made = []
     for at_s in range(4):

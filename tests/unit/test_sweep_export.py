@@ -90,7 +90,7 @@ def test_orin_clusters_are_numbered() -> None:
     ],
 )
 def test_what_nvpmodel_cannot_say_is_refused(board_type: str, point: dict[str, Any], reason: str) -> None:
-    """No modes, nothing to set, a mode that nobody knows: each refusal says why."""
+    """No modes, nothing to set, an unknown mode: each refusal says why."""
     with pytest.raises(UsageError, match=reason):
         export_nvpmodel(chosen_point(board_type, **point), require_board_type(board_type))
 
@@ -151,7 +151,7 @@ def test_comments_carry_the_evidence_in_ascii_and_one_line_each() -> None:
 
 
 def test_script_needs_known_clusters() -> None:
-    """A cluster that the type does not know is refused, since nobody can say which CPUs it has."""
+    """A cluster that the type does not know is refused, since its CPUs are unknown."""
     with pytest.raises(UsageError, match="big"):
         script.export_script(
             chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")

@@ -41,7 +41,7 @@ def truth(grid: Grid, norm: float) -> tuple[np.ndarray, np.ndarray]:  # type: ig
 
 @pytest.mark.parametrize("norm", [1.0, 3.0])
 def test_twenty_points_tell_the_other_124(norm: float) -> None:
-    """From noisy measurements, whatever way CPU and GPU overlap; most intervals hold the truth."""
+    """From noisy measurements, for every overlap of CPU and GPU; most intervals hold the truth."""
     grid, rng = plan(), np.random.default_rng(1)
     latency, power = truth(grid, norm)
     rows = tuple(int(row) for row in rng.choice(len(grid), 20, replace=False))
@@ -150,7 +150,7 @@ def test_an_improvement_is_the_difference_of_hypervolumes(
 
 
 def test_an_estimate_is_a_positive_number_in_its_interval() -> None:
-    """Anything else is a mistake of whoever made it."""
+    """Anything else is a mistake of the caller."""
     for value, low, high in ((0.0, 0.0, 1.0), (1.0, 1.1, 2.0), (1.0, 0.5, float("inf"))):
         with pytest.raises(ValueError, match="not an estimate"):
             Estimate(value, low, high)

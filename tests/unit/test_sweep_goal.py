@@ -1,4 +1,4 @@
-"""What a pick is asked for: kept for whatever is made of the sweep later, or for one export alone."""
+"""What a pick is asked for: kept for later reports of the sweep, or for one export alone."""
 
 from __future__ import annotations
 

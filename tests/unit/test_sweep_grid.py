@@ -122,7 +122,7 @@ def test_power_modes_that_leave_nothing_open_are_merged() -> None:
 
 
 def test_a_point_that_the_board_turns_into_another_is_left_out() -> None:
-    """What a board reaches when it is held counts, whatever was planned."""
+    """What a board reaches when it is held counts, not what was planned."""
     grid = plan_grid(TX2, GridRequest(memory_freqs_hz=(408 * MHZ, 1866 * MHZ)))
     low, high = (point.key for point in grid.points)
     merged = merge_reached(grid, low, OperatingPoint(memory_freq_hz=1866 * MHZ))

@@ -127,7 +127,7 @@ def test_an_answer_becomes_a_measurement() -> None:
 
 
 def test_without_a_sensor_energy_is_null() -> None:
-    """Null, not zero; and a load that cannot be told from idle has no energy above it."""
+    """Null, not zero; and a load that cannot be distinguished from idle has no energy above it."""
     found = visits.to_measurement(outcome(energy=None), "k", 0.0, "b")
     assert found is not None
     assert found.is_valid

@@ -29,7 +29,7 @@ def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(8):
             name = f"rack-{number // 4}-nano-{number % 4:02d}"
             store.save_board(Board(name, "jetson-nano", simulated=True))
-            store.acquire_lease(name, "somebody@coordinator pid 4711", "campaign vision-of-the-year")
+            store.acquire_lease(name, "user@coordinator pid 4711", "campaign vision-of-the-year")
         for name in ("vision-of-the-year", "short"):
             orders.submit(store, orders.make_order(name))
 

@@ -77,7 +77,7 @@ def test_odd_samples_cost_rounds_and_no_winner() -> None:
 
 
 def test_quiet_boards_call_a_tie_early() -> None:
-    """Where noise is small, equals are within the band after the first looks: nobody measures on for nothing."""
+    """Where noise is small, equals are within the band after the first looks: no measurement is wasted."""
     outcomes = repeat(100, {"x": 1e-3, "y": 1.001e-3, "z": 1.002e-3}, noise=0.002)
     assert np.mean([len(rounds) for _, rounds in outcomes]) < 6
 
@@ -103,7 +103,7 @@ def rounds_of(*latencies: Sequence[float], boards: str = "ab") -> list[Round]:
 
 
 def test_equals_are_told_apart_by_name() -> None:
-    """Of candidates that measure exactly the same, the first by name leads, in whatever order they are given."""
+    """Of candidates that measure exactly the same, the first by name leads, in any order."""
     rounds = rounds_of(*[(0.1, 0.1, 0.1)] * 4)
     for names in itertools.permutations("xyz"):
         judgement = tie.judge(rounds, names, RULE, last=False)

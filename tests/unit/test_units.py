@@ -1,4 +1,4 @@
-"""The units that boards get: root's process takes nothing from its surroundings, candidates reach nobody."""
+"""The units that boards get: root's process takes nothing from its surroundings, candidates reach no other user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong command line is told of in the farm's own voice: what is wrong, then what to do; exit code 2."""
+"""A wrong command line is reported in the farm's own form: what is wrong, then what to do; exit code 2."""
 
 from __future__ import annotations
 

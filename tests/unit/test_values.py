@@ -30,7 +30,7 @@ def test_the_median_of_a_good_trial(samples: tuple[float, ...], median: float) -
 
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
 def test_a_failed_trial_has_no_median(status: Status) -> None:
-    """Whatever samples a failed trial brought along, it says nothing about speed."""
+    """A failed trial says nothing about speed, even with samples."""
     assert trial(status, (1.0, 2.0)).median_s is None
 
 
@@ -40,7 +40,7 @@ def test_a_good_trial_without_samples_has_no_median() -> None:
 
 
 def test_values_cannot_be_changed() -> None:
-    """A fact stays as it was told."""
+    """A fact stays as it was written."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         trial(Status.OK, (1.0,)).attempt = 2  # type: ignore[misc]
 

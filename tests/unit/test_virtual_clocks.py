@@ -1,4 +1,4 @@
-"""Clocks of virtual boards: what limits, governors, hot-plug, caps and locks come to."""
+"""Clocks of virtual boards: the effect of limits, governors, hot-plug, caps and locks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_governors_follow_load_between_the_limits(governor: str, utilisation: fl
 
 
 def test_userspace_sets_its_own_speed() -> None:
-    """Within the limits, whatever the load."""
+    """Within the limits, under any load."""
     clock = make_clock()
     clock.set_governor("userspace")
     clock.speed_hz = 200
@@ -151,10 +151,10 @@ def test_load_without_a_cluster_spares_isolated_cores() -> None:
     board, _ = make_board("jetson-tx2")
     with board.change():
         board.apply_power_mode(board.board_type.power_modes[0])
-    board.set_load("anybody", Load(cores=6))
+    board.set_load("client", Load(cores=6))
     assert board.clusters["a57"].busy == 4
     assert board.clusters["denver"].busy == 0
-    board.set_load("anybody", Load(cluster="denver", cores=6))
+    board.set_load("client", Load(cluster="denver", cores=6))
     assert board.clusters["a57"].busy == 0
     assert board.clusters["denver"].busy == 2
 
@@ -163,18 +163,18 @@ def test_load_without_a_cluster_spares_isolated_cores() -> None:
 def test_every_board_follows_load_up_and_down(name: str) -> None:
     """All cores busy: the highest clock that the mode allows. Idle: the lowest."""
     board, _ = make_board(name)
-    board.set_load("anybody", Load(cores=len(board.cpus), memory=1.0, gpu=1.0))
+    board.set_load("client", Load(cores=len(board.cpus), memory=1.0, gpu=1.0))
     for cluster in board.clusters.values():
         if not cluster.isolated and board.online_in(cluster):
             assert cluster.hz == cluster.clock.max_hz
-    board.set_load("anybody", None)
+    board.set_load("client", None)
     assert {cluster.hz == cluster.clock.table[0] for cluster in board.clusters.values()} == {True}
 
 
 def test_a_load_ends_at_its_time() -> None:
     """A load whose writer vanished does not stay for ever."""
     board, clock = make_board()
-    board.set_load("anybody", Load(cores=4, expires_s=clock() + 5))
+    board.set_load("client", Load(cores=4, expires_s=clock() + 5))
     clock.wait(4.9)
     board.advance()
     assert board.clusters["a57"].busy == 4

@@ -1,4 +1,4 @@
-"""What is told of virtual boards' code: whose it is in records, and what to do without the emulator."""
+"""Virtual boards' code: its target in records, and what to do without the emulator."""
 
 from __future__ import annotations
 

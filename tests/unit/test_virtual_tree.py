@@ -241,7 +241,7 @@ def test_a_load_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 def test_a_load_is_its_writers_and_ends_with_it() -> None:
-    """Two users add up; whoever hangs up takes its load along."""
+    """Two users add up; a user that hangs up takes its load along."""
     board, _ = make_board()
     one, two = VirtualTree(board), VirtualTree(board, privileged=False)
     one.write(LOAD, '{"cluster": "a57", "cores": 1}')

@@ -118,7 +118,7 @@ def test_what_was_taken_under_load_is_taken_again_in_quiet(tmp_path: Path) -> No
 
 
 def test_a_cost_knows_whether_others_computed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An odd moment of somebody else's is no load."""
+    """A short moment of another process is no load."""
     for moments, quiet in (((False, False, True, False, False), True), ((True, False, True, False, False), False)):
         busy = iter(moments)
         monkeypatch.setattr(work, "is_host_busy", lambda busy=busy: next(busy))
@@ -127,7 +127,7 @@ def test_a_cost_knows_whether_others_computed_meanwhile(monkeypatch: pytest.Monk
 
 
 def test_a_process_that_computes_is_seen() -> None:
-    """Whoever else has work to do on this machine, and not this process's own threads."""
+    """Work of other processes counts, that of this process's own threads does not."""
     script = "print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
         assert busy.stdout is not None

@@ -51,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def client(home: pathlib.Path) -> Iterator[TestClient]:
-    """Somebody on this machine."""
+    """A user on this machine."""
     with make_client(home) as client:
         yield client
 
@@ -158,8 +158,8 @@ def test_why_a_campaign_stands_still(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/api/v1/boards/nobody", 404),
-        ("/api/v1/campaigns/nobody", 404),
+        ("/api/v1/boards/missing", 404),
+        ("/api/v1/campaigns/missing", 404),
         ("/api/v1/sweeps/99", 404),
         ("/api/v1/sweeps/x", 422),
         (f"/api/v1/sweeps/{10**30}", 422),
@@ -183,7 +183,7 @@ def test_what_cannot_be_answered_is_a_problem(client: TestClient, path: str, sta
     assert len(answer.text) < 3000
 
 
-@pytest.mark.parametrize("path", ["/boards/nobody", "/sweeps/1?deadline=soon", "/sweeps/1?beside=x", "/?page=0"])
+@pytest.mark.parametrize("path", ["/boards/missing", "/sweeps/1?deadline=soon", "/sweeps/1?beside=x", "/?page=0"])
 def test_pages_tell_people_what_is_wrong(client: TestClient, path: str) -> None:
     """What a person asked for in vain is a page, not a document."""
     answer = client.get(path)
@@ -348,7 +348,7 @@ def test_what_changes_is_sent_in_pieces(home: pathlib.Path) -> None:
 
 
 def test_a_watcher_that_never_reads_holds_up_nobody() -> None:
-    """Whoever is far behind is told to load its page again, and others get every update meanwhile."""
+    """A client that is far behind has to reload its page, and others get every update meanwhile."""
 
     async def watch_both() -> tuple[list[str], list[str]]:
         numbers = iter(range(200))

@@ -77,7 +77,7 @@ class Rack:
     """Made-up boards and compilers that answer a verification, one measurement at a time per board.
 
     `latency_s` is what candidates really take; `boards` are factors to it. `fault` may spoil what a board measures,
-    `run_fault` what it runs: they are told board, candidate and how many answers came before.
+    `run_fault` what it runs: they get board, candidate and how many answers came before.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Rack:
                     return False
                 self.answers += 1
                 self.answer(verification, queue.popleft())
-        pytest.fail("the verification does not come to an end")
+        pytest.fail("the verification does not end")
 
     def answer(self, verification: Verification, request: Request) -> None:
         """What boards and compilers say."""
@@ -351,7 +351,7 @@ def test_what_no_family_planned_has_no_advantage(store: Store) -> None:
 
 
 def test_the_first_is_kept_beside_those_that_are_slower_still(store: Store) -> None:
-    """Ratios are to what has the record, also of those that lost to the leader, and who leads with it is told."""
+    """Ratios are to what has the record, also of those that lost to the leader, and the leader is named with it."""
     latency_s = {"a": 1.03e-3, "b": 1.0e-3, "c": 1.0005e-3, "d": 1.2e-3}
     rack = Rack(store, make_order(verify_top=4), latency_s)
     rack.planned, rack.noise = True, 0.001
@@ -386,7 +386,7 @@ def test_a_first_that_lost_before_others_failed_is_not_compared_with_who_came_la
 
 @pytest.mark.parametrize("stop_after", range(8, 16))
 def test_a_restart_changes_nobodys_rival(store: Store, stop_after: int) -> None:
-    """Who was measured beside what was tried first goes on; what has come to seem faster does not join."""
+    """Who was measured beside what was tried first goes on; a candidate that now seems faster does not join."""
     rack = Rack(store, make_order(verify_top=1, repeat_alone=False), dict(FOUR))
     rack.planned = True
     campaign = rack.search("vision", FOUR)
@@ -462,7 +462,7 @@ def test_rounds_alternate_and_rotate(store: Store) -> None:
 
 
 def test_a_wrong_candidate_is_rejected_and_the_next_one_tried(store: Store) -> None:
-    """A schedule that computes something else is written down as wrong and takes part no more; nobody times it."""
+    """A schedule that computes something else is written down as wrong and takes part no more; it is not timed."""
     rack = Rack(store, make_order(), FOUR)
     rack.wrong = {"b"}
     campaign = rack.search("vision", FOUR)
@@ -538,7 +538,7 @@ def test_a_slow_board_changes_no_winner(store: Store) -> None:
 
 
 def test_what_only_a_liar_measured_takes_part_if_it_could_be_the_best(store: Store) -> None:
-    """A candidate that a lying board made look too slow for the best three is measured again, and wins."""
+    """A candidate that a drifting board made look too slow for the best three is measured again, and wins."""
     seemed = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 1.3e-3, "e": 9e-3}
     rack = Rack(store, make_order(), seemed)
     campaign = rack.search("vision", ("d", "e"))
@@ -610,7 +610,7 @@ def test_a_board_that_goes_is_replaced(store: Store) -> None:
 
 
 def test_what_a_board_answered_before_it_went_counts(store: Store) -> None:
-    """Also where both are heard of at once; what it was doing then is wanted of nobody."""
+    """Also where both are heard of at once; what it was doing then is wanted of no board."""
     rack = Rack(store, make_order(), FOUR)
     campaign = rack.search("vision", FOUR)
     verification = rack.open(campaign)
@@ -776,7 +776,7 @@ def test_a_restart_measures_nothing_again(store: Store, stop_after: int) -> None
 
 
 def test_a_search_that_dies_is_asked_again(store: Store) -> None:
-    """What could not be asked is asked again, and given up in the end, by nobody's fault."""
+    """What could not be asked is asked again, and given up in the end, by no one's fault."""
     rack = Rack(store, make_order(), {"a": 1e-3})
     verification = rack.open(rack.search("vision", "a"))
     for _ in range(10):
@@ -878,7 +878,7 @@ def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:
 
 
 def test_a_record_from_elsewhere_only_gives_way_to_what_is_faster(store: Store) -> None:
-    """A record that somebody else wrote meanwhile, with a candidate that did not take part, is not overwritten."""
+    """A record that another process wrote meanwhile, with a candidate that did not take part, is not overwritten."""
     rack = Rack(store, make_order(), FOUR)
     verification = rack.open(rack.search("vision", FOUR))
     assert not rack.drive(verification, 25)

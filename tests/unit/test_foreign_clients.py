@@ -1,4 +1,4 @@
-"""A client that took a board at the tracker without a lease is seen by everybody, and nobody else is taken for one."""
+"""A client that took a board at the tracker without a lease is shown to all users; no other counts as one."""
 
 from __future__ import annotations
 
@@ -55,65 +55,65 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def strangers(store: Store, agent: Agent) -> ForeignClients:
-    """Nobody is held yet."""
+def clients(store: Store, agent: Agent) -> ForeignClients:
+    """No lease is held yet."""
     return ForeignClients(store, agent)
 
 
-def look(strangers: ForeignClients, store: Store, free: int, now_s: float) -> str | None:
+def look(clients: ForeignClients, store: Store, free: int, now_s: float) -> str | None:
     """One look; returns who holds the board then."""
-    strangers.look(summary(free), {"nano-01": KEY}, store.fetch_boards(), now_s)
+    clients.look(summary(free), {"nano-01": KEY}, store.fetch_boards(), now_s)
     lease = store.require_board("nano-01")["lease"]
     return None if lease is None else str(lease["owner"])
 
 
-def test_a_stock_client_shows_while_it_is_there(store: Store, strangers: ForeignClients) -> None:
-    """Whoever waits is told for whom; as soon as the board is offered again it is free."""
-    assert look(strangers, store, 0, 0.0) is None
-    assert look(strangers, store, 0, SETTLE_S) == OWNER
+def test_a_stock_client_shows_while_it_is_there(store: Store, clients: ForeignClients) -> None:
+    """Waiters see for whom; as soon as the board is offered again it is free."""
+    assert look(clients, store, 0, 0.0) is None
+    assert look(clients, store, 0, SETTLE_S) == OWNER
     board = store.require_board("nano-01")
     assert (board["state"], OWNER in board["state_reason"]) == ("leased", True)
     with pytest.raises(TransientError, match=f"is leased by {OWNER}"):
         take(store)
     for now_s in (30.0, 60.0, 90.0):
-        assert look(strangers, store, 0, now_s) == OWNER
-    assert look(strangers, store, 1, 91.0) is None
+        assert look(clients, store, 0, now_s) == OWNER
+    assert look(clients, store, 1, 91.0) is None
     take(store)
 
 
-def test_a_holder_of_the_farms_is_no_stranger(store: Store, strangers: ForeignClients, agent: Agent) -> None:
+def test_a_holder_of_the_farms_is_no_foreign_client(store: Store, clients: ForeignClients, agent: Agent) -> None:
     """Nor is one that has just given its lease back, while its agent is about to offer the board again."""
     lease = take(store)
-    assert look(strangers, store, 0, 0.0) == "left"
-    assert look(strangers, store, 0, 99.0) == "left"
+    assert look(clients, store, 0, 0.0) == "left"
+    assert look(clients, store, 0, 99.0) == "left"
     store.release_lease(lease)
-    assert look(strangers, store, 0, 100.0) is None
-    assert look(strangers, store, 1, 100.5) is None
-    assert look(strangers, store, 0, 100.0 + 2 * SETTLE_S) is None
+    assert look(clients, store, 0, 100.0) is None
+    assert look(clients, store, 1, 100.5) is None
+    assert look(clients, store, 0, 100.0 + 2 * SETTLE_S) is None
     assert agent.asked == []
 
 
 @pytest.mark.parametrize("holder", ["", None])
 def test_where_the_agent_knows_of_nobody_the_board_is_free(
-    store: Store, strangers: ForeignClients, agent: Agent, holder: str | None
+    store: Store, clients: ForeignClients, agent: Agent, holder: str | None
 ) -> None:
     """A session of a lease that is over ends by the question, a silent agent tells nothing: both are asked later."""
     agent.holder = holder
-    look(strangers, store, 0, 0.0)
-    assert look(strangers, store, 0, SETTLE_S) is None
-    assert look(strangers, store, 0, SETTLE_S + 1) is None
+    look(clients, store, 0, 0.0)
+    assert look(clients, store, 0, SETTLE_S) is None
+    assert look(clients, store, 0, SETTLE_S + 1) is None
     assert len(agent.asked) == 1
-    assert look(strangers, store, 0, 2 * SETTLE_S + 15) is None
+    assert look(clients, store, 0, 2 * SETTLE_S + 15) is None
     assert len(agent.asked) == 2
 
 
-def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, strangers: ForeignClients) -> None:
+def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, clients: ForeignClients) -> None:
     """A lease that was ended by force is not taken again at once; those that are left are given back."""
-    look(strangers, store, 0, 0.0)
-    look(strangers, store, 0, SETTLE_S)
+    look(clients, store, 0, 0.0)
+    look(clients, store, 0, SETTLE_S)
     assert store.force_release("nano-01", "op", "mine now")
-    assert look(strangers, store, 0, 30.0) is None
-    assert look(strangers, store, 0, 31.0) is None
-    assert look(strangers, store, 0, 60.0) == OWNER
-    strangers.close()
+    assert look(clients, store, 0, 30.0) is None
+    assert look(clients, store, 0, 31.0) is None
+    assert look(clients, store, 0, 60.0) == OWNER
+    clients.close()
     assert store.require_board("nano-01")["lease"] is None
