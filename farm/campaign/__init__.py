@@ -1,1 +1,1 @@
-"""Campaigns: files, plans and orders; `scheduler` decides (pure), `engine` executes, `verify` finds winners."""
+"""Campaigns: files, plans and orders; `scheduler` decides (pure), `engine` executes, `verify` writes records."""

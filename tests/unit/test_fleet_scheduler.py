@@ -641,7 +641,7 @@ def test_winners_cost_their_campaign_board_time() -> None:
     hands = Hands()
     hands.tell(v.CampaignAdded(campaign()))
     hands.tell(v.CampaignCancelled("vision"))
-    hands.tell(v.WinnerMeasured("vision", 7.5))
-    hands.tell(v.WinnerMeasured("missing", 7.5))
+    hands.tell(v.FinalistMeasured("vision", 7.5))
+    hands.tell(v.FinalistMeasured("missing", 7.5))
     assert hands.state.campaigns["vision"].board_s == 7.5
     assert sum(hands.state.owner_board_s.values()) == 7.5

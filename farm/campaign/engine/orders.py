@@ -140,7 +140,7 @@ class CampaignOrders:
             phase, _ = self._explained.get(active.name, (phase, ""))
             if active.name in ended:
                 active.recorded, active.decided = fetch_recorded(self._store, active.order), True
-            boards, winners = roster.list_boards(active, state), verifying.to_winners(active, active.trial_s)
+            boards, winners = roster.list_boards(active, state), verifying.to_progress(active, active.trial_s)
             progress = to_progress(active, state, boards, phase, now, winners)
             active.note_history(progress["counted"], sum_latencies(active, progress["tasks"]))
             progress["verdict"] = verifying.to_verdict(active)

@@ -32,7 +32,7 @@ def to_progress(
     winners: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the progress document. `boards` are those that the campaign may use, with their state; `now_s` is
-    monotonic, `winners` what `Verifying.to_winners` returns.
+    monotonic, `winners` what `Verifying.to_progress` returns.
     """
     campaign = state.campaigns.get(active.name)
     tasks = list_tasks(active, state)

@@ -28,7 +28,7 @@ from farm.campaign.verify.programs import (
     Request,
     RunWanted,
 )
-from farm.campaign.verify.remeasurement import Verification
+from farm.campaign.verify.verification import Verification
 from farm.errors import FarmError
 from farm.processes.compile_subprocess import TIMEOUT_S, Apart
 from farm.search import tvm_env
@@ -223,7 +223,7 @@ class Verifying:
         each = self._open.get(active.name)
         return None if each is None else each.verification.verdict.to_document()
 
-    def to_winners(self, active: Active, trial_s: float | None) -> dict[str, Any] | None:
+    def to_progress(self, active: Active, trial_s: float | None) -> dict[str, Any] | None:
         """Return the progress of verification and finals, and the time to their end (s).
 
         `trial_s` is how long a trial of the search held a board: the estimate until the first measurement.
@@ -259,7 +259,7 @@ class Verifying:
     def on_measured(self, report: boards.TrialMeasured) -> bool:
         if not self._answer(report.assignment, (report.outcome, report.board_s)):
             return False
-        self._events.append(v.WinnerMeasured(report.assignment.campaign, report.board_s))
+        self._events.append(v.FinalistMeasured(report.assignment.campaign, report.board_s))
         return True
 
     def _answer(self, job: Any, answer: Any) -> bool:

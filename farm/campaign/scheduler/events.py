@@ -324,7 +324,7 @@ def _(event: v.Measured, draft: Draft) -> None:
 
 
 @observe.register
-def _(event: v.WinnerMeasured, draft: Draft) -> None:
+def _(event: v.FinalistMeasured, draft: Draft) -> None:
     if event.campaign in draft.campaigns:
         draft.charge(event.campaign, event.board_s)
 

@@ -282,7 +282,7 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
-class WinnerMeasured:
+class FinalistMeasured:
     """A lent board measured a finalist of a campaign, whose searches may be over; it took `board_s`."""
 
     campaign: str
@@ -310,7 +310,7 @@ Event = (
     | SearchFailed
     | Built
     | Measured
-    | WinnerMeasured
+    | FinalistMeasured
     | HostReserved
 )
 

@@ -2,7 +2,7 @@
 turns.
 
 Kernels that are faster one by one may be slower in their model. The model is compiled from the fastest variant
-(`ModelDecision`). Coroutines, as in `remeasurement`; the rules are in `final_rules`.
+(`ModelDecision`). Coroutines, as in `verification`; the rules are in `final_rules`.
 """
 
 from __future__ import annotations

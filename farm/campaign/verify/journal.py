@@ -9,7 +9,7 @@ from typing import Any
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
-from farm.campaign.verify.programs import Program, WinnerKey
+from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
 from farm.values import WINNER_TRIAL, Record, Trial
 
@@ -19,31 +19,31 @@ _CHECK = 0
 _KEPT = ("candidate", "attempt", "status", "fault_side", "median_s", "board")
 
 
-class WinnerJournal:
+class VerificationJournal:
     """One campaign's verification in the store."""
 
     def __init__(self, campaign: int, order: Order, store: Store) -> None:
         self._campaign, self._store = campaign, store
         self._simulated = {each.board_type: each.simulated for each in order.types}
 
-    def fetch_trials(self) -> dict[WinnerKey, list[dict[str, Any]]]:
+    def fetch_trials(self) -> dict[RecordKey, list[dict[str, Any]]]:
         """Return earlier measurements of each task's finalists: some columns, in the order of writing."""
-        found: dict[WinnerKey, list[dict[str, Any]]] = defaultdict(list)
+        found: dict[RecordKey, list[dict[str, Any]]] = defaultdict(list)
         columns = ("board_type", "workload", "operating_point", *_KEPT)
         for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL, columns=columns):
-            key = WinnerKey(row["board_type"], row["workload"], row["operating_point"])
+            key = RecordKey(row["board_type"], row["workload"], row["operating_point"])
             found[key].append({name: row[name] for name in _KEPT})
         return dict(found)
 
     def fetch_workloads(self) -> dict[tuple[str, str], dict[str, Any]]:
         return {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(self._campaign)}
 
-    def fetch_known(self, key: WinnerKey) -> list[dict[str, Any]]:
+    def fetch_known(self, key: RecordKey) -> list[dict[str, Any]]:
         return self._store.fetch_known_candidates(
             key.workload, key.board_type, key.point, self._simulated[key.board_type]
         )
 
-    def find_record(self, key: WinnerKey) -> Record | None:
+    def find_record(self, key: RecordKey) -> Record | None:
         """Return the present record. An imported one does not count: its candidate takes part like any other."""
         found = self._store.fetch_records(
             workloads=[key.workload],
@@ -53,7 +53,7 @@ class WinnerJournal:
         )
         return found[0] if found and found[0].origin is None else None
 
-    def find_own_record(self, key: WinnerKey) -> Record | None:
+    def find_own_record(self, key: RecordKey) -> Record | None:
         """Return the record, where this campaign's verification wrote it."""
         record = self.find_record(key)
         return record if record is not None and (record.evidence or {}).get("campaign") == self._campaign else None
@@ -64,27 +64,27 @@ class WinnerJournal:
         It replaces any candidate that it was compared with. A record that another process wrote meanwhile is replaced
         only by a faster one.
         """
-        key = WinnerKey(record.board_type, record.workload, record.operating_point)
+        key = RecordKey(record.board_type, record.workload, record.operating_point)
         present = self.find_record(key)
         return self._store.save_record(record, replace=present is None or present.candidate in compared)
 
-    def write_failed_check(self, key: WinnerKey, program: Program, status: Status, message: str) -> None:
+    def write_failed_check(self, key: RecordKey, program: Program, status: Status, message: str) -> None:
         """Write that a candidate failed before it was timed again, by its own fault."""
         outcome = Outcome(status, message, board=program.checked_on, simulated=self._simulated[key.board_type])
         self._write(key, program, _CHECK, outcome, None)
 
     def write_measurement(
-        self, key: WinnerKey, program: Program, number: int, outcome: Outcome, board_s: float
+        self, key: RecordKey, program: Program, number: int, outcome: Outcome, board_s: float
     ) -> float | None:
         """Write a measurement in a round; return its median in seconds, None where it failed."""
         return self._write(key, program, number, outcome, board_s)
 
-    def event(self, kind: str, key: WinnerKey, name: str, message: str) -> None:
+    def event(self, kind: str, key: RecordKey, name: str, message: str) -> None:
         """Write an event of a task, whose workload has a name."""
         self._store.add_event(kind, f"{name} on {key.board_type} at {key.point}", message)
 
     def _write(
-        self, key: WinnerKey, program: Program, attempt: int, outcome: Outcome, held_s: float | None
+        self, key: RecordKey, program: Program, attempt: int, outcome: Outcome, held_s: float | None
     ) -> float | None:
         trial = Trial(
             campaign=self._campaign,
@@ -105,7 +105,7 @@ class WinnerJournal:
 
 
 @dataclasses.dataclass(frozen=True)
-class WinnersVerdict:
+class VerificationResult:
     """The results of a campaign's verification so far.
 
     `over` of `tasks` are done. `records` are new ones, `held` those whose candidate stayed, `ties` those of both
@@ -121,7 +121,7 @@ class WinnersVerdict:
     ties: int = 0
     rejected: int = 0
     untuned: int = 0
-    undecided: Mapping[WinnerKey, str] = dataclasses.field(default_factory=dict)
+    undecided: Mapping[RecordKey, str] = dataclasses.field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
     finals: tuple[Mapping[str, Any], ...] = ()
 

@@ -40,7 +40,7 @@ from farm.values import UNTUNED
 Place = tuple[str, str]
 
 
-class WinnerKey(NamedTuple):
+class RecordKey(NamedTuple):
     """The key of a record: a workload (hash) on a board type at an operating point (text in trials and records)."""
 
     board_type: str
@@ -68,7 +68,7 @@ class Replay(NamedTuple):
 class ReplayWanted(Promise[Replay]):
     """Request: have the campaign's search replay a trace. Any of `key`'s tasks will do for it."""
 
-    key: WinnerKey
+    key: RecordKey
     trace_json: str = dataclasses.field(repr=False)
 
 
@@ -208,7 +208,7 @@ class Program:
     only the comparison is kept. `checked_on` is the board that ran it last.
     """
 
-    key: WinnerKey
+    key: RecordKey
     candidate: str | None
     trace_json: str = ""
     arguments: tuple[TensorSpec, ...] = ()
@@ -279,7 +279,7 @@ class Programs:
         self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
         self._checks: list[CheckWanted] = []
 
-    def find(self, key: WinnerKey, candidate: str | None, trace_json: str = "") -> Program:
+    def find(self, key: RecordKey, candidate: str | None, trace_json: str = "") -> Program:
         """Return the program of a candidate (None: of the unscheduled function), and begin to prepare it."""
         name = (*key.place, candidate)
         if name not in self._programs:
@@ -359,7 +359,7 @@ class Programs:
         return built[True]
 
     async def _run(self, program: Program, binary: bytes) -> tuple[Outcome, Arrays]:
-        """Have a board run it; `remeasurement` chooses the board and the time."""
+        """Have a board run it; `verification` chooses the board and the time."""
         while True:
             check = CheckWanted(program, binary)
             self._checks.append(check)

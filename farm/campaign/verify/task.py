@@ -1,6 +1,6 @@
 """One task's way to a record: its candidates, its rounds, and the evidence for the record.
 
-It touches no store, board or compiler; `remeasurement` does.
+It touches no store, board or compiler; `verification` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from device_agent.protocol import FaultSide, OperatingPoint, Status
 from farm.campaign.order import Order
-from farm.campaign.verify.programs import Failure, Program, WinnerKey
+from farm.campaign.verify.programs import Failure, Program, RecordKey
 from farm.crew.coroutines import until
 from farm.errors import InternalError
 from farm.search.families import rule
@@ -48,12 +48,12 @@ class TaskResult:
     compared: frozenset[str] = frozenset()
 
 
-class WinnerTask:
+class VerificationTask:
     """A task being verified. `programs` holds the participants by candidate, in the order of joining."""
 
     def __init__(
         self,
-        key: WinnerKey,
+        key: RecordKey,
         campaign: int,
         order: Order,
         about: Mapping[str, Any],

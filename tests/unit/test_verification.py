@@ -21,13 +21,13 @@ from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,
+    RecordKey,
     Replay,
     ReplayWanted,
     Request,
     RunWanted,
-    WinnerKey,
 )
-from farm.campaign.verify.remeasurement import Verification
+from farm.campaign.verify.verification import Verification
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
 from farm.search.build.build_pool import BuildResult
@@ -39,7 +39,7 @@ from farm.store import Store
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
 
 NANO = "jetson-nano"
-KEY = WinnerKey(NANO, "w1", DEFAULT_POINT)
+KEY = RecordKey(NANO, "w1", DEFAULT_POINT)
 MAXN = "power_mode=MAXN"
 SAMPLES = 3
 
@@ -923,7 +923,7 @@ def test_whatever_happens_it_ends_and_every_trial_is_written_once(store: Store, 
     for point in (DEFAULT_POINT, MAXN):
         record = rack.record(point)
         if record is None:
-            assert verdict.undecided[WinnerKey(NANO, "w1", point)]
+            assert verdict.undecided[RecordKey(NANO, "w1", point)]
         elif not {each["candidate"] for each in (record.evidence or {})["failed"]} & {"b"}:
             assert record.candidate == "b"
 

@@ -19,18 +19,18 @@ from farm.campaign.after_trials import Allowance, plan_allowance
 from farm.campaign.order import Order
 from farm.campaign.verify import programs
 from farm.campaign.verify.finals import Finals
-from farm.campaign.verify.journal import WinnerJournal, WinnersVerdict
+from farm.campaign.verify.journal import VerificationJournal, VerificationResult
 from farm.campaign.verify.programs import (
     CheckWanted,
     MeasureWanted,
     Outbox,
     Program,
     Programs,
+    RecordKey,
     Request,
     RunWanted,
-    WinnerKey,
 )
-from farm.campaign.verify.task import TaskResult, WinnerTask, read_result
+from farm.campaign.verify.task import TaskResult, VerificationTask, read_result
 from farm.crew.coroutines import Loop, Running, until
 from farm.errors import InternalError
 from farm.measure.arrays import make_inputs
@@ -89,7 +89,7 @@ class Verification:
             self._allowance = plan_allowance(trials, order.measure.verify_top, rule.looks)
         self._rule = dataclasses.replace(rule, looks=self._allowance.looks)
         self.measured, self.measured_s = 0, 0.0
-        self._journal = WinnerJournal(campaign, order, store)
+        self._journal = VerificationJournal(campaign, order, store)
         self._types = {each.board_type: each for each in order.types}
         self._workloads = self._journal.fetch_workloads()
         self._trials = self._journal.fetch_trials()
@@ -99,9 +99,9 @@ class Verification:
             for row in rows
             if row["status"] == Status.WRONG_RESULT
         }
-        self._pending: list[WinnerKey] = []
-        self._active: dict[WinnerKey, WinnerTask] = {}
-        self._results: dict[WinnerKey, TaskResult] = {}
+        self._pending: list[RecordKey] = []
+        self._active: dict[RecordKey, VerificationTask] = {}
+        self._results: dict[RecordKey, TaskResult] = {}
         self._boards: dict[str, tuple[_Board, Running]] = {}
         self._expected: dict[str, int] = {}
         self._now_s = 0.0
@@ -183,10 +183,10 @@ class Verification:
         begun = sum(key.board_type == board_type for key in self._active)
         return self.rests or begun < _AHEAD + max(1, len(self._find_names(board_type)))
 
-    async def _verify(self, key: WinnerKey) -> None:
+    async def _verify(self, key: RecordKey) -> None:
         """Verify a task, from its search's candidates to its record, or to why it has none."""
         note = functools.partial(self._note_failure, key)
-        task = self._active[key] = WinnerTask(
+        task = self._active[key] = VerificationTask(
             key, self._campaign, self._order, self._workloads[key.place], self._allowance.top, self._rule, note
         )
         trials = self._trials.pop(key, [])
@@ -212,7 +212,7 @@ class Verification:
         what = "its unscheduled function" if program.candidate is None else program.candidate
         self._journal.event("winner_retried", program.key, name, f"{what} is tried again after {reason}")
 
-    def _note_failure(self, key: WinnerKey, program: Program, reason: str) -> None:
+    def _note_failure(self, key: RecordKey, program: Program, reason: str) -> None:
         """Note why a candidate is out."""
         kind = "winner_failed"
         failure = program.failure
@@ -257,7 +257,7 @@ class Verification:
         stage = self._finals.find(board.board_type)
         return None if stage is None else self._finals.run(stage, board.name)
 
-    async def _check(self, board: _Board, key: WinnerKey, check: CheckWanted) -> None:
+    async def _check(self, board: _Board, key: RecordKey, check: CheckWanted) -> None:
         """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
@@ -269,7 +269,7 @@ class Verification:
         finally:
             check.is_begun = check.answer is not None
 
-    async def _measure(self, board: _Board, task: WinnerTask, run: RoundRun) -> None:
+    async def _measure(self, board: _Board, task: VerificationTask, run: RoundRun) -> None:
         """Measure each candidate of a round in turn. If the board is taken away, the round ends as it is."""
         board.point = task.key.point
         asked: collections.deque[tuple[Program, MeasureWanted]] = collections.deque()
@@ -289,7 +289,9 @@ class Verification:
         finally:
             task.contest.end(run)
 
-    def _take_in(self, task: WinnerTask, run: RoundRun, program: Program, outcome: Outcome, board_s: float) -> None:
+    def _take_in(
+        self, task: VerificationTask, run: RoundRun, program: Program, outcome: Outcome, board_s: float
+    ) -> None:
         if not outcome.board:
             outcome = dataclasses.replace(outcome, board=run.board)
         if (side := outcome.status.fault_side) not in (None, FaultSide.CANDIDATE):
@@ -338,10 +340,10 @@ class Verification:
         return self._finals
 
     @property
-    def verdict(self) -> WinnersVerdict:
+    def verdict(self) -> VerificationResult:
         """Return the results so far."""
         results = self._results
-        return WinnersVerdict(
+        return VerificationResult(
             tasks=len(results) + len(self._active) + len(self._pending),
             over=len(results),
             records=sum(each.record is not None and not each.held for each in results.values()),
@@ -359,9 +361,9 @@ class Verification:
         )
 
 
-def _all_tasks(order: Order) -> list[WinnerKey]:
+def _all_tasks(order: Order) -> list[RecordKey]:
     return [
-        WinnerKey(of_type.board_type, workload.hash, point)
+        RecordKey(of_type.board_type, workload.hash, point)
         for of_type in order.types
         for workload in of_type.workloads
         for point in of_type.points

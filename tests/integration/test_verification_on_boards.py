@@ -12,7 +12,7 @@ from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, 
 from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
-from farm.campaign.verify.remeasurement import Verification
+from farm.campaign.verify.verification import Verification
 from farm.errors import TransientError
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
