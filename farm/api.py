@@ -18,13 +18,13 @@ from farm import settings as farm_settings
 from farm.artifacts.brought import bring
 from farm.artifacts.places import require_room
 from farm.campaign import plan as planned
-from farm.campaign import planning, watch
+from farm.campaign import watch
 from farm.campaign.artifacts import make_artifacts
 from farm.campaign.engine import control
 from farm.campaign.engine.client import engine_ahead, ensure_engine
 from farm.campaign.one_model import OneModelRequest
+from farm.campaign.plan import make_plan
 from farm.campaign.plan_models import to_variant
-from farm.campaign.planning import make_plan
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
 from farm.campaign.submit import clone, submit, to_budget
@@ -114,7 +114,7 @@ class Campaign:
         file = self._require_file("planned")
         with self._open() as store:
             document = planned.to_document(make_plan(file, store, self._settings, note))
-        planning.keep_plan(self._settings.home_path, {"file": str(file.path.absolute()), **document})
+        planned.keep_plan(self._settings.home_path, {"file": str(file.path.absolute()), **document})
         return document
 
     def submit(self, note: Callable[[str], None] = lambda text: None) -> Campaign:

@@ -8,7 +8,7 @@ from typing import Any
 
 from device_agent.protocol import NAME_RULE, is_name
 from farm.artifacts import checking
-from farm.campaign import planning
+from farm.campaign import plan
 from farm.campaign.order import (
     MeasureOrder,
     ModelOrder,
@@ -16,8 +16,7 @@ from farm.campaign.order import (
     SearchOrder,
     TypeOrder,
 )
-from farm.campaign.plan import PlannedType, to_document
-from farm.campaign.planning import Gathered, gather
+from farm.campaign.plan import Gathered, PlannedType, gather, to_document
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.errors import UsageError
@@ -45,7 +44,7 @@ def submit(
     """
     name = campaign.spec.name
     require_new_name(store, name)
-    kept = planning.find_plan(settings.home_path, name)
+    kept = plan.find_plan(settings.home_path, name)
     gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
     order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
     if not order.types:
@@ -57,7 +56,7 @@ def submit(
         keep_model(settings.models_path, model.source)
     if kept is None:
         document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
-        planning.keep_plan(settings.home_path, document)
+        plan.keep_plan(settings.home_path, document)
     store.submit_campaign(order.to_document(), command, list_workloads(gathered))
     return name
 

@@ -10,7 +10,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.campaign import plan as campaign_plan
-from farm.campaign import planning, spec
+from farm.campaign import spec
 from farm.cli import campaign_run, options, output, tables
 from farm.errors import UsageError
 
@@ -188,11 +188,11 @@ def plan(file: File) -> output.Document:
     campaign = spec.read_campaign(file)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        planned = planning.make_plan(campaign, store, settings, output.note)
+        planned = campaign_plan.make_plan(campaign, store, settings, output.note)
     document = {"file": str(file.absolute()), **campaign_plan.to_document(planned)}
     for line in _compare(settings.home_path, document):
         output.note(line)
-    kept = planning.keep_plan(settings.home_path, document)
+    kept = campaign_plan.keep_plan(settings.home_path, document)
     yield document
     _print_plan(planned)
     output.say(f"kept as {kept}")
@@ -201,7 +201,7 @@ def plan(file: File) -> output.Document:
 def _compare(home: Path, document: Mapping[str, Any]) -> Iterator[str]:
     """Return the differences from the last plan of this name."""
     try:
-        last = planning.find_plan(home, document["name"])
+        last = campaign_plan.find_plan(home, document["name"])
     except UsageError:
         # The caller replaces it.
         return

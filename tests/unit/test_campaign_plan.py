@@ -21,15 +21,17 @@ from farm.campaign.plan import (
     CampaignPlan,
     Known,
     Sampling,
+    find_plan,
+    keep_plan,
     merge_workloads,
     plan_campaign,
+    require_unchanged,
     to_document,
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
 from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, WorkloadSurvey
-from farm.campaign.planning import find_plan, keep_plan, require_unchanged
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type

@@ -13,7 +13,7 @@ import pytest
 
 from device_agent.clocks.transaction import lock_state
 from farm import folders
-from farm.campaign import planning
+from farm.campaign import plan
 from farm.campaign.engine.state import engine_lock
 from farm.campaign.engine.state import publish as publish_engine
 from farm.connectivity.host_keys import FILE_NAME, HostKey, KnownHosts
@@ -118,7 +118,7 @@ def test_logs_are_in_private_folders(parent: pathlib.Path) -> None:
     """Folders of logs and plans are their owner's, also where they come before the rest of the home."""
     home_log.start_log("test", parent / "a" / "logs", foreground=True)
     children.stop(children.start(["true"], parent / "b" / "logs" / "linker.log", os.environ))
-    planning.keep_plan(parent / "c", {"name": "nightly"})
+    plan.keep_plan(parent / "c", {"name": "nightly"})
     for name in "abc":
         assert stat.S_IMODE((parent / name).stat().st_mode) == 0o700
 
