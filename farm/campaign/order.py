@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign.after_trials import CHECK_S, estimate_final_s, leave_time
+from farm.campaign.plan_estimate import CHECK_S, estimate_final_s, leave_time
 from farm.campaign.scheduler.values import Budget
 from farm.crew.choice import has_labels
 from farm.selection.rounds import LEAST_ROUNDS

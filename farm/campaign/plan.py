@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm import folders
-from farm.campaign.after_trials import CHECK_S, estimate_final_s
 from farm.campaign.order import WorkloadOrder
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
-from farm.campaign.plan_estimate import CampaignEstimate, LaneEstimate, estimate
+from farm.campaign.plan_estimate import CHECK_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
 from farm.campaign.plan_models import ModelVariant, read_models
 from farm.campaign.plan_survey import Form, WorkloadSurvey, survey_apart
 from farm.campaign.spec import BudgetSpec, CampaignFile, MeasureOptions

@@ -12,8 +12,8 @@ import pytest
 
 from device_agent.protocol import Layer, OperatingPoint, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
-from farm.campaign.after_trials import estimate_final_s
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
+from farm.campaign.plan_estimate import estimate_final_s
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farm.campaign.after_trials import leave_room
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.progress import fetch_recorded, merge_faults, sum_latencies, to_progress, to_rows
@@ -20,6 +19,7 @@ from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.order import Order, SearchOrder, leave_search_s
+from farm.campaign.plan_estimate import leave_room
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.errors import FarmError, StoreFaultError

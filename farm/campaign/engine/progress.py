@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from farm.campaign.after_trials import CHECK_S, plan_allowance
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
 from farm.campaign.order import Order, count_tasks, list_final_s
+from farm.campaign.plan_estimate import CHECK_S, plan_allowance
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Budget, Done, TaskKey
 from farm.selection.tie import LOOKS

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from farm.campaign.after_trials import CHECK_S
 from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Replayed, Searches
 from farm.campaign.order import Order
+from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.campaign.verify.programs import (

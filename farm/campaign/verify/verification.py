@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
-from farm.campaign.after_trials import Allowance, plan_allowance
 from farm.campaign.order import Order
+from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import programs
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.journal import VerificationJournal, VerificationResult
