@@ -6,7 +6,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.sweep.plan.order import SweepOrder
-from farm.sweep.plan.schedules import choose_candidates, choose_workloads
+from farm.sweep.run.refit import choose_candidates, choose_workloads
 
 ROWS = [
     {"candidate": name, "median_s": time_s, "trace_json": "[]"}

@@ -21,7 +21,7 @@ from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
 from farm.errors import UsageError
 from farm.measure.arrays import make_inputs, read_arguments
-from farm.points.values import Estimate, GridPoint, PointMeasurement
+from farm.points.values import Estimate, Goal, GridPoint, PointMeasurement
 from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.selection import tie
 from farm.selection.decision import Conclusion, Decision
@@ -29,11 +29,52 @@ from farm.selection.rounds import LEAST_ROUNDS, Contest
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep import stored
-from farm.sweep.plan import schedules
+from farm.sweep.fit.analysis import Analysis
+from farm.sweep.fit.pareto import FrontCandidate, find_front
+from farm.sweep.fit.pick import pick_point
 from farm.sweep.plan.conductor import Series
 from farm.sweep.run.programs import TUNED, SweepProgram, SweepRecipe, require_equal_outputs
 from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
+
+MAX_TOP_K = 16
+# Workloads beyond this share of the model's time are left out.
+_SHARE = 0.95
+
+
+def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
+    """Return the points for other schedules: the pick and both ends of the front."""
+    if not analysis.measured:
+        return ()
+    combined = analysis.combine()
+    candidates = [FrontCandidate(key, p.latency, p.energy or p.latency) for key, p in combined.items()]
+    front = [point.key for point in find_front(candidates) if point.on_front]
+    picked = pick_point(analysis, goal)
+    keys = ([picked.best.point.key] if picked.best else []) + [front[0], front[-1]]
+    return tuple(dict.fromkeys(keys))
+
+
+def choose_candidates(rows: Sequence[Mapping[str, Any]], recorded: str, top_k: int) -> list[Mapping[str, Any]]:
+    """Return the record's candidate and the fastest others, `top_k` in all; none where there is no choice.
+
+    `rows` are what `Store.fetch_known_candidates` returns.
+    """
+    good = sorted((row for row in rows if row["median_s"]), key=lambda row: float(row["median_s"]))
+    first = [row for row in good if row["candidate"] == recorded]
+    others = [row for row in good if row["candidate"] != recorded]
+    return [*first, *others[: top_k - 1]] if first and others and top_k > 1 else []
+
+
+def choose_workloads(times_s: Mapping[str, float]) -> set[str]:
+    """Return those that make up most of the model's time. `times_s` is each one's, as often as it occurs."""
+    whole, sofar, chosen = sum(times_s.values()), 0.0, set()
+    for name, time_s in sorted(times_s.items(), key=lambda item: -item[1]):
+        if sofar >= _SHARE * whole:
+            break
+        chosen.add(name)
+        sofar += time_s
+    return chosen
+
 
 # Visits of the model with the old and with the new schedules, in turns.
 _MODEL_VISITS = 2
@@ -81,7 +122,7 @@ class Bench:
         """Return the candidate schedules by workload, from the store's data of the default point."""
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
         found = {
-            record.workload: schedules.choose_candidates(
+            record.workload: choose_candidates(
                 self.store.fetch_known_candidates(record.workload, kind, DEFAULT_POINT, simulated),
                 record.candidate,
                 top_k,
@@ -109,7 +150,7 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
     tried = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)
-    worth = schedules.choose_workloads({each.workload: each.weight * each.rivals[0].default_s for each in tried})
+    worth = choose_workloads({each.workload: each.weight * each.rivals[0].default_s for each in tried})
     tried = [each for each in tried if each.workload in worth]
     return [_refit_point(bench, tuned, point, tried) for point in points] if tried else []
 

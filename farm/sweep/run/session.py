@@ -30,11 +30,12 @@ from farm.processes.compile_subprocess import compile_in_subprocess
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
-from farm.sweep.plan import adaptive, order, schedules
+from farm.sweep.plan import adaptive, order
 from farm.sweep.plan.conductor import Conductor, RoundConductor, Series
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.plan.preview import count_visits
 from farm.sweep.run import programs
+from farm.sweep.run import refit as schedules
 from farm.sweep.run.programs import SweepProgram, SweepRecipe
 from farm.sweep.run.refit import Bench, refit
 from farm.sweep.run.visitor import Progress, Visitor, VisitOrders
