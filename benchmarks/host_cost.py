@@ -59,7 +59,7 @@ def stock_batch(options: Any) -> int:
 
 
 def measure(options: Any, folder: pathlib.Path) -> dict[str, Any]:
-    from farm.campaign.plan_survey import survey_model
+    from farm.campaign.plan_models import survey_model
     from farm.inventory.board_types import require_board_type
     from farm.models.inputs import read_inputs, resolve_inputs
     from farm.models.source import resolve_model

@@ -16,8 +16,7 @@ from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
 from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder
 from farm.campaign.plan import merge_workloads
-from farm.campaign.plan_models import ModelVariant
-from farm.campaign.plan_survey import Form
+from farm.campaign.plan_models import Form, ModelVariant
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_row

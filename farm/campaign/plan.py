@@ -17,8 +17,7 @@ from farm import folders
 from farm.campaign.order import WorkloadOrder
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import CHECK_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
-from farm.campaign.plan_models import ModelVariant, read_models
-from farm.campaign.plan_survey import Form, WorkloadSurvey, survey_apart
+from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
 from farm.campaign.spec import BudgetSpec, CampaignFile, MeasureOptions
 from farm.errors import UsageError
 from farm.inventory import documents

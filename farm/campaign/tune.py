@@ -27,7 +27,7 @@ from farm.campaign.engine.process import explain_end
 from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import beating, publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
-from farm.campaign.plan_survey import Surveying, WorkloadSurvey
+from farm.campaign.plan_models import Surveying, WorkloadSurvey
 from farm.campaign.watch import find_error, is_settled, watch
 from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from farm.artifacts import calibration as calibrations
-from farm.campaign import plan_survey
+from farm.campaign import plan_models
 from farm.cli import model_artifacts, model_board, options, output, tables
 from farm.errors import UsageError
 from farm.inventory import board_types
@@ -153,7 +153,7 @@ def show(
     failure: UsageError | None = None
     obstacles: list[dict[str, Any]] = []
     try:
-        workloads, pipeline = plan_survey.survey_model(source, inputs, kind)
+        workloads, pipeline = plan_models.survey_model(source, inputs, kind)
     except UsageError as error:
         failure, workloads, pipeline = error, [], None
         obstacles = [

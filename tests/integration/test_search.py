@@ -209,7 +209,7 @@ def test_the_compiler_is_loaded_whatever_the_environment_asks() -> None:
 
 _DESCRIBE = """
 import sys
-from farm.campaign.plan_survey import survey_model
+from farm.campaign.plan_models import survey_model
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import read_inputs
 from farm.models.source import resolve_model

@@ -30,8 +30,7 @@ from farm.campaign.plan import (
 )
 from farm.campaign.plan_boards import SYSTEM_BYTES, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import NO_BOARDS, LaneEstimate, estimate
-from farm.campaign.plan_models import ModelVariant, read_models
-from farm.campaign.plan_survey import Form, WorkloadSurvey
+from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type

@@ -15,8 +15,7 @@ import farm
 from farm.campaign.order import Order
 from farm.campaign.plan import Gathered, Known, Sampling, keep_plan, plan_campaign
 from farm.campaign.plan_boards import choose_boards
-from farm.campaign.plan_models import read_models
-from farm.campaign.plan_survey import WorkloadSurvey
+from farm.campaign.plan_models import WorkloadSurvey, read_models
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
 from farm.campaign.submit import clone, list_workloads, make_order, submit
