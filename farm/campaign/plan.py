@@ -1,6 +1,7 @@
-"""A campaign's plan: its workloads, boards, coverage, trials and time. Pure.
+"""A campaign's plan: its workloads, boards, coverage, trials and time.
 
-`planning` gathers the inputs and keeps plans.
+First the pure plan; then `gather`, which reads the file, models, boards and store, and the plans that are kept. No
+board is touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Estimate how many trials a budget pays for, which board types get them, and how long that takes. Pure arithmetic.
+"""Estimate what a budget pays for: trials, board types, time; and the time of verification after the trials. Pure
+arithmetic.
 
 All limits grow in proportion to the trials, so the first to be reached follows by division. Unknown here: workloads
 that stop early, and the scheduler's preferences among workloads.

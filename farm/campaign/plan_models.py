@@ -1,4 +1,7 @@
-"""Find a campaign's models and set their shapes: one variant for each batch size. TVM is not needed."""
+"""A campaign's models: find them, set their shapes (one variant for each batch size), list their workloads.
+
+Imports run in a separate process (`farm.processes.compile_subprocess`).
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,12 @@ from farm.points import requests
 from farm.points.grid import Coupling, GridRequest, find_reboot_modes, plan_grid
 from farm.points.requests import ALL
 from farm.points.values import Goal, Grid, Objective
-from farm.sweep.run.refit import MAX_TOP_K
 
 MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 600.0
 _CLUSTER_MARK = "="
 TUNED, COMPILED = "tuned", "compiled"
+
+MAX_TOP_K = 16
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Retry schedules at some points of a sweep (`farm sweep run --top-k`): time them, write records for the point, time
-the model again.
+"""Retry schedules at some points of a sweep (`farm sweep run --top-k`): time them, write records, time the model again.
 
-`plan.schedules` selects them; `retrials` builds them in a process of its own and times them. `farm.selection` decides,
-as for a campaign's finalists.
+The best schedule depends on the clocks: memory is relatively faster or slower. First the pure selection of points and
+schedules. `retrials` builds and times them; `farm.selection` decides, as for a campaign's finalists.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from farm.sweep.run.programs import TUNED, SweepProgram, SweepRecipe, require_eq
 from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload, build_checks, build_rivals
 from farm.values import DEFAULT_POINT, Record
 
-MAX_TOP_K = 16
 # Workloads beyond this share of the model's time are left out.
 _SHARE = 0.95
 
