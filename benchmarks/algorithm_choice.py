@@ -51,14 +51,14 @@ def measure(options: Any) -> dict[str, Any]:
 def choose(options: Any, timer: search_efficiency.Timer, text: str) -> dict[str, Any]:
     """Time what each algorithm's best predicted plans take, and what the pipeline's choice does."""
     from farm.search import cores
-    from farm.search.graph import winograd
+    from farm.search.graph import algorithms
     from farm.search.target import host_target
 
     target = host_target(1)
     size, _, channels = text.partition(">")
     height, width, depth = map(int, size.split("x"))
     shape = 1, height, width, depth
-    chosen = winograd.choose_winograd(cores.core_of(target))(shape, int(channels), _PADDING, "float32")
+    chosen = algorithms.choose_winograd(cores.core_of(target))(shape, int(channels), _PADDING, "float32")
     timed = {
         m: plan_ranking.rank(options, timer, make_workload(shape, int(channels), m, target), []) for m in (0, 2, 4, 6)
     }
@@ -84,14 +84,14 @@ def make_workload(shape: tuple[int, int, int, int], channels: int, m: int, targe
     import tvm
 
     from farm.search import cores, workloads
-    from farm.search.graph import channel_padding, winograd
+    from farm.search.graph import algorithms, channel_padding, winograd
     from farm.search.workloads import Workload, list_arguments
 
     if m:
         function = winograd.make_function(shape, channels, _PADDING, m)
     else:
         function = channel_padding.pad(
-            winograd.make_direct(shape, channels, _PADDING, "float32"), cores.core_of(target)
+            algorithms.make_direct(shape, channels, _PADDING, "float32"), cores.core_of(target)
         )
     module = tvm.IRModule({"main": function.with_attr("layout_free_buffers", [1])})
     key = workloads.workload_hash(module, target, "graph/2")

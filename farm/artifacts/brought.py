@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from farm import settings as farm_settings
 from farm.artifacts.manifest import Manifest, ModelFacts
 from farm.errors import UsageError
+from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
-from farm.models.shape_hints import set_batch
 from farm.models.source import ModelSource, find_model, resolve_model
 
 _HINT = (

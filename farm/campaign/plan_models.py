@@ -22,8 +22,8 @@ from farm.errors import UsageError
 from farm.inventory import documents
 from farm.inventory.board_types import BoardType
 from farm.inventory.documents import Place
+from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inputs
-from farm.models.shape_hints import set_batch
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.compile_subprocess import Apart
 from farm.search import default_schedule, target

@@ -25,7 +25,7 @@ from farm.search.cores import Core
 from farm.search.families import facts
 from farm.search.families.batched import Grouped
 from farm.search.families.dense import Dense
-from farm.search.graph import bindings, winograd
+from farm.search.graph import algorithms, bindings
 
 FLOAT16 = "float16"
 # LLVM's feature for arithmetic on float16 vectors, optional since Armv8.2.
@@ -222,7 +222,7 @@ def gains(function: Any, halved: Any, at: int, core: Core) -> bool:
 
     Never where the weights stay in a cache until the next inference.
     """
-    if facts.size_of(function.params[at]) <= winograd.kept_bytes(core):
+    if facts.size_of(function.params[at]) <= algorithms.kept_bytes(core):
         return False
-    before, after = (winograd.predict_in_model(each, core, at) for each in (function, halved))
+    before, after = (algorithms.predict_in_model(each, core, at) for each in (function, halved))
     return after < _GAIN * before

@@ -21,6 +21,7 @@ from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
 from farm.search import cores, gpus, target, workloads
 from farm.search.graph import (
+    algorithms,
     bindings,
     canonical,
     channel_padding,
@@ -268,9 +269,9 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
         passes.append(channel_padding.widen(target))
     if pipeline.winograd != "never":
         core = cores.core_of(target.export())
-        passes.append(winograd.use_winograd(winograd.choose_winograd(core, exact=pipeline.winograd == "exact")))
+        passes.append(winograd.use_winograd(algorithms.choose_winograd(core, exact=pipeline.winograd == "exact")))
     if pipeline.canonical:
-        passes += [dots.use_instruction(target, winograd.choose_panel(target)), in_place_concat.mark()]
+        passes += [dots.use_instruction(target, algorithms.choose_panel(target)), in_place_concat.mark()]
     if pipeline.polynomials:
         passes.append(decomposition.legalise())
     passes.append(relax.get_pipeline("zero"))

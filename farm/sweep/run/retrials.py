@@ -18,7 +18,7 @@ from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, FarmError, InternalError, PermanentError, TransientError, UnavailableError
-from farm.models.shape_hints import set_batch
+from farm.models.batches import set_batch
 from farm.search import traces
 from farm.search.build import builder
 from farm.search.graph import pipeline as graph_prepared
