@@ -1,4 +1,4 @@
-"""The store on SQLite or PostgreSQL: schema and queries. Meaning lives with its callers; SQL lives here alone."""
+"""The store on SQLite or PostgreSQL: schema and queries. All SQL is here; callers give it meaning."""
 
 from farm.store.leases import LEASE_TTL_S, PROBE, WORK
 from farm.store.standing import parse_transport

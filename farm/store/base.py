@@ -1,4 +1,4 @@
-"""What every group of queries stands on: one database, one transaction per write, and the two clocks."""
+"""The base of every group of queries: one database, one transaction per write, and the two clocks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ class Base(Closing):
         clock: Callable[[], Instant] | None = None,
         wall_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open, make or migrate the store: a file, or a database by its URL. Raises what `open_database` does.
+        """Open, create or migrate the store: a file, or a database by its URL. Raises as `open_database`.
 
-        `clock` is what leases and cool-downs are judged on, `wall_clock` what people are shown; both are by default the
-        database's, so that all its users agree on them.
+        Leases and cool-downs use `clock`; people are shown `wall_clock`. Both default to the database's, so that all
+        its users agree.
         """
         self.location = location
         self._given_clock, self._given_wall_clock = clock, wall_clock
         self._database = database.open_database(location)
         self._engine = self._database.engine
         self._writer: sa.Connection | None = None
-        # Campaigns that this process took as their engine (`EngineQueries.take_campaign`).
+        # Campaigns that this process has taken as their engine (`EngineQueries.take_campaign`).
         self._taken: set[int] = set()
 
     def close(self) -> None:
-        """Let go of the database."""
         self._database.close()
 
     @contextlib.contextmanager
     def _writing(self, durably: bool = False) -> Iterator[sa.Connection]:
-        """`durably`: what is written is on the disk, power cut or not, before this returns."""
+        """`durably`: the write survives a power cut once this returns."""
         with database.translated(self._database), self._database.writing(durably) as connection:
             self._writer = connection
             try:
@@ -52,7 +51,7 @@ class Base(Closing):
                 self._writer = None
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        """Fetch the rows of one query; where the connection ended meanwhile, once more on another."""
+        """Fetch the rows of a query; retry once on another connection if it was lost."""
         try:
             return self._rows_once(query)
         except StoreFaultError as error:
@@ -63,16 +62,16 @@ class Base(Closing):
     def _rows_once(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         with database.translated(self._database), self._engine.connect() as connection:
             found = connection.execute(query)
-            # Not `mappings()`, which takes three times as long: campaigns have a hundred thousand trials.
+            # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
             names = tuple(found.keys())
             return [dict(zip(names, row, strict=True)) for row in found.all()]
 
     def _insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
-        """Insert a row unless one like it is there, by whatever is unique in the table; returns whether it was."""
+        """Insert a row unless it violates a unique constraint; return whether it was inserted."""
         return self._insert_all_new(connection, table, [row]) == 1
 
     def _insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
-        """Insert rows of the same columns as `_insert_new` does; returns how many there were not."""
+        """As `_insert_new`, for rows of the same columns; return how many were inserted."""
         insert = self._database.insert(table).on_conflict_do_nothing().inline()
         return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
 

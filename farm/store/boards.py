@@ -1,6 +1,6 @@
-"""Boards: registered, changed, removed, listed, and what was observed of them.
+"""Boards: register, change, remove and list them, and record observations.
 
-Which observation changes what is decided elsewhere (`farm.crew.health`); here the decision is kept, with its event.
+`farm.crew.health` decides what an observation changes; the decision is stored here, with its event.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class BoardQueries(Base):
         by: str = "operator",
         power: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a board that nobody has reached yet: offline, and suspect until a probe has passed.
+        """Add a board that was never reached: offline, and suspect until it passes a probe.
 
-        `power` are the commands that switch it, as `farm.inventory.power_commands` has them.
-        Raises UsageError where the name is taken or cannot be one.
+        `power` holds its power commands, as in `farm.inventory.power_commands`.
+        Raises UsageError for a taken or invalid name.
         """
         if not is_name(name):
             raise UsageError(f"{name!r} cannot be a board's name", f"A name is {NAME_RULE}.")
@@ -81,12 +81,11 @@ class BoardQueries(Base):
         by: str = "operator",
         power: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Change what is given, and return whether that was a change. Labels, and what switches its power, are replaced
-        as a whole; an empty `power` takes it away.
+        """Change the given fields; return whether anything changed. Labels and power commands are replaced as a whole;
+        an empty `power` removes them.
 
-        Another type or transport may lead to another machine, so the board is offline and, if it was good, suspect
-        again. Raises UsageError for an unknown board, TransientError where type or transport would change under a
-        lease.
+        A new type or transport may mean another machine: the board becomes offline and, if it was good, suspect. Raises
+        UsageError for an unknown board, TransientError for a new type or transport under a lease.
         """
         with self._writing() as connection:
             row = require_row(connection, name)
@@ -115,9 +114,9 @@ class BoardQueries(Base):
         return True
 
     def remove_board(self, *names: str, by: str = "operator") -> None:
-        """Forget a board, or several at once, and their golden-kernel history. Trials and events stay.
+        """Remove boards, all or none, with their golden-kernel history. Trials and events stay.
 
-        All or none. Raises UsageError for an unknown board, TransientError while one is leased.
+        Raises UsageError for an unknown board, TransientError while one is leased.
         """
         with self._writing() as connection:
             for name in names:
@@ -138,11 +137,11 @@ class BoardQueries(Base):
         reason: str = "",
         by: str = "operator",
     ) -> None:
-        """Note that another machine has a board's name from now on: nothing of the old one is held against it.
+        """Record that another machine has a board's name: the old machine's history no longer counts.
 
-        Description, golden-kernel history, faults and calibration are forgotten; trials and events stay, with the
-        event `replaced` between the two. The board is offline and suspect. Raises UsageError for an unknown board,
-        TransientError while it is leased.
+        Forgets description, golden-kernel history, faults and calibration. Trials and events stay, separated by an
+        event `replaced`. The board is offline and suspect. Raises UsageError for an unknown board, TransientError while
+        it is leased.
         """
         samples, now = schema.golden_samples, self._wall_clock()
         with self._writing() as connection:
@@ -170,9 +169,9 @@ class BoardQueries(Base):
             self._add_board_event(connection, name, "replaced", row["health"], str(Health.SUSPECT), text, by)
 
     def save_board(self, board: Board) -> None:
-        """Note that a board was seen and what it says of itself now; one that is not registered is added as good.
+        """Record that a board was seen, with its description; add an unregistered one as good.
 
-        For boards that a command started itself and works with already.
+        For boards that a command started itself.
         """
         now = self._wall_clock()
         values = {
@@ -185,7 +184,7 @@ class BoardQueries(Base):
         with self._writing() as connection:
             known = connection.execute(select_boards().where(schema.boards.c.name == board.name)).mappings().first()
             if known is not None:
-                # Version 0.1 did not say so; what nobody registered has no labels and was never given a way.
+                # Version 0.1 did not store it; an unregistered board has no labels and never had a transport.
                 if known["transport"] == to_document(Direct()) and not self._is_registered(connection, board.name):
                     values["transport"] = on_demand
                 self._update_board(connection, board.name, values)
@@ -203,7 +202,7 @@ class BoardQueries(Base):
                 )
 
     def save_description(self, name: str, description: Mapping[str, Any], *, simulated: bool) -> None:
-        """Keep what a registered board says of itself now, and that it was seen; its type stays the registered one.
+        """Store a registered board's description, and that it was seen; its type stays the registered one.
 
         Raises UsageError for an unknown board.
         """
@@ -213,50 +212,50 @@ class BoardQueries(Base):
                 raise unknown_board(name)
 
     def fetch_boards(self) -> list[dict[str, Any]]:
-        """All boards by name, each with its `state`, `health`, the reason of both, and its open `lease` or None.
+        """All boards by name, each with `state`, `health`, both reasons, and its open `lease` or None.
 
-        `added_at`, `seen_at` and the like are seconds since the epoch; `seen_at` is None where nobody saw it yet.
+        Times such as `added_at` are seconds since the epoch; `seen_at` is None before the board was first seen.
         """
         rows = self._rows(select_boards().order_by(schema.boards.c.name))
         now = self._clock()
         return [to_shown(row, now) for row in rows]
 
     def require_board(self, name: str) -> dict[str, Any]:
-        """One board, as `fetch_boards` shows it. Raises UsageError where there is none."""
+        """One board, as in `fetch_boards`. Raises UsageError for an unknown one."""
         for row in self._rows(select_boards().where(schema.boards.c.name == name)):
             return to_shown(row, self._clock())
         raise unknown_board(name)
 
     def fetch_power(self) -> dict[str, dict[str, Any]]:
-        """The commands that switch boards' power, by board; those that have none are left out."""
+        """Power commands by board; boards without any are left out."""
         query = sa.select(schema.boards.c.name, schema.boards.c.power).where(schema.boards.c.power.is_not(None))
         return {row["name"]: row["power"] for row in self._rows(query)}
 
     def observe_board(self, name: str, kind: str, by: str, decide: Decide) -> Transition:
-        """Let `decide` say what an observation of `kind` means, and keep that with an event, in one transaction.
+        """Apply `decide` to an observation of `kind` and store its decision with an event, in one transaction.
 
-        `decide` gets the board's standing, its history and the present on the history's clock in seconds; it must be
-        pure. What it says of the lease is not kept: leases have their own calls. Raises UsageError for an unknown
-        board, and whatever `decide` raises; then nothing is kept.
+        `decide` gets the board's standing, its history and the present in seconds of the history's clock; it must be
+        pure. Its lease is ignored: leases have their own calls. Raises UsageError for an unknown board, and what
+        `decide` raises; then nothing is stored.
         """
         return self.observe_boards([name], kind, by, decide)[name]
 
     def observe_boards(self, names: Sequence[str], kind: str, by: str, decide: Decide) -> dict[str, Transition]:
-        """`observe_board` of several boards, in one transaction: where one of them raises, nothing is kept."""
+        """As `observe_board`, for several boards in one transaction: an error for one stores nothing."""
         with self._writing() as connection:
             return {name: self._observe(connection, name, kind, by, decide) for name in names}
 
     def note_unreachable(self, name: str, reason: str) -> None:
-        """Keep why a board that is offline cannot be reached now, which may be another reason than when it was lost."""
+        """Store why an offline board is unreachable now, which may differ from the reason of its loss."""
         table = schema.boards
         with self._writing() as connection:
             mine = (table.c.name == name) & ~table.c.reachable
             connection.execute(table.update().where(mine).values(state_reason=reason))
 
     def fetch_board_events(self, board: str | None = None) -> list[dict[str, Any]]:
-        """What happened to a board, or to all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
+        """Events of a board, or of all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
 
-        Boards that were removed are included.
+        Includes removed boards.
         """
         query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
         if board is not None:
@@ -280,7 +279,7 @@ class BoardQueries(Base):
             changes |= {"health": str(after.health), "health_reason": reason, "health_since": wall}
             events.append((before.health, after.health))
         elif reason and not events:
-            if after.health is Health.SUSPECT:  # a quarantine keeps the reason that it began with
+            if after.health is Health.SUSPECT:  # a quarantine keeps its first reason
                 changes["health_reason"] = reason
             events.append((before.health, after.health))
         if changes:
@@ -290,7 +289,7 @@ class BoardQueries(Base):
         return transition
 
     def _is_registered(self, connection: sa.Connection, name: str) -> bool:
-        """Whether an operator registered a board, or changed it since."""
+        """Whether an operator has registered or changed the board."""
         events = schema.board_events
         ordered = sa.select(events.c.id).where(events.c.board == name, events.c.kind.in_(("registered", "updated")))
         return connection.execute(ordered.limit(1)).first() is not None
@@ -333,7 +332,7 @@ class BoardQueries(Base):
         )
 
 
-# Weeks of idle probes; what is older says nothing about the board of today.
+# Weeks of idle probes; older samples say nothing about the board today.
 GOLDEN_KEPT = 1000
 
 
@@ -341,7 +340,7 @@ class GoldenQueries(BoardQueries):
     """Queries on `golden_samples`."""
 
     def add_golden_sample(self, sample: GoldenSample) -> None:
-        """Keep a run of the golden kernel; of each board, kernel and point the last `GOLDEN_KEPT` are kept.
+        """Store a run of the golden kernel; the last `GOLDEN_KEPT` of each board, kernel and point are kept.
 
         Raises UsageError for an unknown board.
         """
@@ -369,9 +368,9 @@ class GoldenQueries(BoardQueries):
         newest: int = 100,
         board: str | None = None,
     ) -> dict[str, list[GoldenSample]]:
-        """By board of a type, its `newest` runs of a golden kernel at an operating point, oldest first.
+        """The `newest` runs of a golden kernel at an operating point, by board of a type, oldest first.
 
-        With `board` that one alone.
+        `board` restricts it to one.
         """
         table, boards = schema.golden_samples, schema.boards
         age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
@@ -397,7 +396,7 @@ class GoldenQueries(BoardQueries):
         return result
 
     def find_golden_sample(self, board: str) -> GoldenSample | None:
-        """The latest run of whichever golden kernel on a board; None where there was none."""
+        """The latest run of any golden kernel on a board; None without one."""
         table = schema.golden_samples
         columns = [table.c[field.name] for field in dataclasses.fields(GoldenSample)]
         query = sa.select(*columns).where(table.c.board == board).order_by(table.c.id.desc()).limit(1)

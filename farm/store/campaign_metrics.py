@@ -1,5 +1,5 @@
-"""What Prometheus is told of campaigns: how each one stands, and sums over its trials. Nothing here reads a trial into
-Python, nor a campaign's order.
+"""Queries for Prometheus: the status of each campaign, and sums over its trials. They read no trial into Python, nor a
+campaign's order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HASHES_AT_ONCE = 500
 
 @dataclasses.dataclass(frozen=True)
 class TrialCosts:
-    """Medians over the newest trials, in seconds; None where no trial says: board held, compiler busy."""
+    """Medians over the newest trials, in seconds; None without data: board held, compiler busy."""
 
     trials: int = 0
     held_s: float | None = None
@@ -56,7 +56,7 @@ class CoverageQueries(Base):
     def count_known_candidates(
         self, workloads: Sequence[str], board_type: str, *, simulated: bool
     ) -> Mapping[tuple[str, str], int]:
-        """By workload and operating point, how many candidates trials speak of, good ones and bad; none: left out."""
+        """The number of candidates with trials, good or bad, by workload and operating point; zeros left out."""
         trials = schema.trials
         rows: list[dict[str, Any]] = []
         for first in range(0, len(workloads), _HASHES_AT_ONCE):
@@ -77,7 +77,7 @@ class CoverageQueries(Base):
         return {(row["workload"], row["operating_point"]): row["n"] for row in rows}
 
     def fetch_recorded(self, workloads: Sequence[str], board_type: str, *, simulated: bool) -> set[tuple[str, str]]:
-        """The workloads, each with an operating point, that have a record."""
+        """The workloads with a record, each with its operating point."""
         table = schema.records
         found: set[tuple[str, str]] = set()
         for first in range(0, len(workloads), _HASHES_AT_ONCE):
@@ -93,12 +93,12 @@ class CoverageQueries(Base):
 
 
 class CampaignTotals(Base):
-    """Queries over `trials` that add up one campaign. None reads the long columns."""
+    """Sums over the `trials` of one campaign. None reads the long columns."""
 
     def fetch_board_totals(self, campaign: int) -> list[dict[str, Any]]:
-        """Trials by `board_type`, `board` (None: none had it), `purpose`, `status` and `fault_side`.
+        """Trials by `board_type`, `board` (None: never on one), `purpose`, `status` and `fault_side`.
 
-        Each with `trials`, how many, and `held_s`, how long they held the board.
+        Each with `trials`, their number, and `held_s`, how long they held the board.
         """
         table = schema.trials
         key = (table.c.board_type, table.c.board, table.c.purpose, table.c.status, table.c.fault_side)
@@ -110,7 +110,7 @@ class CampaignTotals(Base):
         )
 
     def fetch_course(self, campaign: int) -> list[dict[str, Any]]:
-        """`board_type`, `workload`, `operating_point` and `median_s` (s) of every trial that counts, in order."""
+        """`board_type`, `workload`, `operating_point` and `median_s` (s) of every counted trial, in order."""
         table = schema.trials
         return self._rows(
             sa.select(table.c.board_type, table.c.workload, table.c.operating_point, schema.sound_median_s)
@@ -119,16 +119,16 @@ class CampaignTotals(Base):
         )
 
 
-# Of the progress document, what is not as long as the campaign has tasks.
+# The fields of the progress document that do not grow with the campaign's tasks.
 _PROGRESS = ("models", "boards", "eta_s", "wall_clock_s", "search_s")
 _OVER = [str(state) for state in CampaignState if state.over]
 
 
 class CampaignMetrics(Base):
-    """Queries over campaigns and trials that Prometheus' figures are made of."""
+    """Queries on campaigns and trials for Prometheus."""
 
     def count_campaigns(self) -> dict[str, int]:
-        """Campaigns over a fleet by state; states that none has are missing."""
+        """Fleet campaigns by state; states without any are missing."""
         common, fleet = schema.campaigns, schema.fleet_campaigns
         rows = self._rows(
             sa.select(common.c.state, sa.func.count().label("campaigns"))
@@ -138,10 +138,10 @@ class CampaignMetrics(Base):
         return {row["state"]: row["campaigns"] for row in rows}
 
     def fetch_standings(self, lately_s: float, most: int) -> list[dict[str, Any]]:
-        """Campaigns that are not over, or have been for less than `lately_s`: the `most` newest, the oldest first.
+        """Campaigns that are not over, or ended less than `lately_s` ago: the `most` newest, oldest first.
 
         Each has `id`, `name`, `state`, `wanted`, `board_types`, and of its progress `models`, `boards`, `eta_s`,
-        `wall_clock_s` and `search_s`, each None where an engine has not said it.
+        `wall_clock_s` and `search_s`, None if its engine has not reported them.
         """
         common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
         parts = [progress.c.progress[name].label(name) for name in _PROGRESS]
@@ -161,11 +161,11 @@ class CampaignMetrics(Base):
         return [row | {"board_types": sorted(types.get(row["id"], ()))} for row in reversed(rows)]
 
     def sum_trials(self, campaign: int, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Sums over a campaign's trials: `by_side` counts those of its search (`ok`, or whose fault they failed by),
-        `build_s` and `board_s` add up how long compilers and boards were busy, winners included, in seconds.
+        """Sums over a campaign's trials: `by_side` counts its search trials (`ok`, or the side at fault), `build_s` and
+        `board_s` add up the time of compilers and boards, verification included, in seconds.
 
-        `before` is what this said earlier: only what was written since is read then. One engine writes a campaign's
-        trials, one after the other, so that none comes late.
+        `before` is an earlier result: only newer trials are read then. One engine writes a campaign's trials in order,
+        so none comes late.
         """
         before = before or {"mark": 0, "by_side": {}, "build_s": 0.0, "board_s": 0.0}
         table = schema.trials

@@ -116,7 +116,7 @@ class CampaignQueries(WorkloadQueries):
         return [to_campaign(row) for row in self._rows(query)]
 
     def fetch_fleet_campaign(self, name: str) -> FleetCampaign:
-        """One of them. Raises UsageError, naming those that there are, where there is none."""
+        """One of them by name. Raises UsageError listing the names."""
         rows = self._rows(select_fleet().where(schema.fleet_campaigns.c.name == name))
         if not rows:
             names = [row["name"] for row in self._rows(sa.select(schema.fleet_campaigns.c.name))]
@@ -124,15 +124,14 @@ class CampaignQueries(WorkloadQueries):
         return to_campaign(rows[0])
 
     def want_campaign(self, name: str, wanted: str, by: str) -> FleetCampaign:
-        """Note what operators want of a campaign, `run`, `pause` or `cancel`; returns it as it is then.
+        """Request `run`, `pause` or `cancel` of a campaign; return it as it is then.
 
-        Its engine does the rest. Where none has it, `cancel` ends it here, and `run` has the next engine find it: the
-        state is `submitted` again. Wanting twice is wanting once, and a cancellation cannot be taken back: what is
-        wanted after it changes nothing. Raises UsageError where there is no such campaign, where it is over, and for a
-        pause of one that nobody carries out any more.
+        Its engine carries the request out. Without an engine, `cancel` ends the campaign here, and `run` submits it
+        again for the next engine. Requests are idempotent, and a cancellation is final. Raises UsageError for an
+        unknown campaign, for one that is over, and for a pause of one without an engine.
         """
         if wanted not in (RUN, PAUSE, CANCEL):
-            raise InternalError(f"nobody can want {wanted!r} of a campaign")
+            raise InternalError(f"invalid campaign command {wanted!r}")
         with self._writing() as connection:
             campaign = _require_open(connection, name)
             state, idle = campaign.state, campaign.engine is None
@@ -158,9 +157,9 @@ class CampaignQueries(WorkloadQueries):
             return _require(connection, name)
 
     def change_budget(self, name: str, budget: Mapping[str, Any], by: str) -> FleetCampaign:
-        """Give a campaign another budget, as a whole; its engine sees it soon. Returns it as it is then.
+        """Replace a campaign's budget; its engine notices soon. Returns the campaign.
 
-        Raises UsageError where there is no such campaign, and where it is over.
+        Raises UsageError for an unknown campaign, or one that is over.
         """
         with self._writing() as connection:
             campaign = _require_open(connection, name)
@@ -175,9 +174,9 @@ class CampaignQueries(WorkloadQueries):
             return _require(connection, name)
 
     def change_folder(self, name: str, folder: str, by: str) -> FleetCampaign:
-        """Have a campaign's artifacts go to a folder, whether or not it is over. Returns it as it is then.
+        """Change the folder of a campaign's artifacts, even after its end. Returns the campaign.
 
-        Raises UsageError where there is no such campaign.
+        Raises UsageError for an unknown campaign.
         """
         with self._writing() as connection:
             campaign = _require(connection, name)
@@ -187,12 +186,12 @@ class CampaignQueries(WorkloadQueries):
             return _require(connection, name)
 
     def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
-        """Note how it stands with a campaign, and with `engine` who carries it out from now on.
+        """Store a campaign's state, and with `engine` the engine that has it from now on.
 
-        None leaves that as it is, an empty mapping says that nobody does; one that is interrupted or over has no engine
-        in any case. What is interrupted while it was to be cancelled is cancelled. Returns False, with nothing changed,
-        where it was over already: an operator's cancellation may come first. Raises InternalError for a state that
-        there is not, or a campaign.
+        None leaves the engine, an empty mapping removes it; an interrupted or finished campaign has none in any case. A
+        campaign interrupted while being cancelled is cancelled. Returns False, with nothing changed, if the campaign
+        was over already: an operator's cancellation may come first. Raises InternalError for an unknown state or
+        campaign.
         """
         with self._writing() as connection:
             row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
@@ -211,14 +210,14 @@ class CampaignQueries(WorkloadQueries):
             update_fleet(connection, campaign, **values)
             if after is not known.state:
                 set_state(connection, campaign, after, self._wall_clock() if after.over else None)
-                # How every campaign begins: no news.
+                # The start of every campaign is no news.
                 begins = after is CampaignState.RUNNING and known.state is CampaignState.CONNECTING
                 if after is not CampaignState.CONNECTING and not begins:
                     self._add_campaign_event(connection, f"campaign_{after}", known.name, reason)
         return True
 
     def save_progress(self, campaign: int, progress: Mapping[str, Any]) -> None:
-        """Keep how far a campaign has come, in place of what was kept before."""
+        """Replace the stored progress of a campaign."""
         table = schema.campaign_progress
         values = {"progress": dict(progress)}
         insert = self._database.insert(table).values(campaign=campaign, **values)
@@ -230,15 +229,14 @@ class CampaignQueries(WorkloadQueries):
         is_abandoned: Callable[[Mapping[str, Any]], bool],
         explain: Callable[[Mapping[str, Any]], str] = lambda engine: "",
     ) -> list[str]:
-        """Note as interrupted the campaigns whose engine `is_abandoned` says is no more; returns their names.
+        """Mark campaigns as interrupted if `is_abandoned` says that their engine is gone; return their names.
 
-        `explain` has the reason that an engine left; one that left none was killed.
-
-        Of the others that it left, those that were paused stay paused, and those that were to be cancelled are. One
-        transaction, so that one which a new engine takes meanwhile is left alone. `is_abandoned` must be quick.
+        `explain` returns the engine's reason for leaving; an engine without one was killed. Paused campaigns stay
+        paused, and those being cancelled are cancelled. One transaction, so that a campaign taken by a new engine
+        meanwhile is left alone. `is_abandoned` must be quick.
         """
         with self._writing() as connection:
-            # Not those that are over, which come to hundreds: all that write wait for this.
+            # Only open ones: hundreds may be over, and all writers wait for this.
             open_ = [each for each in list_open(connection) if each.engine is not None]
             interrupted = []
             for each in open_:
@@ -271,7 +269,7 @@ class CampaignQueries(WorkloadQueries):
 
 
 def select_fleet() -> sa.Select[Any]:
-    """Campaigns over a fleet with their progress, for `to_campaign`."""
+    """Fleet campaigns with their progress, for `to_campaign`."""
     common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
     columns = (common.c.id, common.c.command, common.c.state, common.c.started_at, common.c.finished_at)
     own = [column for column in fleet.c if column.name != "campaign"]
@@ -283,19 +281,19 @@ def select_fleet() -> sa.Select[Any]:
 
 
 def to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
-    """A row of `select_fleet`."""
+    """Convert a row of `select_fleet`."""
     return FleetCampaign(**{**row, "state": CampaignState(row["state"])})
 
 
 def find_open(connection: sa.Connection, campaign: int) -> FleetCampaign | None:
-    """A campaign by its number; None where there is none, or it is over."""
+    """An open campaign by its number; None if it is unknown or over."""
     row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
     found = None if row is None else to_campaign(row)
     return None if found is None or found.over else found
 
 
 def list_open(connection: sa.Connection) -> list[FleetCampaign]:
-    """Campaigns that are not over, the oldest first."""
+    """Campaigns that are not over, oldest first."""
     query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
     return [to_campaign(row) for row in connection.execute(query).mappings()]
 
@@ -329,7 +327,7 @@ def set_state(connection: sa.Connection, campaign: int, state: str, finished_at:
 
 
 def update_fleet(connection: sa.Connection, campaign: int, **values: Any) -> None:
-    """Change columns of a campaign over a fleet."""
+    """Change columns of a fleet campaign."""
     table = schema.fleet_campaigns
     connection.execute(table.update().where(table.c.campaign == campaign).values(**values))
 

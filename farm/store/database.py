@@ -1,6 +1,6 @@
-"""A store's database, whichever it is: opened, migrated, and its errors in the words of `farm.errors`.
+"""A store's database of either kind: open and migrate it, and translate its errors.
 
-What SQLite and PostgreSQL do differently is in `sqlite` and `postgresql`; why, in ADR 0023.
+The differences are in `sqlite` and `postgresql`; the reasons in ADR 0023.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from farm.settings import StoreLocation
 from farm.store import making, postgresql, sqlite
 from farm.store.clock import Instant
 
-# The newest revision under migrations/; checked by a test against Alembic's own idea of the head.
+# The newest revision under migrations/; a test compares it with Alembic's head.
 HEAD = "0011"
 _MIGRATIONS = Path(__file__).with_name("migrations")
-# Stores of development versions before 0007, and the commit whose `farm db upgrade` brings them there.
+# Stores of development versions before 0007, and the commit whose `farm db upgrade` migrates them.
 _EARLIER, _LAST_COMMIT_FOR_EARLIER = "0007", "a49a62713d23625c153678b4e29718c3b9aefb48"
-# Another command's transaction is waited for this long.
+# How long to wait for another command's transaction.
 BUSY_TIMEOUT_S = 30.0
 
 
@@ -30,50 +30,49 @@ class Database(Protocol):
     """One open database. Safe for several threads and processes."""
 
     engine: sa.Engine
-    # What can be done where it cannot be used.
+    # What to do about an unusable database.
     hint: str
-    # What its driver raises.
+    # The driver's exceptions.
     errors: tuple[type[Exception], ...]
-    # Whether opening it may change an older schema: nobody else is then at work with the old one.
+    # Whether opening it may migrate an older schema: no other host can be using it.
     migrates_itself: bool
 
     @property
     def location(self) -> StoreLocation:
-        """Where it is, as people are told."""
+        """Its location, for messages."""
 
     def writing(self, durably: bool) -> contextlib.AbstractContextManager[sa.Connection]:
-        """One transaction that holds the write lock from its start: what it reads stays true until it writes."""
+        """One transaction that holds the write lock from its start, so that its reads stay valid."""
 
     def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The clock that all users of the database share; `connection` is that of `writing`, inside it."""
+        """The clock shared by all users of the database; `connection` is `writing`'s, inside it."""
 
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
-        """Seconds since the epoch, as people are shown them."""
+        """Seconds since the epoch, for people."""
 
     def insert(self, table: sa.Table) -> Any:
-        """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
+        """An INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
-        """The greatest lease token that was ever given; 0 where none was."""
+        """The greatest lease token ever given; 0 without any."""
 
     def set_last_token(self, connection: sa.Connection, token: int) -> None:
-        """Have the next lease get the token after this one."""
+        """Make the next lease get the token after this one."""
 
     def translate(self, error: BaseException) -> FarmError:
-        """The farm's own error for one of the driver's, or of a wait for a connection."""
+        """Translate a driver's error, or a timeout for a connection."""
 
     def keep_copy(self, revision: str) -> None:
-        """Keep what a migration is about to change, where the database can. Called inside `writing`."""
+        """Keep a copy before a migration, if the database can. Called inside `writing`."""
 
-    def close(self) -> None:
-        """Let go of it."""
+    def close(self) -> None: ...
 
 
 def open_database(location: StoreLocation) -> Database:
-    """The database at `location`, made and migrated as needed.
+    """Open the database at `location`; create or migrate it as needed.
 
-    Raises UnavailableError where it cannot be reached or made, is none of ours, or is newer, or is older and shared by
-    others; TransientError where another command holds it for `BUSY_TIMEOUT_S`.
+    Raises UnavailableError if it is unreachable, is not a farm's, is newer, or is older and shared with other hosts;
+    TransientError if another command holds it for `BUSY_TIMEOUT_S`.
     """
     database = connect(location)
     try:
@@ -92,7 +91,7 @@ def open_database(location: StoreLocation) -> Database:
 
 
 def connect(location: StoreLocation) -> Database:
-    """The database at `location`, whatever its schema. Raises UnavailableError."""
+    """Open the database at `location` with any schema. Raises UnavailableError."""
     if isinstance(location, Path):
         return sqlite.SqliteDatabase(location)
 
@@ -100,13 +99,13 @@ def connect(location: StoreLocation) -> Database:
 
 
 def fetch_revision(database: Database) -> str | None:
-    """The schema's revision, or None for an empty database. Raises UnavailableError for a stranger's database."""
+    """The schema's revision; None for an empty database. Raises UnavailableError for a foreign database."""
     with translated(database), database.engine.connect() as connection:
         return _revision(connection, database)
 
 
 def has_store(location: StoreLocation) -> bool:
-    """Whether a store is there, of whatever schema; makes none. Raises UnavailableError."""
+    """Whether a store of any schema is there; creates none. Raises UnavailableError."""
     database = connect(location)
     try:
         return fetch_revision(database) is not None
@@ -115,11 +114,11 @@ def has_store(location: StoreLocation) -> bool:
 
 
 def migrate(database: Database) -> str | None:
-    """Bring the schema up to `HEAD`, all or nothing; returns the revision that it had, None where there was nothing.
+    """Migrate the schema to `HEAD`, all or nothing; return the previous revision, None for an empty database.
 
-    Raises UnavailableError for a schema that this version does not know, newer or of before the first release.
+    Raises UnavailableError for an unknown schema: newer, or older than the first release.
     """
-    # By one command only: whoever comes second finds the work done.
+    # One command migrates; a second one finds the work done.
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
@@ -136,8 +135,8 @@ def migrate(database: Database) -> str | None:
 
 
 def _alter(database: Database, connection: sa.Connection, current: str) -> None:
-    """Run the migrations from a revision on, in the transaction that holds the write lock."""
-    # Alembic takes 0.3 s to import, and nearly every command finds the schema current.
+    """Run the migrations from a revision on, in the transaction with the write lock."""
+    # Importing Alembic takes 0.3 s, and nearly every command finds the schema current.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -152,7 +151,7 @@ def _alter(database: Database, connection: sa.Connection, current: str) -> None:
             f"{database.location} has schema {current}, which this version does not know",
             "A newer tvm-farm wrote it: update this one.",
         )
-    # Within the write lock: what is kept is what is changed, and whoever comes second has nothing to do.
+    # Within the write lock, so that the copy is what is migrated, and a second command finds nothing to do.
     database.keep_copy(current)
     config.attributes["connection"] = connection
     try:
@@ -180,5 +179,5 @@ def translated(database: Database) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        # SQLAlchemy wraps what its cursors raise, not what a new connection's first statements do.
+        # SQLAlchemy wraps errors of its cursors, but not those of a new connection's first statements.
         raise database.translate(getattr(error, "orig", None) or error) from error

@@ -1,6 +1,6 @@
-"""Engines of several hosts on one store: who takes a campaign, and which of them are there still.
+"""Engines of several hosts on one store: which engine has a campaign, and which engines are alive.
 
-On one machine a lock and the process table say that better; see `farm.campaign.engine.control`.
+On one machine a lock and the process table are more precise; see `farm.campaign.engine.control`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from farm.store.campaigns import (
 )
 from farm.values import CampaignState, FleetCampaign
 
-# As long as a lease: whoever is believed dead has lost its boards by then, too.
+# As long as a lease: a dead engine has lost its boards by then, too.
 ENGINE_TTL_S = 60.0
 
 
 class EngineQueries(CampaignQueries):
-    """Queries on `engines`, and on whose campaigns are."""
+    """Queries on `engines` and the engines of campaigns."""
 
     def take_campaign(self, campaign: int, engine: Mapping[str, Any]) -> bool:
-        """Give a submitted campaign to an engine; of several that ask at once one gets it. False for the others."""
+        """Assign a submitted campaign to an engine; only one of several gets it. Returns False for the others."""
         with self._writing() as connection:
             found = find_open(connection, campaign)
             if found is None or found.state is not CampaignState.SUBMITTED or found.wanted != RUN:
@@ -42,10 +42,10 @@ class EngineQueries(CampaignQueries):
         return True
 
     def take_back_campaigns(self, engine: Mapping[str, Any]) -> list[str]:
-        """Submit anew to `engine` what it carried out before a fault of the store; returns the names.
+        """Submit to `engine` again what it had before a fault of the store; return the names.
 
-        That includes what others noted as killed meanwhile, and excludes what another engine has by now. What was
-        paused stays so, with no engine.
+        Includes campaigns that others marked as killed meanwhile, and excludes those of another engine by now. Paused
+        ones stay paused, without an engine.
         """
         names = []
         with self._writing() as connection:
@@ -61,7 +61,7 @@ class EngineQueries(CampaignQueries):
         return names
 
     def fetch_left_campaigns(self, is_gone: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-        """The names of campaigns that are to go on and whose engine was killed or failed, noted yet or not."""
+        """Names of open campaigns whose engine was killed or failed, whether marked or not."""
         return [
             each.name
             for each in self.fetch_fleet_campaigns(over=False)
@@ -69,7 +69,7 @@ class EngineQueries(CampaignQueries):
         ]
 
     def note_engine(self, engine: Mapping[str, Any], ttl_s: float = ENGINE_TTL_S) -> None:
-        """Note that an engine is there, and is believed to be for `ttl_s`."""
+        """Record that an engine is alive for `ttl_s`."""
         table = schema.engines
         with self._writing() as connection:
             now = self._clock()
@@ -79,22 +79,21 @@ class EngineQueries(CampaignQueries):
             connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
 
     def forget_engine(self, engine: Mapping[str, Any]) -> None:
-        """Note that an engine has ended."""
         table = schema.engines
         with self._writing() as connection:
             connection.execute(table.delete().where(table.c.name == name_engine(engine)))
 
     def fetch_living_engines(self) -> frozenset[str]:
-        """The engines that noted themselves in time, as `name_engine` has them."""
+        """The engines that are alive, as named by `name_engine`."""
         rows, now = self._rows(schema.engines.select()), self._clock()
         return frozenset(row["name"] for row in rows if row["clock"] == now.clock and row["expires_s"] > now.seconds)
 
 
 def _was_left(campaign: FleetCampaign) -> bool:
-    """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may go on."""
+    """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may continue."""
     return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith((KILLED, ENDED_BY_FAULT))
 
 
 def name_engine(engine: Mapping[str, Any]) -> str:
-    """An engine's identity as one text."""
+    """An engine's identity as text."""
     return json.dumps(dict(engine), sort_keys=True)

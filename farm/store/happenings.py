@@ -1,4 +1,4 @@
-"""What happened, of boards and of everything else, in one form and in the order of writing: for who reads on and on."""
+"""Events of boards and of everything else, in one form and in order of writing, for readers that continue."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import sqlalchemy as sa
 from farm.store import schema
 from farm.store.base import Base
 
-# Of a board's events, those that somebody ordered. A lease is a change where it is a reservation, or ended by force.
+# Board events by order of a person. A lease counts if it is a reservation, or ended by force.
 _ORDERED = (
     *("registered", "updated", "removed", "replaced", "drain", "undrain", "quarantine", "clear", "retire"),
     *("lease_forced", "power_cycled"),
 )
 _RESERVED = "reserved%"
-# What the farm does by itself is done by these.
-_NOBODY = ("services",)
+# The actors of what the farm does by itself.
+_AUTOMATIC = ("services",)
 
 
 class AuditQueries(Base):
-    """Queries over the events of people."""
+    """Queries on events ordered by people."""
 
     def fetch_changes(
         self, limit: int, *, since: float | None = None, subject: str | None = None, by: str | None = None
     ) -> list[dict[str, Any]]:
         """The newest changes, newest first: `at` (s since the epoch), `by`, `kind`, `subject`, `message`.
 
-        `subject` is a board's or a campaign's name, `by` what a name begins with.
+        `subject` is a board's or a campaign's name, `by` a prefix of a name.
         """
         own, boards = schema.events, schema.board_events
         first = sa.select(own.c.at, own.c.by, own.c.kind, own.c.subject, own.c.message, own.c.id).where(own.c.by != "")
@@ -38,8 +38,8 @@ class AuditQueries(Base):
             boards.c.id,
         ).where(
             boards.c.kind.in_(_ORDERED) | ((boards.c.kind == "lease_taken") & boards.c.reason.like(_RESERVED)),
-            boards.c.by.not_in(_NOBODY),
-            # A holder whose process was killed is found out by whoever wants the board next.
+            boards.c.by.not_in(_AUTOMATIC),
+            # A killed holder is discovered by the next client of the board.
             sa.not_((boards.c.kind == "lease_forced") & boards.c.reason.like("%its process % is gone")),
         )  # fmt: skip
         rows: list[dict[str, Any]] = []
@@ -55,14 +55,14 @@ class AuditQueries(Base):
         return [{key: row[key] for key in row if key != "id"} for row in rows[:limit]]
 
 
-# On a server numbers are given before transactions end: what is younger may still be joined by a smaller number.
+# A server assigns numbers before transactions end: a smaller number may still appear among younger rows.
 _SETTLED_S = 2.0
-# Of events that are only how far somebody has read: nothing happened.
+# An event that only stores how far a reader has come.
 MARK_KIND = "read_mark"
 
 
 class Mark(NamedTuple):
-    """How far somebody has read: the numbers of the last event of a board, and of the last other one."""
+    """How far a reader has come: the numbers of the last board event, and of the last other event."""
 
     boards: int = 0
     others: int = 0
@@ -70,9 +70,9 @@ class Mark(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Happening:
-    """One event. `subject` is a board's name where `of_board`, else a campaign's or whatever else it is about.
+    """One event. `subject` is a board's name if `of_board`, else a campaign's or another subject.
 
-    `before` and `after` are a board's health. `mark` is how far one has read with it.
+    `before` and `after` are a board's health. `mark` is the reader's position after it.
     """
 
     of_board: bool
@@ -91,14 +91,14 @@ class HappeningQueries(Base):
     """Queries over `board_events` and `events` together."""
 
     def fetch_mark_of_events(self) -> Mark:
-        """How far one has read who knows everything that has happened so far."""
+        """The mark after all present events."""
         tables = (schema.board_events, schema.events)
         last = [sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery() for table in tables]
         [row] = self._rows(sa.select(last[0].label("boards"), last[1].label("others")))
         return Mark(int(row["boards"]), int(row["others"]))
 
     def fetch_happenings(self, after: Mark, most: int, since: float | None = None) -> list[Happening]:
-        """The `most` next of each kind after a mark, in order of time; `since` leaves older ones out."""
+        """The next `most` events of each kind after a mark, in order of time, without those before `since`."""
         before = self._wall_clock() - (_SETTLED_S if isinstance(self.location, str) else -1e9)
         found: list[list[dict[str, Any]]] = []
         for table, last in ((schema.board_events, after.boards), (schema.events, after.others)):
@@ -106,11 +106,11 @@ class HappeningQueries(Base):
                 sa.select(table).where(table.c.id > last, table.c.kind != MARK_KIND).order_by(table.c.id).limit(most)
             )
             rows = self._rows(query if since is None else query.where(table.c.at >= since))
-            # Up to the first that may not be settled: what comes after it is read with it.
+            # Up to the first unsettled event: what follows is read with it.
             settled = next((number for number, row in enumerate(rows) if row["at"] > before), len(rows))
             found.append(rows[:settled])
         boards, others, happenings = after.boards, after.others, []
-        # Each kind in the order of its numbers, also where the clock was set back: a mark must not skip one.
+        # Each kind in order of number, even if the clock was set back: a mark must not skip an event.
         for row in heapq.merge(*found, key=lambda row: float(row["at"])):
             of_board = "board" in row
             boards, others = (row["id"], others) if of_board else (boards, row["id"])
@@ -118,7 +118,7 @@ class HappeningQueries(Base):
         return happenings
 
     def fetch_last_happenings(self, most: int) -> list[Happening]:
-        """The `most` last of each kind, in order of time."""
+        """The last `most` events of each kind, in order of time."""
         firsts = []
         for table in (schema.board_events, schema.events):
             newest = sa.select(table.c.id).order_by(table.c.id.desc()).limit(most).subquery()

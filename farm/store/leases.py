@@ -1,7 +1,7 @@
-"""Leases: taken, renewed, given back, expired, ended by force; each call is one transaction.
+"""Leases: take, renew, release, expire, and end them by force; each call is one transaction.
 
-Several coordinators may call at once: a transaction holds the store's write lock from its start, and the table admits
-one lease per board.
+Coordinators may call concurrently: a transaction holds the store's write lock from its start, and the table admits one
+lease per board.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from farm.store.standing import has_lapsed, require_row, select_boards, to_stand
 from farm.store.ways import find_bar
 from farm.values import Health, Lease, Standing, State, WorkKind
 
-# Long enough for a holder that renews every third of it to miss one on a busy machine, short enough to wait for.
+# A holder renews every third of it, and may miss one renewal on a busy machine; still short enough to wait for.
 LEASE_TTL_S = 60.0
-# What a lease for work asks of a board, and what one for a probe does.
+# The health that a lease requires for work, and for a probe.
 WORK = frozenset({Health.GOOD})
 PROBE = frozenset({Health.GOOD, Health.SUSPECT, Health.QUARANTINED})
-# A month of leases on a large fleet: a store that was put back by more catches up in some refusals.
+# A month of leases on a large fleet: a store restored further back catches up over several refusals.
 MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
 
@@ -48,21 +48,21 @@ class LeaseQueries(QueueQueries):
         through: str = "",
         within_reach: bool = True,
     ) -> Lease:
-        """Take a board that is idle and whose health is `allowed`; a lease on it that has expired is ended.
+        """Lease an idle board whose health is `allowed`; ends an expired lease on it.
 
-        `owner` says who holds it so that a person can find them; `kind` is the work that its time is counted as, None
-        for what is none. With `request`, the place in the queue that this fulfils is given up with it. `through` is the
-        coordinator whose way to the board the holder needs: the way goes there (`ways`). Without `within_reach` a board
-        may also be offline, for who does not want to talk to it.
+        `owner` lets a person find the holder; `kind` is the work that its time counts as, None for no work. `request`
+        is the place in the queue that this fulfils and removes. `through` is the coordinator whose route to the board
+        the holder needs: the route moves there (`ways`). Without `within_reach` the board may be offline, for holders
+        that do not talk to it.
 
-        Raises TransientError where the board is leased, offline, or its health may mend by itself, BoardUnsafeError
-        where it is unsafe, UnavailableError where an operator took it out of service, UsageError where there is no such
-        board or the arguments are no lease.
+        Raises TransientError if the board is leased, offline, or its health may recover by itself; BoardUnsafeError if
+        it is unsafe; UnavailableError if an operator took it out of service; UsageError for an unknown board or invalid
+        arguments.
         """
         _check_ttl(ttl_s)
         if not owner.strip() or not purpose.strip():
             raise UsageError("a lease needs an owner and a purpose")
-        # On disk before the board hears of it, which keeps the token too: a power cut must not give it twice.
+        # Durable before the board stores the token too: a power cut must not make the store issue it twice.
         with self._writing(durably=True) as connection:
             row = require_row(connection, board)
             now, wall = self._clock(), self._wall_clock()
@@ -74,7 +74,7 @@ class LeaseQueries(QueueQueries):
             if row["lease_token"] is not None:
                 self._end(connection, row, "lease_expired", f"the lease of {row['lease_owner']} expired", owner)
             expires_at = wall + ttl_s
-            # Where it was taken, for `release_orphan`; then what is drawn.
+            # Where it was taken, for `release_orphan`; then random digits.
             nonce = read_process_space() + secrets.token_hex(_NONCE_BYTES)
             done = connection.execute(
                 schema.leases.insert().values(
@@ -109,10 +109,10 @@ class LeaseQueries(QueueQueries):
         return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at, nonce)
 
     def renew_lease(self, lease: Lease) -> Lease:
-        """Make a lease last its `ttl_s` from now; the token stays.
+        """Extend a lease to its `ttl_s` from now; the token stays.
 
-        Raises LeaseOverError where it is over, even if nobody has taken the board since: all agree on who holds it.
-        The holder must let go of the board.
+        Raises LeaseOverError if it is over, even if the board is still free: all clients agree on the holder. The
+        holder must then release the board.
         """
         with self._writing() as connection:
             row = self._find_held(connection, lease)
@@ -131,22 +131,22 @@ class LeaseQueries(QueueQueries):
         return dataclasses.replace(lease, expires_at=expires_at)
 
     def require_lease(self, lease: Lease) -> None:
-        """Raise LeaseOverError where a lease that somebody else keeps is over."""
+        """Raise LeaseOverError if a lease kept by another process is over."""
         with self._writing() as connection:
             row = self._find_held(connection, lease)
             if row is None or has_lapsed(row, self._clock()):
                 raise LeaseOverError(f"the lease {lease.token} of board {lease.board!r} is over")
 
     def prolong_lease(self, lease: Lease, ttl_s: float) -> Lease:
-        """Have a lease that nobody renews last for `ttl_s` from now, longer or shorter than before.
+        """Make an unrenewed lease last for `ttl_s` from now, longer or shorter than before.
 
-        Raises LeaseOverError where it is over, UsageError where that is no time.
+        Raises LeaseOverError if it is over, UsageError for an invalid time.
         """
         _check_ttl(ttl_s)
         return self.renew_lease(dataclasses.replace(lease, ttl_s=ttl_s))
 
     def find_reservation(self, board: str, owner: str) -> Lease | None:
-        """The lease by which a board is reserved for somebody; None where it is not."""
+        """The lease by which a person has reserved the board; None without one."""
         kind = str(WorkKind.RESERVED)
         query = select_boards().where(
             schema.boards.c.name == board, schema.leases.c.kind == kind, schema.leases.c.owner == owner
@@ -160,7 +160,7 @@ class LeaseQueries(QueueQueries):
         return None
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give a board back. Returns False where the lease was over already; a later one is left alone."""
+        """Release a board. Returns False if the lease was over already; a later lease is left alone."""
         with self._writing() as connection:
             row = self._find_held(connection, lease)
             if row is None:
@@ -171,7 +171,7 @@ class LeaseQueries(QueueQueries):
             return not lapsed
 
     def expire_leases(self, by: str = "farm") -> list[str]:
-        """End every lease that has expired; returns the boards that were freed."""
+        """End every expired lease; return the freed boards."""
         with self._writing() as connection:
             now, leases = self._clock(), schema.leases
             over = (leases.c.clock != now.clock) | (leases.c.expires_s <= now.seconds)
@@ -181,10 +181,10 @@ class LeaseQueries(QueueQueries):
         return [row["name"] for row in lapsed]
 
     def force_release(self, board: str, by: str, reason: str) -> bool:
-        """End whatever lease a board has, as an operator's act, and keep who did it and why.
+        """End a board's lease as an operator's act, recording who did it and why.
 
-        The holder finds out when it renews. Returns False where there was no lease. Raises UsageError for an unknown
-        board, or where nobody or no reason is given.
+        The holder notices at its next renewal. Returns False without a lease. Raises UsageError for an unknown board,
+        or a missing name or reason.
         """
         if not by.strip() or not reason.strip():
             raise UsageError("ending a lease by force needs a name and a reason")
@@ -199,8 +199,8 @@ class LeaseQueries(QueueQueries):
     def release_orphan(self, board: str, token: int, by: str, reason: str) -> bool:
         """End a lease whose process, of this machine and this container, is gone.
 
-        Returns False, with nothing changed, where the board has another lease by now, or that process was elsewhere:
-        the host's name and the process's number may be the same there.
+        Returns False, with nothing changed, if the board has another lease by now, or the process was elsewhere: host
+        names and pids may coincide.
         """
         with self._writing() as connection:
             row = require_row(connection, board)
@@ -210,9 +210,9 @@ class LeaseQueries(QueueQueries):
         return True
 
     def raise_token(self, greatest: int) -> None:
-        """Give greater tokens than `greatest` from now on: a board knows that one, so we have gone back since.
+        """Issue tokens greater than `greatest` from now on: a board knows that one, so the store was restored since.
 
-        A board is not trusted: one refusal raises them by `MAX_RAISE` at most, so that none can use them up.
+        The board is not trusted: one refusal raises tokens by at most `MAX_RAISE`, so that none can exhaust them.
         """
         if greatest <= 0:
             return
@@ -234,7 +234,7 @@ class LeaseQueries(QueueQueries):
         self._note_use(connection, row)
         connection.execute(schema.leases.delete().where(schema.leases.c.token == row["lease_token"]))
         reachable = bool(row["reachable"])
-        if reachable:  # an offline board stays offline, for its own reason
+        if reachable:  # an offline board stays offline with its own reason
             self._update_board(connection, name, {"state_reason": reason, "state_since": self._wall_clock()})
         health = Health(row["health"])
         before, after = Standing(reachable, True, health).state, Standing(reachable, False, health).state
@@ -249,7 +249,7 @@ def _check_ttl(ttl_s: float) -> None:
 def _find_refusal(
     row: Mapping[str, Any], standing: Standing, allowed: Collection[Health], within_reach: bool
 ) -> FarmError | None:
-    """Why a board cannot be leased now, or None."""
+    """Why a board cannot be leased now; None if it can."""
     name = row["name"]
     if standing.leased:
         return TransientError(f"board {name!r} is leased by {row['lease_owner']} for {row['lease_purpose']}")

@@ -1,5 +1,5 @@
-"""A new store's tables: all of `schema.py`, and what keeps trials and visits as they are. Changing an old store's is
-the business of `migrations/`.
+"""Create a new store's tables: `schema.py`, and the triggers that protect trials and sweep points. `migrations/` alters
+existing stores.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import sqlalchemy as sa
 
 from farm.store import schema
 
-# Tables to which rows are only ever added, and what their rows are called.
+# Append-only tables, with the name of their rows.
 APPEND_ONLY = {"trials": "trials", "sweep_points": "sweep points"}
 _FUNCTION = "farm_append_only"
 
 
 def make_tables(connection: sa.Connection, revision: str) -> None:
-    """Make all tables in an empty database, which then counts as one of `revision`."""
+    """Create all tables in an empty database, at `revision`."""
     schema.metadata.create_all(connection, checkfirst=False)
     for table, words in APPEND_ONLY.items():
         _forbid_changes(connection, table, words)
     connection.execute(schema.identity.insert(), {"id": uuid.uuid4().hex})
-    # As Alembic would: it goes on from here.
+    # As Alembic would, which continues from here.
     connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
 
 
 @contextlib.contextmanager
 def deletable(connection: sa.Connection) -> Iterator[None]:
-    """Lift what keeps trials from being deleted, within the transaction that the block is a part of."""
+    """Allow deletion of trials within the enclosing transaction."""
     name = f"{schema.trials.name}_no_delete"
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text(f"ALTER TABLE trials DISABLE TRIGGER {name}"))
@@ -44,7 +44,7 @@ def deletable(connection: sa.Connection) -> Iterator[None]:
 
 
 def _forbid_changes(connection: sa.Connection, table: str, words: str) -> None:
-    """Have triggers refuse to change or delete a row."""
+    """Add triggers that refuse to change or delete a row."""
     on_server = connection.dialect.name == "postgresql"
     if on_server:
         connection.exec_driver_sql(

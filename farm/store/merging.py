@@ -1,6 +1,6 @@
-"""Records and trials of another farm: given in plain data, taken in beside our own, told from them for ever.
+"""Records and trials of another farm: exported as plain data, imported beside one's own and always distinguished.
 
-What files they travel in is decided in `farm.metaschedule`.
+`farm.metaschedule` decides on the files.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ IMPORTED = "imported"
 
 @dataclasses.dataclass(frozen=True)
 class RecordBundle:
-    """Part of a farm's memory: records, the trials of their candidates, and the workloads of both.
+    """A part of a farm's memory: records, the trials of their candidates, and the workloads of both.
 
-    `trials` have the campaign's number there and `recorded_at`, when they were written; `workloads` are rows as
-    `save_workloads` takes them. `store` is the identity of the store that they are from.
+    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `save_workloads`. `store` is
+    the identity of their store.
     """
 
     store: str
     records: tuple[Record, ...]
     trials: tuple[tuple[Trial, float], ...]
     workloads: tuple[Mapping[str, Any], ...]
-    # Of the campaigns that are named, by number: their models.
+    # Models by number of the named campaigns.
     models: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
 class Taken:
-    """What became of a bundle: how many were new, and of records that met others which one stayed."""
+    """The result of an import: how many were new, and which records replaced others."""
 
     workloads: int = 0
     trials: int = 0
@@ -49,7 +49,7 @@ class Taken:
 
 
 def is_better(one: Record, other: Record) -> bool:
-    """Whether a record is better verified than another: measured again as a winner first, then the lower time."""
+    """Whether a record is better verified: re-measured as a finalist first, then by the lower time."""
     return (one.evidence is None, one.median_s) < (other.evidence is None, other.median_s)
 
 
@@ -57,12 +57,12 @@ class MergingQueries(RecordQueries, TrialQueries):
     """Queries that give a bundle and take one in."""
 
     def fetch_identity(self) -> str:
-        """What tells this store from every other."""
+        """Return this store's unique identity."""
         [row] = self._rows(sa.select(schema.identity.c.id))
         return str(row["id"])
 
     def fetch_bundle(self, records: Sequence[Record]) -> RecordBundle:
-        """Records with the good trials of their candidates, failed ones where it computed a wrong result among them."""
+        """Records with the good trials of their candidates, and the failed ones of wrong results."""
         table = schema.trials
         trials: list[tuple[Trial, float]] = []
         for record in records:
@@ -89,12 +89,12 @@ class MergingQueries(RecordQueries, TrialQueries):
         return RecordBundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
 
     def take_in(self, bundle: RecordBundle, source: str, by: str) -> Taken:
-        """Keep a bundle beside what is here, in one transaction; taking it in twice is taking it in once.
+        """Import a bundle in one transaction, idempotently.
 
-        Trials are kept in separate campaigns, one for each of the other farm's, except those of candidates that
-        were tried here. A record that was verified here stays: the next campaign measures the other farm's candidate
-        beside it. Of two imported records the better verified one wins (`is_better`). A record of a candidate that
-        computed a wrong result here is refused. `source` says where the bundle was read, for people.
+        Trials go to separate campaigns, one for each of the other farm's, except those of candidates that were tried
+        here. A record verified here stays: the next campaign measures the other farm's candidate beside it. Of two
+        imported records the better verified one stays (`is_better`). A record whose candidate computed a wrong result
+        here is refused. `source` names the bundle's origin for people.
         """
         taken = Taken()
         with self._writing() as connection:
@@ -141,13 +141,13 @@ class MergingQueries(RecordQueries, TrialQueries):
                 taken.ours_stayed += own.candidate != record.candidate or own.median_s != record.median_s
                 return
             taken.theirs_won += 1
-        # Where it is from first: a record may have gone through several farms.
+        # The first origin counts: a record may have passed through several farms.
         first = dict(record.origin) if record.origin else dict(origin)
         if first["store"] == str(connection.execute(sa.select(schema.identity.c.id)).scalar_one()):
             own_s = self._find_own_median_s(connection, record)
-            if own_s is not None:  # our own, come back: what we measured says how fast it is
+            if own_s is not None:  # our own record returned: our measurement counts
                 kept = dataclasses.replace(record, origin=None, median_s=own_s, evidence=None)
-            else:  # it says so, and we never measured it
+            else:  # it claims to be ours, but was never measured here
                 kept = dataclasses.replace(record, origin=dict(origin))
         else:
             kept = dataclasses.replace(record, origin=first)
@@ -155,12 +155,12 @@ class MergingQueries(RecordQueries, TrialQueries):
         taken.records += 1
 
     def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:
-        """Whether a candidate was tried here, whatever came of it."""
+        """Whether a candidate was tried here, with any result."""
         query = sa.select(schema.trials.c.id).where(*_is_own_trial(*place)).limit(1)
         return connection.execute(query).first() is not None
 
     def _find_own_median_s(self, connection: sa.Connection, record: Record) -> float | None:
-        """The least median of our good trials of a record's candidate; those that measured a winner again decide."""
+        """The lowest median of our good trials of a record's candidate; finalist trials take precedence."""
         trials = schema.trials
         query = sa.select(trials.c.purpose, sa.func.min(trials.c.median_s)).where(
             *_is_own_trial(*_place(record)), schema.is_sound(trials.c.median_s)
@@ -169,7 +169,7 @@ class MergingQueries(RecordQueries, TrialQueries):
         return found.get(WINNER_TRIAL, found.get(SEARCH_TRIAL))
 
     def _require_import(self, connection: sa.Connection, number: int, model: str, origin: Mapping[str, Any]) -> int:
-        """The campaign that holds what was imported of one of another farm's."""
+        """The campaign for trials imported from one of another farm's campaigns."""
         table = schema.campaigns
         rows = connection.execute(sa.select(table.c.id, table.c.settings).where(table.c.state == IMPORTED))
         for campaign, settings in rows:
@@ -194,7 +194,7 @@ class MergingQueries(RecordQueries, TrialQueries):
 
 
 def _place(of: Record | Trial) -> tuple[str, str, str, bool, str]:
-    """What a trial and a record of one candidate at one place have in common."""
+    """The columns shared by a trial and a record of one candidate at one place."""
     simulated = of.simulated if isinstance(of, Record) else of.outcome.simulated
     return of.workload, of.board_type, of.operating_point, simulated, of.candidate
 
@@ -202,7 +202,7 @@ def _place(of: Record | Trial) -> tuple[str, str, str, bool, str]:
 def _is_own_trial(
     workload: str, board_type: str, point: str, simulated: bool, candidate: str
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    """The conditions for a trial of a candidate at a place that was measured here, not imported."""
+    """Conditions for a candidate's trial at a place that was measured here, not imported."""
     trials, campaigns = schema.trials, schema.campaigns
     imported = sa.exists().where(campaigns.c.id == trials.c.campaign, campaigns.c.state == IMPORTED)
     return (

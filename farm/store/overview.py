@@ -1,5 +1,5 @@
-"""What pages and an API show of everything at once: how far the store has come, its newest events, last faults, trials
-in the order of writing. Each query reads as much as is shown, whatever the store holds.
+"""Queries for pages and the API: the store's latest numbers, newest events, last faults, trials in order of writing.
+Each reads only what is shown.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from farm.store.campaigns import CampaignQueries, select_fleet, to_campaign
 from farm.store.standing import select_boards, to_shown
 from farm.values import FleetCampaign, GoldenSample
 
-# Among so many newest board events a board's last fault is looked for: weeks of a small fleet, a day of a large one.
+# How many of the newest board events to search for a board's last fault: weeks of a small fleet, a day of a large one.
 _FAULTS_WITHIN = 50_000
-# What happens to every board at every campaign, and is no news by itself.
+# Events of every board in every campaign, which are no news.
 _ROUTINE = ("board_taken", "board_left", "warm_start")
 _ROUTINE_OF_BOARDS = ("lease_taken", "lease_released", "lease_expired")
-# Rows of trials that are in memory at once.
+# Rows of trials in memory at once.
 _CHUNK = 5_000
 
 
 @dataclasses.dataclass(frozen=True)
 class OverviewMark:
-    """How far the store had come: the numbers of the newest event, board event, trial and golden-kernel run."""
+    """The numbers of the newest event, board event, trial and golden-kernel run."""
 
     event: int = 0
     board_event: int = 0
@@ -35,7 +35,7 @@ class OverviewMark:
 
 
 class OverviewQueries(CampaignQueries):
-    """Queries over several tables, for pages."""
+    """Queries on several tables, for pages."""
 
     def fetch_overview_mark(self) -> OverviewMark:
         """The present mark, in one cheap query."""
@@ -48,7 +48,7 @@ class OverviewQueries(CampaignQueries):
     def fetch_newest_events(self, limit: int, subject: str | None = None, offset: int = 0) -> list[dict[str, Any]]:
         """The newest events of boards and all else, newest first: `at`, `kind`, `subject`, `message`, `by`.
 
-        What happens to every board at every campaign is left out. `subject` is a board's or a campaign's name.
+        Leaves out routine events of boards. `subject` is a board's or a campaign's name.
         """
         own, boards = schema.events, schema.board_events
         first = sa.select(own.c.at, own.c.kind, own.c.subject, own.c.message, own.c.by, own.c.id)
@@ -59,7 +59,7 @@ class OverviewQueries(CampaignQueries):
         ).where(boards.c.kind.not_in(_ROUTINE_OF_BOARDS))  # fmt: skip
         if subject is not None:
             first, second = first.where(own.c.subject == subject), second.where(boards.c.board == subject)
-        # Each side by its own index, so that neither is read as a whole.
+        # Each side through its own index, so that neither is read as a whole.
         wanted = limit + offset
         rows = self._rows(first.order_by(own.c.id.desc()).limit(wanted))
         rows += self._rows(second.order_by(boards.c.id.desc()).limit(wanted))
@@ -67,30 +67,30 @@ class OverviewQueries(CampaignQueries):
         return [{key: row[key] for key in row if key != "id"} for row in rows[offset:wanted]]
 
     def fetch_changed_boards(self, after: int) -> list[str]:
-        """The boards of which something happened after a mark's `board_event`."""
+        """The boards with events after a mark's `board_event`."""
         table = schema.board_events
         return [row["board"] for row in self._rows(sa.select(table.c.board).where(table.c.id > after).distinct())]
 
     def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[dict[str, Any]]:
-        """The events of boards of these kinds after a mark's `board_event`, oldest first."""
+        """Board events of these kinds after a mark's `board_event`, oldest first."""
         table = schema.board_events
         query = sa.select(table).where(table.c.id > after, table.c.kind.in_(sorted(kinds)))
         return self._rows(query.order_by(table.c.id))
 
     def fetch_some_boards(self, names: Collection[str]) -> list[dict[str, Any]]:
-        """The boards of these names that there are, as `fetch_boards` shows them."""
+        """The boards of these names that exist, as in `fetch_boards`."""
         rows = self._rows(select_boards().where(schema.boards.c.name.in_(sorted(names))).order_by(schema.boards.c.name))
         now = self._clock()
         return [to_shown(row, now) for row in rows]
 
     def fetch_board_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Some boards by name, as `fetch_boards` shows them, and how many there are."""
+        """A page of boards by name, as in `fetch_boards`, and their total."""
         rows = self._rows(select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset))
         now = self._clock()
         return [to_shown(row, now) for row in rows], self._count(schema.boards)
 
     def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, dict[str, Any]]:
-        """By board, its newest event of one of these kinds, where it is among the newest board events at all."""
+        """Each board's newest event of one of these kinds, if it is among the newest board events."""
         table = schema.board_events
         newest = sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery()
         latest = sa.select(sa.func.max(table.c.id).label("id")).where(
@@ -102,7 +102,7 @@ class OverviewQueries(CampaignQueries):
         return {row["board"]: row for row in rows}
 
     def fetch_golden_since(self, after: int, newest: int) -> list[tuple[int, GoldenSample]]:
-        """Runs of golden kernels after a number, with their own, oldest first; of each board the `newest` at most."""
+        """Golden-kernel runs after a number, with their own, oldest first; at most the `newest` of each board."""
         table = schema.golden_samples
         age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
         ranked = sa.select(table, age.label("age")).where(table.c.id > after).subquery()
@@ -114,18 +114,18 @@ class OverviewQueries(CampaignQueries):
         ]
 
     def fetch_campaign_page(self, limit: int, offset: int) -> tuple[list[FleetCampaign], int]:
-        """Some campaigns over a fleet, the newest first, and how many there are."""
+        """A page of fleet campaigns, newest first, and their total."""
         query = select_fleet().order_by(schema.campaigns.c.id.desc()).limit(limit).offset(offset)
         return [to_campaign(row) for row in self._rows(query)], self._count(schema.fleet_campaigns)
 
     def fetch_sweep_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Some sweeps, the newest first, as `fetch_sweeps` shows them, and how many there are."""
+        """A page of sweeps, newest first, as in `fetch_sweeps`, and their total."""
         query = sweeps.select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
         return self._rows(query), self._count(schema.sweeps)
 
     def fetch_trials_since(self, campaign: int, after: int) -> Iterator[Sequence[Any]]:
-        """A campaign's trials after a number, in order, without what is long: number, board type, workload, operating
-        point, whether it counts, median (s), board, when it was written, for how long it held the board (s).
+        """A campaign's trials after a number, in order, without the long columns: number, board type, workload,
+        operating point, whether it counts, median (s), board, time of writing, time on the board (s).
         """
         table = schema.trials
         query = (
@@ -143,7 +143,7 @@ class OverviewQueries(CampaignQueries):
 
     def fetch_newest_outcomes(self, after: int, limit: int) -> list[dict[str, Any]]:
         """The newest trials of all campaigns after a number, oldest first: `board`, `recorded_at`, `operating_point`,
-        `outcome`. Trials that no board had are left out.
+        `outcome`. Leaves out trials without a board.
         """
         table = schema.trials
         query = sa.select(table.c.board, table.c.recorded_at, table.c.operating_point, table.c.outcome)
@@ -151,14 +151,14 @@ class OverviewQueries(CampaignQueries):
         return [row for row in reversed(self._rows(query)) if row["board"]]
 
     def fetch_board_users(self, board: str, limit: int) -> list[dict[str, Any]]:
-        """Who had a board last, newest first: `at`, `by`, `purpose`."""
+        """The latest holders of a board, newest first: `at`, `by`, `purpose`."""
         table = schema.board_events
         query = sa.select(table.c.at, table.c.by, table.c.reason.label("purpose"))
         query = query.where(table.c.board == board, table.c.kind == "lease_taken")
         return self._rows(query.order_by(table.c.id.desc()).limit(limit))
 
     def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[dict[str, Any]]:
-        """What happened to boards within a time, oldest first: what explains why they stood still."""
+        """Events of boards in a time span, oldest first: they explain why boards stood idle."""
         table = schema.board_events
         query = sa.select(table.c.board, table.c.at, table.c.kind, table.c.after, table.c.reason)
         query = query.where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))

@@ -1,6 +1,6 @@
-"""The store in a PostgreSQL database, for coordinators on several hosts. The decisions are those of ADR 0023.
+"""The store in a PostgreSQL database, for coordinators on several hosts (ADR 0023).
 
-Its clock is the server's, its write lock an advisory one, and its connections are shared by a process's threads.
+It uses the server's clock, an advisory write lock, and connections shared by a process's threads.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ except ImportError as error:  # an optional dependency
         f"a store on PostgreSQL needs psycopg: {error}", "Install it: pip install 'psycopg[binary]>=3.2'"
     ) from error
 
-# Indexes of some rows alone are so here, too. Said in the schema, it would load this dialect for every store.
+# Partial indexes, here too. In the schema they would load this dialect for every store.
 for _table in schema.metadata.tables.values():
     for _index in _table.indexes:
         _index.dialect_options["postgresql"]["where"] = _index.dialect_options["sqlite"]["where"]
 
-# What its instants are called: all users of the database read one clock, and a restart of the server makes no other.
+# The name of its clock: all users share it, and a restart of the server does not change it.
 CLOCK = "postgresql"
-# Any number does that nothing else in the database locks: this spells "tvm-farm".
+# Any number unused by other locks in the database: this spells "tvm-farm".
 _LOCK = int.from_bytes(b"tvm-farm", "big")
 # libpq's own limit for one connection.
 _CONNECT_TIMEOUT_S = 10
-# A server or pooler that restarts takes connections again within seconds; longer outages are the caller's to wait out.
+# A restarting server or pooler accepts connections within seconds; the caller waits out longer outages.
 _RECONNECT_S = 3.0
 _RECONNECT_PAUSE_S = 0.1
-# A writer that was stopped, or whose host is gone, is thrown out before those that wait for its lock give up.
+# A stopped writer, or one whose host is gone, is disconnected before those waiting for its lock give up.
 _IDLE_WRITER_S = 10
 _IDLE_READER_S = 120
 # Reading millions of trials takes minutes.
 _STATEMENT_TIMEOUT_S = 900
-# Connections of one process: the server has about a hundred for all.
+# Connections per process: the server has about a hundred in all.
 _POOL, _OVERFLOW = 2, 6
 _BEGIN = sa.text(
     "SELECT set_config('synchronous_commit', :commit, true),"  # noqa: S608
@@ -59,21 +59,21 @@ _NOW = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double prec
 _SEQUENCE = "pg_get_serial_sequence('leases', 'token')"
 
 _pools_lock = threading.Lock()
-# By process and URL, with how many use it: connections must not be used on both sides of a fork.
+# By process and URL, with a use count: connections must not be used on both sides of a fork.
 _pools: dict[tuple[int, str], tuple[sa.Engine, int]] = {}
-# URLs that this process has connected to at least once: a refused connection is then a transient fault.
+# URLs reached at least once by this process: a refused connection is then a transient fault.
 _reached: set[str] = set()
 
 
 class PostgresqlDatabase:
-    """A database that is ours alone, in UTF-8."""
+    """A database used by the farm alone, in UTF-8."""
 
     migrates_itself = False
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     hint = "Is FARM_STORE right, does the server run, and may you connect? A new database is made with `createdb NAME`."
 
     def __init__(self, url: str) -> None:
-        """Nothing is connected to yet. Raises UnavailableError without psycopg."""
+        """Connects on first use. Raises UnavailableError without psycopg."""
         self.location = url
         self._key = (os.getpid(), url)
         with _pools_lock:
@@ -84,7 +84,7 @@ class PostgresqlDatabase:
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
-        """See `Database`. One statement takes the lock and reads the clock; later ones see all that was committed."""
+        """See `Database`. One statement takes the lock and reads the clock; later ones see all committed rows."""
         with (
             self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
             connection.begin(),
@@ -95,11 +95,10 @@ class PostgresqlDatabase:
             yield connection
 
     def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The server's."""
         return Instant(CLOCK, self.read_wall_clock(connection))
 
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
-        """The server's, whatever hosts have set. In a transaction it goes on from when the lock was had."""
+        """The server's clock. In a transaction it advances from the time of the lock."""
         if connection is not None:
             then, read_at = connection.info["farm_now"]
             return float(then + time.monotonic() - read_at)
@@ -107,24 +106,22 @@ class PostgresqlDatabase:
             return float(own.execute(_NOW).scalar_one())
 
     def insert(self, table: sa.Table) -> Any:
-        """See `Database`."""
         return postgresql.insert(table)
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
-        """Sequences give no number twice; with one transaction at a time they follow the order of leases too."""
+        """Sequences never repeat a number; transactions are serialised, so they follow the order of leases too."""
         name = connection.execute(sa.text(f"SELECT {_SEQUENCE}")).scalar_one()
         row = connection.execute(sa.text(f"SELECT last_value, is_called FROM {name}")).one()  # noqa: S608
         return int(row.last_value) if row.is_called else 0
 
     def set_last_token(self, connection: sa.Connection, token: int) -> None:
-        """See `Database`."""
         connection.execute(sa.text(f"SELECT setval({_SEQUENCE}, :token)"), {"token": token})
 
     def translate(self, error: BaseException) -> FarmError:
         """See `Database`. Classes of SQLSTATE: PostgreSQL's documentation, appendix A."""
         state = getattr(error, "sqlstate", None) or ""
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if state.startswith(("22", "23")):  # a value or a row that cannot be
+        if state.startswith(("22", "23")):  # an invalid value or row
             return InternalError(f"the store {self.location} refused a row: {text}")
         if state == "55P03":
             return StoreFaultError(
@@ -132,17 +129,17 @@ class PostgresqlDatabase:
             )
         if isinstance(error, sa.exc.TimeoutError):
             return StoreFaultError(f"all connections of this process to {self.location} were busy for too long")
-        # Deadlocks, time-outs, a server that shuts down, starts, or has no room, connections that ended, and a standby
+        # Deadlocks, timeouts, a server that shuts down, starts, or lacks resources, lost connections, and a standby
         # that is not promoted yet (25006).
         if state.startswith(("08", "40", "53", "57")) or state in ("25006", "25P03") or self._was_lost(error):
             return StoreFaultError(f"the store {self.location} failed just now: {text}", "It may work again soon.")
         return UnavailableError(f"the store {self.location} cannot be used: {text}", self.hint)
 
     def keep_copy(self, revision: str) -> None:
-        """Nothing: the server's own tools do that, and a migration that fails is rolled back."""
+        """Do nothing: backups are the server's, and a failed migration is rolled back."""
 
     def close(self) -> None:
-        """Let go of the connections, where nobody else in the process has them."""
+        """Close the connections, unless others in this process use them."""
         if not self._open:
             return
         self._open = False
@@ -156,20 +153,20 @@ class PostgresqlDatabase:
             engine.dispose()
 
     def _was_lost(self, error: BaseException) -> bool:
-        """Whether a connection ended, or cannot be made again; one that never was there is another matter."""
+        """Whether a connection was lost, or cannot be re-established after an earlier success."""
         made = self.location in _reached or not str(error).startswith(("connection failed", "connection timeout"))
         return made and isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
 class _Text(StrDumper):
-    """PostgreSQL's texts hold any character but one."""
+    """PostgreSQL texts hold any character except NUL."""
 
     def dump(self, obj: str) -> Any:
         return super().dump(obj.replace("\0", "\ufffd"))
 
 
 def _dump_json(value: Any) -> str:
-    """JSON as PostgreSQL takes it: what is no finite number is null, where SQLite keeps it as it is."""
+    """JSON for PostgreSQL: non-finite numbers become null, where SQLite keeps them."""
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
@@ -181,7 +178,7 @@ def _make_engine(url: str) -> sa.Engine:
     wanted = {
         "idle_in_transaction_session_timeout": f"{_IDLE_READER_S}s",
         "statement_timeout": f"{_STATEMENT_TIMEOUT_S}s",
-        # A host that is gone is noticed within half a minute, on both sides.
+        # Both sides notice a dead host within half a minute.
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "4",
@@ -199,13 +196,13 @@ def _make_engine(url: str) -> sa.Engine:
     }
     engine = sa.create_engine(
         parsed.difference_update_query(["options"]),
-        isolation_level="REPEATABLE READ",  # what one block reads is of one moment
+        isolation_level="REPEATABLE READ",  # a block reads one moment's state
         pool_size=_POOL,
         max_overflow=_OVERFLOW,
         pool_timeout=database.BUSY_TIMEOUT_S,
         pool_pre_ping=True,
         json_serializer=_dump_json,
-        # What the URL says itself stands.
+        # Options in the URL take precedence.
         connect_args={"options": options.strip()} | {name: value for name, value in ours.items() if name not in said},
     )
     sa.event.listen(engine, "connect", lambda connection, _: connection.adapters.register_dumper(str, _Text))
@@ -214,7 +211,7 @@ def _make_engine(url: str) -> sa.Engine:
 
 
 def _connect(url: str, words: Sequence[Any], named: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect; to a server that was reached before, try again for `_RECONNECT_S`. Raises psycopg.OperationalError."""
+    """Connect; retry a server reached before for `_RECONNECT_S`. Raises psycopg.OperationalError."""
     deadline = time.monotonic() + _RECONNECT_S
     while True:
         try:

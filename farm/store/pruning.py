@@ -1,5 +1,5 @@
-"""What the store forgets: by itself events of long ago, and of whoever has too many; trials where somebody orders it,
-and then none that a record rests on.
+"""Pruning: old or excessive events are deleted automatically; trials only on request, and never those that a record
+rests on.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from farm.store import making, schema
 from farm.store.base import Base
 from farm.values import WINNER_TRIAL
 
-# A season: who looks into a board's past asks for its last repair.
+# A season: an operator may look for a board's last repair.
 EVENTS_KEPT_S = 90 * 86400.0
-# A board that is probed every ten minutes has some 300 events a day; a campaign rarely a thousand in all.
+# A board probed every ten minutes has some 300 events a day; a campaign rarely a thousand in all.
 EVENTS_KEPT = 2000
-# However old: the last things that happened are worth their rows, and a wall clock set far ahead costs no more.
+# Of any age: the last events are worth their rows, even with a wall clock set far ahead.
 EVENTS_ALWAYS_KEPT = 100
-# Of all boards, those that were removed among them, and of all subjects together.
+# Over all boards, removed ones included, and over all subjects together.
 EVENTS_KEPT_IN_ALL = 500_000
-# Trials of one transaction: first so many, then as many as go in this time (s). Whoever else writes waits no longer.
+# Trials per transaction: first so many, then as many as fit in this time (s), which bounds how long others wait.
 _FIRST_CHUNK, _LARGEST_CHUNK = 500, 20_000
 _CHUNK_S = 0.25
-# What a trial takes besides its outcome and its trace: other columns, and its place in five indexes (measured).
+# Size of a trial besides its outcome and trace: other columns, and five indexes (measured).
 _REST_BYTES = 900
-# Trials whose length is looked at: they are much alike.
+# Trials sampled for their length: they are much alike.
 _SAMPLE = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Forgettable:
-    """A campaign that is over, and what can be forgotten of it: `trials` of them, while `kept` stay."""
+    """A finished campaign and its prunable trials: `trials` of them, while `kept` stay."""
 
     campaign: int
     name: str
@@ -47,25 +47,24 @@ class Forgettable:
 
 @dataclasses.dataclass(frozen=True)
 class PruningPlan:
-    """What would be forgotten, the oldest first; `bytes` is about how much room that takes."""
+    """What would be deleted, oldest first; `bytes` is the approximate size."""
 
     campaigns: tuple[Forgettable, ...]
     bytes: int
 
     @property
     def trials(self) -> int:
-        """Of all of them together."""
         return sum(each.trials for each in self.campaigns)
 
 
 class PruningQueries(Base):
-    """Deletes in many small transactions, so that nobody waits for long."""
+    """Deletes in many small transactions, so that no other writer waits long."""
 
     def prune_events(self) -> int:
-        """Forget, of each board and subject, what is older than `EVENTS_KEPT_S` or beyond the newest `EVENTS_KEPT`.
+        """Delete events older than `EVENTS_KEPT_S` or beyond the newest `EVENTS_KEPT`, per board and subject.
 
-        The newest `EVENTS_ALWAYS_KEPT` of each stay, while they are among the last `EVENTS_KEPT_IN_ALL`. Returns how
-        many events are gone.
+        The newest `EVENTS_ALWAYS_KEPT` of each stay, if among the last `EVENTS_KEPT_IN_ALL`. Returns how many were
+        deleted.
         """
         return sum(
             self._prune(table, column)
@@ -96,10 +95,10 @@ class PruningQueries(Base):
         return gone
 
     def plan_pruning(self, before: float | None = None, names: Collection[str] = ()) -> PruningPlan:
-        """What could be forgotten of campaigns that ended before a time (s since the epoch), and have one of these
-        names (of a campaign without one: its number), each where given. Reads indexes and a few rows.
+        """Plan the pruning of campaigns that ended before a time (s since the epoch) and have one of these names (a
+        number for an unnamed campaign), each if given. Reads indexes and a few rows.
 
-        Raises UsageError where there is no campaign of a name, or it is not over.
+        Raises UsageError for an unknown campaign, or one that is not over.
         """
         trials, common, fleet = schema.trials, schema.campaigns, schema.fleet_campaigns
         about = sa.select(common.c.id, common.c.state, common.c.finished_at, fleet.c.name)
@@ -120,7 +119,7 @@ class PruningQueries(Base):
             and (before is None or row["finished_at"] < before)
         }
         count = sa.func.count().label("n")
-        # Three questions, each of which an index answers; together they would read every trial.
+        # Three queries, each served by an index; a single one would read every trial.
         among = sa.select(common.c.id).where(common.c.finished_at.is_not(None))
         if before is not None:
             among = among.where(common.c.finished_at < before)
@@ -147,10 +146,10 @@ class PruningQueries(Base):
         return PruningPlan(campaigns, round(size * sum(each.trials for each in campaigns)))
 
     def forget_trials(self, campaign: int, by: str) -> Iterator[int]:
-        """Delete the trials of a campaign that nothing rests on, some per transaction; yields how many were deleted.
+        """Delete a campaign's prunable trials, some per transaction; yield how many were deleted.
 
-        What stays: those of candidates that have a record where they were measured, all that winners were measured in,
-        and those that computed a wrong result. One that is not over loses none. May end, or be ended, at any time.
+        Keeps trials of candidates with a record where they were measured, all verification trials, and wrong results. A
+        campaign that is not over loses none. May be stopped at any time.
         """
         size, told = _FIRST_CHUNK, False
         while True:
@@ -165,11 +164,11 @@ class PruningQueries(Base):
             took_s = time.monotonic() - began
             yield gone
             size = max(1, min(2 * size, int(size * _CHUNK_S / max(took_s, 1e-3)), _LARGEST_CHUNK))
-            # SQLite's lock knows no queue: who waits for it comes when nobody has it.
+            # SQLite's lock has no queue: waiting writers need a gap.
             time.sleep(took_s)
 
     def fetch_room(self) -> tuple[int, int | None]:
-        """How many bytes the database takes, and how many of them are free for what comes; None: it does not say."""
+        """The database's size in bytes, and how much of it is free; None if unknown."""
         with self._engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 query = sa.text("SELECT pg_database_size(current_database())")
@@ -197,7 +196,7 @@ class PruningQueries(Base):
         connection.execute(schema.events.insert().values(at=self._wall_clock(), message=message, **about))
 
     def _measure_trial(self, campaigns: Collection[int]) -> float:
-        """About how many bytes a trial of these campaigns takes."""
+        """The approximate size of a trial of these campaigns, in bytes."""
         trials = schema.trials
         long = sa.func.length(sa.cast(trials.c.outcome, sa.Text)) + sa.func.length(trials.c.trace_json)
         some = sa.select(long.label("long")).where(trials.c.campaign.in_(campaigns)).limit(_SAMPLE).subquery()
@@ -206,7 +205,7 @@ class PruningQueries(Base):
 
 
 def _select_proofs() -> sa.Select[Any]:
-    """The numbers of the trials of candidates that have a record where they were measured."""
+    """Numbers of the trials of candidates with a record where they were measured."""
     trials, records = schema.trials, schema.records
     return sa.select(trials.c.id).join(records, _proves())
 
@@ -218,7 +217,7 @@ def _proves() -> sa.ColumnElement[bool]:
 
 
 def _is_wrong() -> sa.ColumnElement[bool]:
-    # Not a bound value, so that the partial index can be taken.
+    # A literal, so that the partial index applies.
     return schema.trials.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
 
 

@@ -1,6 +1,6 @@
-"""The queue for boards: who wants some, since when, and how much of each board everybody has had.
+"""The queue for boards: who requests some, since when, and each owner's past use.
 
-Who gets a board next is decided in `farm.crew.queue_rules`; taking it is `leases`' business.
+`farm.crew.queue_rules` decides who gets a board next; `leases` takes it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from farm.store.clock import Instant
 from farm.store.ways import list_bars
 from farm.values import BoardRequest, WorkKind
 
-# A waiting command shows itself every third of it: who was killed is out of the queue within seconds.
+# A waiting command renews every third of it: a killed one leaves the queue within seconds.
 REQUEST_TTL_S = 10.0
-# What lies back so far counts half of what is used now (as in the fair shares of batch systems: Slurm's
+# Use this long ago counts half as much as use now (as in the fair shares of batch systems: Slurm's
 # PriorityDecayHalfLife, https://slurm.schedmd.com/priority_multifactor.html). Half an hour: a few visits of a sweep.
 HALF_LIFE_S = 1800.0
-# Uses that have halved so often are forgotten.
+# Use that has halved so often is dropped.
 _FORGOTTEN_S = 12 * HALF_LIFE_S
 MOST_PRIORITY = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class BoardQueue:
-    """What waits, the longest first; `used_s` by board, owner and kind of work, leases that last included; `held_s`,
-    for how long each board that is leased for work has been.
+    """The requests, longest waiting first; `used_s` by board, owner and kind of work, open leases included; `held_s`,
+    how long each board leased for work has been held.
     """
 
     requests: tuple[BoardRequest, ...]
@@ -58,10 +58,10 @@ class QueueQueries(BoardQueries):
         ttl_s: float = REQUEST_TTL_S,
         through: str = "",
     ) -> int:
-        """Ask for `wanted` of some boards of a type; returns the request's number.
+        """Request `wanted` of some boards of a type; return the request's number.
 
-        It lasts for `ttl_s` unless `stay_in_queue` is called meanwhile. `waited_s`: since when it waits already.
-        `through`: as for a lease. Raises UsageError where nobody asks for anything.
+        It lasts for `ttl_s` unless `stay_in_queue` renews it. `waited_s`: since when it waits already. `through`: as
+        for a lease. Raises UsageError for an empty request.
         """
         if not owner.strip() or not purpose.strip() or wanted < 1 or not boards:
             raise UsageError("a request needs an owner, a purpose, and boards to choose from")
@@ -92,7 +92,7 @@ class QueueQueries(BoardQueries):
     def stay_in_queue(
         self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S
     ) -> dict[int, BoardRequest]:
-        """Have requests last for `ttl_s` from now, each for these boards; returns those that are still there."""
+        """Renew requests for `ttl_s` from now, each for these boards; return those that still exist."""
         if not boards:
             return {}
         table = schema.board_requests
@@ -108,14 +108,14 @@ class QueueQueries(BoardQueries):
         return {row["id"]: _to_request(dict(row), now) for row in rows if row["clock"] == now.clock}
 
     def leave_queue(self, *numbers: int) -> None:
-        """Take requests out. Those that are gone already are none."""
+        """Remove requests; unknown numbers are ignored."""
         table = schema.board_requests
         if numbers:
             with self._writing() as connection:
                 connection.execute(table.delete().where(table.c.id.in_(numbers)))
 
     def fetch_queue(self) -> BoardQueue:
-        """What waits now, and what everybody has had."""
+        """The present requests, and each owner's use."""
         rows, now = self._rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._clock()
         bars = list_bars(self._rows(schema.board_ways.select()), now)
         requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if _is_alive(row, now)]
@@ -133,9 +133,9 @@ class QueueQueries(BoardQueries):
         return BoardQueue(tuple(sorted(requests, key=lambda each: (-each.waited_s, each.id))), used_s, held_s)
 
     def set_queue_priority(self, number: int, priority: int, by: str = "") -> BoardRequest:
-        """Give a request another priority, and with it all that its campaign waits for; returns what it is now.
+        """Change the priority of a request and of all requests of its campaign; return the request.
 
-        Raises UsageError where nothing of that number waits, or the priority is none.
+        Raises UsageError for an unknown number or an invalid priority.
         """
         if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
             raise UsageError(f"a priority lies between -{MOST_PRIORITY} and {MOST_PRIORITY}, and {priority} does not")
@@ -161,7 +161,7 @@ class QueueQueries(BoardQueries):
         connection.execute(schema.events.insert().values(at=self._wall_clock(), **values))
 
     def _note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
-        """Add the lease in a row of `select_boards`, which is over, to what its owner has had."""
+        """Add the ended lease in a row of `select_boards` to its owner's use."""
         now, table = self._clock(), schema.board_usage
         if not row["lease_kind"] or row["lease_clock"] != now.clock:
             return
@@ -180,7 +180,7 @@ class QueueQueries(BoardQueries):
 
 
 def _keep_with_campaign(connection: sa.Connection, campaign: str, priority: int) -> None:
-    """Have the order of a campaign say its priority, for whoever carries it out after a restart."""
+    """Store the priority in the campaign's order, for an engine after a restart."""
     table = schema.fleet_campaigns
     order = connection.scalar(sa.select(table.c.order).where(table.c.name == campaign))
     if order is not None:
@@ -189,17 +189,17 @@ def _keep_with_campaign(connection: sa.Connection, campaign: str, priority: int)
 
 
 def fade(used_s: float, since_s: float) -> float:
-    """What a use is worth after so long, in s."""
+    """The decayed value of a use, in s."""
     return used_s * math.pow(2.0, -max(0.0, since_s) / HALF_LIFE_S)
 
 
 def count_use(held_s: float) -> float:
-    """What having held a board for so long up to now is worth, in s: each moment of it fades."""
+    """The decayed value of holding a board for so long until now, in s."""
     return HALF_LIFE_S / math.log(2) * (1.0 - fade(1.0, held_s))
 
 
 def _without_bars(row: Mapping[str, Any], request: BoardRequest, bars: Collection[tuple[str, str]]) -> BoardRequest:
-    """A request without the boards that cannot be reached from where they are asked for."""
+    """A request without the boards that are unreachable from its coordinator."""
     if not bars:
         return request
     return dataclasses.replace(

@@ -1,6 +1,6 @@
-"""Records: the best verified trial of each workload; kept, chosen by what people ask for, forgotten.
+"""Records: the best verified trial of each workload; store, select and remove them.
 
-Merging those of another farm is in `merging`.
+Imports from another farm are in `merging`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DecisionQueries(Base):
     """Queries on `model_decisions`."""
 
     def save_decision(self, decision: ModelDecision) -> None:
-        """Keep it in the place of an earlier one for the same model at the same place."""
+        """Store a decision; replaces an earlier one for the same model at the same place."""
         table = schema.model_decisions
         row = {
             **{name: getattr(decision, name) for name in _KEY},
@@ -46,7 +46,7 @@ class DecisionQueries(Base):
         simulated: bool | None = None,
         campaign: int | None = None,
     ) -> list[ModelDecision]:
-        """Those of a model, a board type, boards that are, or are not, simulated, and a campaign, each where given."""
+        """Decisions, filtered by model, board type, whether boards are simulated, and campaign, each if given."""
         table = schema.model_decisions
         wanted = {"model_sha256": model_sha256, "board_type": board_type, "simulated": simulated, "campaign": campaign}
         query = sa.select(table).where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
@@ -54,10 +54,10 @@ class DecisionQueries(Base):
 
 
 class RecordCriteria(TypedDict, total=False):
-    """Which records are meant; None, as what is left out, asks for nothing, and of `simulated` for both kinds.
+    """A selection of records; None or a missing key means any, and for `simulated` both kinds.
 
-    `campaign`: those whose candidate it tried. `target`: whose target has this text in one of its values.
-    `since` and `until` bound when they were verified, in seconds since the epoch.
+    `campaign`: records whose candidate it tried. `target`: a text in one of the target's values. `since` and `until`
+    bound the verification time in seconds since the epoch.
     """
 
     workloads: Sequence[str] | None
@@ -75,12 +75,12 @@ class RecordQueries(Base):
     """Queries on `records`."""
 
     def save_record(self, record: Record, *, replace: bool = False) -> bool:
-        """Keep a verified record where it beats the one that is there, or with `replace` in any case.
+        """Store a verified record if it beats the present one, or with `replace` in any case.
 
-        One that was verified here takes the place of an imported one, whose time is only another farm's word.
+        One verified here replaces an imported one, whose time is another farm's claim.
 
-        Returns whether it is kept. A candidate's record with evidence gives way to none of the same candidate without:
-        the lower time is luck. `replace` is for a winner that was measured again and came out slower than one trial.
+        Returns whether it was stored. A record with evidence is not replaced by one without for the same candidate: the
+        lower time is luck. `replace` is for a finalist that re-measured slower than a single trial.
         """
         table = schema.records
         with self._writing() as connection:
@@ -94,16 +94,15 @@ class RecordQueries(Base):
         return True
 
     def fetch_records(self, **choice: Unpack[RecordCriteria]) -> list[Record]:
-        """Records, by board type and falling FLOP; real ones alone unless asked for others."""
+        """Selected records, by board type and falling FLOP; only real ones by default."""
         return [to_record(row) for row in self._rows(self._choose(choice))]
 
     def fetch_record_page(self, limit: int, offset: int, **choice: Unpack[RecordCriteria]) -> tuple[list[Record], int]:
-        """Some of these, in the same order, and how many there are."""
+        """A page of these, in the same order, and their total."""
         rows = self._rows(self._choose(choice).limit(limit).offset(offset))
         return [to_record(row) for row in rows], self.count_records(**choice)
 
     def count_records(self, **choice: Unpack[RecordCriteria]) -> int:
-        """How many there are."""
         count = sa.func.count().label("count")
         chosen = self._choose(choice).order_by(None).with_only_columns(count, maintain_column_froms=True)
         return int(self._rows(chosen)[0]["count"])
@@ -129,7 +128,7 @@ class RecordQueries(Base):
         return query
 
     def _list_with_target(self, text: str) -> list[str]:
-        # Read here: what a target is made of is JSON, and workloads are few beside their records.
+        # Filtered in Python: a target is JSON, and workloads are few compared with records.
         about = schema.workloads
         rows = self._rows(sa.select(about.c.hash, about.c.target))
         return [row["hash"] for row in rows if any(text in str(value) for value in row["target"].values())]
@@ -137,20 +136,20 @@ class RecordQueries(Base):
     def fetch_best_trials(
         self, workload: str, board_type: str, operating_point: str, *, simulated: bool, limit: int = 10
     ) -> list[dict[str, Any]]:
-        """The fastest good trials of a workload, each candidate once, the best first; whether verified or not.
+        """The fastest good trials of a workload, each candidate once, best first; verified or not.
 
-        Each has `candidate`, `median_s`, `board`, `campaign` and `recorded_at`. A candidate that ever computed a wrong
-        result is left out. Reads the index, and of the table no more rows than it returns.
+        Each has `candidate`, `median_s`, `board`, `campaign` and `recorded_at`. Candidates that ever computed a wrong
+        result are left out. Reads the index, and no more table rows than it returns.
         """
         table, wrong = schema.trials, schema.trials.alias("wrong")
         is_wrong = sa.exists().where(
             wrong.c.workload == table.c.workload,
             wrong.c.candidate == table.c.candidate,
-            # Not a bound value, so that the partial index can be taken.
+            # A literal, so that the partial index applies.
             wrong.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'"),
         )
         found: dict[str, dict[str, Any]] = {}
-        # A winner was measured many times: asked for more rows until enough candidates are among them.
+        # A finalist was measured many times: read more rows until there are enough candidates.
         rows, step = 0, 4 * limit
         while len(found) < limit:
             some = self._rows(
@@ -183,7 +182,7 @@ class RecordQueries(Base):
         return list(found.values())[:limit]
 
     def fetch_operating_points(self, workload: str, *, simulated: bool) -> list[tuple[str, str]]:
-        """The board types and operating points that a workload has good trials at."""
+        """The board types and operating points with good trials of a workload."""
         table = schema.trials
         query = sa.select(table.c.board_type, table.c.operating_point).distinct()
         query = query.where(
@@ -193,7 +192,7 @@ class RecordQueries(Base):
         return [(row["board_type"], row["operating_point"]) for row in rows]
 
     def fetch_workload_rows(self, hashes: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Workloads as the store keeps them, by hash; those that are unknown are left out."""
+        """Workload rows by hash; unknown hashes are left out."""
         found: dict[str, dict[str, Any]] = {}
         for first in range(0, len(hashes), _AT_ONCE):
             some = list(hashes[first : first + _AT_ONCE])
@@ -201,7 +200,7 @@ class RecordQueries(Base):
         return found
 
     def remove_records(self, records: Sequence[Record]) -> int:
-        """Forget records, all or none, where they are still the same; their trials stay. Returns how many are gone."""
+        """Remove records, all or none, if unchanged; trials stay. Returns how many were removed."""
         table = schema.records
         with self._writing() as connection:
             return sum(
@@ -236,7 +235,7 @@ _AT_ONCE = 500
 
 
 def is_of(record: Record) -> sa.ColumnElement[bool]:
-    """The condition for the row that a record has, or would take."""
+    """The condition for a record's own row."""
     table = schema.records
     return (
         (table.c.workload == record.workload)
@@ -247,7 +246,7 @@ def is_of(record: Record) -> sa.ColumnElement[bool]:
 
 
 def to_record(row: dict[str, Any]) -> Record:
-    """A row of a record with its workload's `name`, `flop` and `pipeline`."""
+    """Convert a record's row with its workload's `name`, `flop` and `pipeline`."""
     kept = {key: value for key, value in row.items() if key not in ("name", "target")}
     return Record(**kept, workload_name=row["name"])
 
@@ -256,7 +255,7 @@ def _select_records() -> sa.Select[Any]:
     table, about = schema.records, schema.workloads
     query = sa.select(table, about.c.name, about.c.flop, about.c.pipeline, about.c.target)
     query = query.join(about, about.c.hash == table.c.workload).where(schema.is_sound(table.c.median_s))
-    # Down to what tells any two apart: parts of a list share no record and leave none out.
+    # Down to a unique key: pages of a list share no record and miss none.
     last = (table.c.operating_point, table.c.workload, table.c.simulated)
     return query.order_by(table.c.board_type, about.c.flop.desc(), about.c.name, *last)
 

@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy Core sees them. `making.py` makes them, `migrations/` changes those of older stores."""
+"""The tables, in SQLAlchemy Core. `making.py` creates them, `migrations/` alters those of older stores."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-# PostgreSQL's INTEGER ends at 2^31, and its order of texts is that of a language unless told otherwise.
+# PostgreSQL's INTEGER ends at 2^31, and its text order is a language's by default.
 Integer = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 metadata = sa.MetaData()
 
-# One row: what tells this store from every other, for those who compare fencing tokens.
+# One row: the store's unique identity, which qualifies fencing tokens.
 identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
 
-# `state` is derived: offline unless reachable, else leased where `leases` has a row, else idle. `history` is a
-# HealthHistory whose times belong to the clock `history_clock`. `power` are the commands that switch it; `core`
-# was written by version 0.2, and nothing reads it; null for none.
+# `state` is derived: offline unless reachable, else leased if `leases` has a row, else idle. `history` is a
+# HealthHistory with times of the clock `history_clock`. `power` holds the power commands, null for none. Version 0.2
+# wrote `core`; nothing reads it.
 boards = sa.Table(
     "boards",
     metadata,
@@ -42,10 +42,10 @@ boards = sa.Table(
     sa.Column("core", sa.JSON(none_as_null=True)),
 )
 
-# Open leases only; how one ended is a board event. AUTOINCREMENT never gives a number twice, so a token only grows. A
-# store that was put back to an earlier state gives numbers again; the nonce, drawn for each lease, tells them apart.
-# `kind` is a `WorkKind`, "" for what is no work (a probe, say); `since_s` is when it was taken, by the clock `clock`;
-# `through` is the coordinator whose way to the board its holder needs, "" for whichever there is.
+# Open leases only; a board event records how one ended. AUTOINCREMENT never repeats a number, so a token only grows. A
+# restored store repeats numbers; the nonce, drawn for each lease, distinguishes them. `kind` is a `WorkKind`, "" for no
+# work (a probe); `since_s` is its start on the clock `clock`; `through` is the coordinator whose route the holder
+# needs, "" for any.
 leases = sa.Table(
     "leases",
     metadata,
@@ -66,8 +66,8 @@ leases = sa.Table(
     sqlite_autoincrement=True,
 )
 
-# Which coordinator keeps the way to a board, asks for it, or has found that it leads nowhere from there (`part`).
-# `session` names what a connection is on the board. A row is believed until `expires_s` by the clock `clock`.
+# Which coordinator keeps the route to a board, asks for it, or could not reach the board (`part`). `session` identifies
+# a connection on the board. A row is valid until `expires_s` on the clock `clock`.
 board_ways = sa.Table(
     "board_ways",
     metadata,
@@ -82,8 +82,8 @@ board_ways = sa.Table(
     sa.Column("expires_s", sa.Float, nullable=False),
 )
 
-# Who wants boards: `wanted` of those named in `boards`. A row is believed until `expires_s` by the clock `clock`, which
-# its owner puts off while it waits. `campaign` is whose trials they are for, by its name, else null.
+# Requests for boards: `wanted` of those in `boards`. A row is valid until `expires_s` on the clock `clock`, which its
+# owner extends while it waits. `campaign` names the campaign whose trials need them, else null.
 board_requests = sa.Table(
     "board_requests",
     metadata,
@@ -104,8 +104,8 @@ board_requests = sa.Table(
     sqlite_autoincrement=True,
 )
 
-# How long each owner of leases that are over had a board for work of a kind, in s: what lies back counts less and less,
-# so a number holds for its moment `at_s` by the clock `clock`. No foreign key: a board may come back under its name.
+# How long each owner of ended leases had a board for a kind of work, in s, decayed to the time `at_s` on the clock
+# `clock`. No foreign key: a board may return under its name.
 board_usage = sa.Table(
     "board_usage",
     metadata,
@@ -117,7 +117,7 @@ board_usage = sa.Table(
     sa.Column("used_s", sa.Float, nullable=False),
 )
 
-# No foreign key: what happened to a board outlives its row.
+# No foreign key: a board's events outlive its row.
 board_events = sa.Table(
     "board_events",
     metadata,
@@ -174,8 +174,8 @@ campaigns = sa.Table(
     sa.Column("state", Text, nullable=False),
 )
 
-# What a campaign over a fleet has beyond its row in `campaigns`; `order` says what to do, in the engine's words.
-# `engine` names the process that carries it out, null where none does.
+# A fleet campaign's columns beyond its row in `campaigns`; `order` is the engine's description of the work. `engine`
+# identifies the process that carries it out, null without one.
 fleet_campaigns = sa.Table(
     "fleet_campaigns",
     metadata,
@@ -190,8 +190,7 @@ fleet_campaigns = sa.Table(
     sa.UniqueConstraint("name", name="uq_fleet_campaigns_name"),
 )
 
-# Processes that carry out campaigns and are not known to be gone: `name` is their identity as text. From
-# `expires_s` on, by the clock `clock`, nobody believes any more that they are there.
+# Live engines: `name` is an engine's identity as text. A row is valid until `expires_s` on the clock `clock`.
 engines = sa.Table(
     "engines",
     metadata,
@@ -200,7 +199,7 @@ engines = sa.Table(
     sa.Column("expires_s", sa.Float, nullable=False),
 )
 
-# Written about once a second, and so apart from the order, which is long.
+# Written about once a second, so apart from the long order.
 campaign_progress = sa.Table(
     "campaign_progress",
     metadata,
@@ -208,8 +207,8 @@ campaign_progress = sa.Table(
     sa.Column("progress", sa.JSON, nullable=False),
 )
 
-# What a board measured in the trials after one and up to another is not to be believed: by their numbers, since the
-# time may be set; `since` and `until` (wall clock, s) are for people. No foreign key, as for its events.
+# A board's trials between two numbers are not to be trusted. Numbers, since the time may be set; `since` and `until`
+# (wall clock, s) are for people. No foreign key, as for its events.
 doubts = sa.Table(
     "doubts",
     metadata,
@@ -222,7 +221,7 @@ doubts = sa.Table(
     sa.Column("until_trial", Integer, nullable=False, server_default="0"),
 )
 
-# `position` counts the workloads of a campaign in the order in which they were given.
+# `position` orders the workloads of a campaign as given.
 campaign_workloads = sa.Table(
     "campaign_workloads",
     metadata,
@@ -233,8 +232,8 @@ campaign_workloads = sa.Table(
     sa.Column("position", Integer, nullable=False, server_default="0"),
 )
 
-# Append-only, by triggers. `counted` is 1 where the trial is its candidate's result in the campaign, else null: there
-# cannot be two. The long columns come last, so that SQLite need not read them to find the others.
+# Append-only, by triggers. `counted` is 1 if the trial is its candidate's result in the campaign, else null: at most
+# one per candidate. The long columns come last, so that SQLite can skip them.
 trials = sa.Table(
     "trials",
     metadata,
@@ -278,7 +277,7 @@ trials = sa.Table(
         unique=True,
         sqlite_where=sa.text("counted IS NOT NULL"),
     ),
-    # What a campaign's trials come to, without reading one of them.
+    # For sums over a campaign's trials without reading them.
     sa.Index(
         "ix_trials_campaign",
         *("campaign", "purpose", "fault_side", "status", "board_type", "board", "held_s"),
@@ -291,7 +290,7 @@ trials = sa.Table(
     ),
 )
 
-# How many trials have each status, kept up by whoever adds one: counting them would read the whole table.
+# Trials by status, maintained on insert: counting would read the whole table.
 trial_counts = sa.Table(
     "trial_counts",
     metadata,
@@ -299,25 +298,24 @@ trial_counts = sa.Table(
     sa.Column("trials", Integer, nullable=False),
 )
 
-# What boards have said was not always checked: a time that no run takes counts for nothing, whoever wrote it down.
-# A median outside these is none that a run takes.
+# Old versions did not check boards' times: a median outside these bounds is no time that a run takes.
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
 
 
 def is_sound(median_s: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whether a median, in seconds, is a time that a run can take."""
+    """Whether a median in seconds is a possible time."""
     return median_s.between(SHORTEST_S, LONGEST_S)
 
 
 def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    """The sum of what is not null, 0 where all is."""
+    """The sum of non-null values, 0 without any."""
     return sa.func.coalesce(sa.func.sum(column), 0.0)
 
 
 sound_median_s = sa.case((is_sound(trials.c.median_s), trials.c.median_s)).label("median_s")
 
 
-# `origin` says which farm and campaign an imported record comes from, null where it was made here.
+# `origin` names the farm and campaign of an imported record, null for one made here.
 records = sa.Table(
     "records",
     metadata,
@@ -335,8 +333,8 @@ records = sa.Table(
     sa.Column("origin", sa.JSON(none_as_null=True)),
 )
 
-# Which records a model is compiled from, by its own times: `workloads` names all of them together, `refused` has the
-# candidates of records that are left out. The latest counts; `campaign` made it.
+# The records from which a model is compiled, by its own times: `workloads` identifies all of them together, `refused`
+# lists candidates of rejected records. The latest row counts; `campaign` made it.
 model_decisions = sa.Table(
     "model_decisions",
     metadata,
@@ -370,7 +368,7 @@ sweeps = sa.Table(
     sa.Column("summary", sa.JSON),
 )
 
-# Append-only, by triggers. `visit` counts the visits of one variant and batch; `key` is the grid point's name.
+# Append-only, by triggers. `visit` numbers the visits of a variant and batch; `key` names the grid point.
 sweep_points = sa.Table(
     "sweep_points",
     metadata,
@@ -387,7 +385,7 @@ sweep_points = sa.Table(
     sa.UniqueConstraint("sweep", "variant", "batch", "visit", name="uq_sweep_points_identity"),
 )
 
-# `by` is whose order it was, "" for what the farm does by itself.
+# `by` is who ordered it, "" for the farm itself.
 events = sa.Table(
     "events",
     metadata,

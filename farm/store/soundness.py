@@ -1,4 +1,4 @@
-"""Whether a store is whole: a file's pages, the tables, the rows. Nothing is changed, and nothing is mended, here."""
+"""Check whether a store is intact: a file's pages, the tables, the rows. Changes and repairs nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from farm.store import database, schema
 from farm.store.making import APPEND_ONLY, make_tables
 from farm.values import Health
 
-# Expressions in a table, which no table of ours has: they are computed when rows are read, checked or written.
+# Computed expressions, which no farm's table has: SQLite would evaluate them on reads and writes.
 _COMPUTED = re.compile(r"\b(CHECK|GENERATED|VIRTUAL)\b|\bAS\s*\(", re.IGNORECASE)
 _MOST_OBJECTS = 1000
 
 
 def find_foreign(connection: sqlite3.Connection) -> list[str]:
-    """What a file of whatever schema has that no farm made, in words. To be asked before anything else is read."""
+    """Describe objects in a file of any schema that no farm made. Call it before any other read."""
     known = _list_known()
-    # The list itself is a table, which SQLite reads without running what it names.
+    # The list itself is a table, which SQLite reads without running the objects in it.
     query = "SELECT type, name, sql FROM sqlite_master LIMIT ?"
     rows = connection.execute(query, (_MOST_OBJECTS,)).fetchall()
     if len(rows) == _MOST_OBJECTS:
@@ -36,7 +36,7 @@ def find_foreign(connection: sqlite3.Connection) -> list[str]:
 
 
 def find_missing_indexes(connection: sqlite3.Connection) -> list[str]:
-    """The indexes of a store of the current schema that a file lacks."""
+    """The indexes of the current schema that a file lacks."""
     there = {_to_text(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
     return sorted(name for (kind, name) in _list_known() if kind == "index" and name not in there)
 
@@ -56,7 +56,7 @@ def _judge(known: dict[tuple[str, str], str], kind: str, name: str, sql: str) ->
 
 @functools.cache
 def _list_known() -> dict[tuple[str, str], str]:
-    """Every object of a new store, with how it is made."""
+    """Every object of a new store, with its SQL."""
     engine = sa.create_engine("sqlite://")
     with engine.connect() as connection:
         make_tables(connection, "")
@@ -74,26 +74,26 @@ def _to_text(value: object) -> str:
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, bool]]:
-    """The columns of a table, and whether a row can be written that does not know of each."""
+    """The columns of a table, and whether a row can be inserted without each."""
     for row in connection.execute(f'PRAGMA table_xinfo("{table}")'):
         yield _to_text(row[1]), row[6] == 0 and not (row[3] and row[4] is None)
 
 
-# Another command's transaction is waited for this long.
+# How long to wait for another command's transaction.
 _BUSY_TIMEOUT_S = 30.0
-# A damaged file has more errors than anybody reads.
+# Enough to report: a damaged file has more errors than a person reads.
 MOST_PROBLEMS = 20
-# A disk reads 5 MB/s at the least; what takes longer computes without end.
+# A disk reads at least 5 MB/s; a slower check is stuck in an endless computation.
 _LEAST_S, _BYTES_PER_S = 60.0, 5e6
 _STEPS_PER_LOOK = 100_000
-# Dates in seconds since 1970, until the year 5138: a greater one no calendar shows.
+# Dates in seconds since 1970, up to the year 5138: calendars end there.
 _LATEST_S = 1e11
-# No other number of a farm comes near, FLOP included; JSON and boards' counters hold whole numbers up to 2^53.
+# Above all numbers of a farm, FLOP included; JSON and boards' counters hold integers up to 2^53.
 _MOST_FLOAT, _MOST_INTEGER = 1e18, 2**53
-# The deepest document of a farm has ten levels; Python's reader calls itself at each.
+# A farm's deepest document has ten levels; Python's parser recurses at each.
 _MOST_NESTED = 50
 _LONGEST_IDENTITY = 64
-# What SQLite may hold in a column of ours; a whole number is a fine float.
+# The SQLite types accepted in a column; an integer is a valid float.
 _TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (sa.JSON, ("text",)),
     (sa.Boolean, ("integer",)),
@@ -101,7 +101,7 @@ _TYPES: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (sa.Float, ("real", "integer")),
     (sa.Text, ("text",)),
 )
-# What JSON columns hold; one that may be empty holds SQL's null or JSON's.
+# The shapes of JSON columns; a nullable one holds SQL's null or JSON's.
 _LISTS, _OBJECTS, _NOTHING = "'array'", "'object'", ", 'null'"
 _LIST_COLUMNS = frozenset({"arguments", "samples_s"})
 _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -113,9 +113,9 @@ _TRIGGERS = frozenset(f"{table}_no_{action}" for table in APPEND_ONLY for action
 
 
 def find_problems(path: Path) -> list[str]:
-    """What is wrong with a store of the current schema, in words; empty where nothing is. Reads all of it.
+    """Describe what is wrong with a store of the current schema; empty if nothing is. Reads all of it.
 
-    Raises sqlite3.Error where it cannot be read at all.
+    Raises sqlite3.Error if it is unreadable.
     """
     with _reading(path) as connection:
         problems = _find_damage(connection)
@@ -126,18 +126,18 @@ def find_problems(path: Path) -> list[str]:
 
 
 def find_damage(path: Path) -> list[str]:
-    """What is wrong with a SQLite file, whatever its schema: pages, indexes, rows whose rows are gone.
+    """Describe what is wrong with a SQLite file of any schema: pages, indexes, dangling references.
 
-    Raises sqlite3.Error where it cannot be read at all.
+    Raises sqlite3.Error if it is unreadable.
     """
     with _reading(path) as connection:
         return _find_damage(connection)
 
 
 def find_server_problems(url: str) -> list[str]:
-    """What is wrong with a store of the current schema on PostgreSQL, which sees to pages and types itself.
+    """Describe what is wrong with a store of the current schema on PostgreSQL, which checks pages and types itself.
 
-    Raises UnavailableError where it cannot be read, or has another schema.
+    Raises UnavailableError if it is unreadable, or has another schema.
     """
     opened = database.open_database(url)
     try:
@@ -176,7 +176,7 @@ def _find_impossible_on_server(connection: sa.Connection) -> Iterator[str]:
             elif (table.name, column.name) in _WORDS:
                 wrong = column.not_in(_WORDS[table.name, column.name])
             elif isinstance(column.type, sa.Float):
-                wrong = ~column.between(*_find_bounds(column))  # what is no number counts as greater than all
+                wrong = ~column.between(*_find_bounds(column))  # NaN compares greater than all
             elif isinstance(column.type, sa.Integer) and not isinstance(column.type, sa.Boolean):
                 wrong = ~column.between(-_MOST_INTEGER, _MOST_INTEGER)
             if wrong is None:
@@ -195,7 +195,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
     deadline = time.monotonic() + limit_s
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
-        # What is no UTF-8 is looked at here, not refused by the driver.
+        # Invalid UTF-8 is reported here, not refused by the driver.
         connection.text_factory = bytes
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
@@ -212,8 +212,8 @@ def _find_damage(connection: sqlite3.Connection) -> list[str]:
         return foreign[:MOST_PROBLEMS]
     try:
         said = _ask_integrity(connection)
-    except UnicodeDecodeError:  # in SQLite's own words about what it met
-        return ["its pages hold what is no database"]
+    except UnicodeDecodeError:  # in SQLite's own message
+        return ["its pages are not a database's"]
     problems = [] if said == ["ok"] else said
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check").fetchmany(MOST_PROBLEMS):
         problems.append(f"row {row} of {table.decode()} refers to a row of {parent.decode()} that is gone")
@@ -243,7 +243,7 @@ def _find_missing(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
-    """Values that no farm writes: of another type, no JSON, no finite number, no UTF-8."""
+    """Values that no farm writes: wrong type, invalid JSON, non-finite numbers, invalid UTF-8."""
     for table in schema.metadata.sorted_tables:
         for column in table.c:
             kinds = next(names for kind, names in _TYPES if isinstance(column.type, kind))
@@ -276,18 +276,18 @@ def _find_impossible(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def is_token(value: object) -> bool:
-    """Whether a lease's number can be one: a counter that is used up gives no lease any more."""
+    """Whether a lease number is valid: an exhausted counter issues no more leases."""
     return isinstance(value, int) and 0 <= value < _MOST_INTEGER
 
 
 def _find_bounds(column: sa.Column[Any]) -> tuple[float, float]:
-    """Between which figures a number lies that a farm writes."""
+    """The bounds of a number that a farm writes."""
     is_date = column.name.endswith(("_at", "state_since", "health_since")) or column.name in ("at", "since", "until")
     return (0.0, _LATEST_S) if is_date else (-_MOST_FLOAT, _MOST_FLOAT)
 
 
 def _find_too_deep(connection: sqlite3.Connection, table: str, column: str) -> Iterator[str]:
-    """JSON that Python could not read for its depth; only what has so many brackets is read."""
+    """JSON too deep for Python's parser; reads only rows with many brackets."""
     opened = f"""length("{column}") - length(replace(replace("{column}", '{{', ''), '[', ''))"""
     query = f'SELECT rowid, "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL AND {opened} > {_MOST_NESTED}'  # noqa: S608
     deep = [row for row, text in connection.execute(query) if not _is_flat(text)]

@@ -1,4 +1,4 @@
-"""The store in a SQLite file: for one machine, with nothing to install. Who may read it, how its transactions begin."""
+"""The store in a SQLite file, for one machine: its permissions and transactions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from farm.errors import FarmError, InternalError, StoreFaultError, UnavailableEr
 from farm.store import database
 from farm.store.clock import Instant, read_clock
 
-# Another command's transaction is waited for this long.
+# How long to wait for another command's transaction.
 _BUSY_TIMEOUT_S = 30.0
 _TRIES = 5
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """Copy a SQLite file as it stands between two transactions; nobody has to wait. `target` is replaced in one step.
+    """Copy a SQLite file between two transactions, without blocking writers; `target` is replaced atomically.
 
-    The copy is one file that its owner alone may read. Raises sqlite3.Error or OSError; then `target` is as it was.
+    The copy is readable by its owner alone. Raises sqlite3.Error or OSError; then `target` is as it was.
     """
     part = target.with_name(f".{target.name}.{os.getpid()}")
     with _new_part(part) as new:
@@ -40,9 +40,9 @@ def copy_store(source: Path, target: Path) -> None:
 
 
 def copy_others_store(source: Path, target: Path) -> None:
-    """Copy another farm's file as `copy_store` does, and write nothing into its folder, not even SQLite's lock files.
+    """Copy another farm's file as `copy_store` does, writing nothing into its folder, not even SQLite's lock files.
 
-    Raises sqlite3.Error or OSError, also where the file changed at every try.
+    Raises sqlite3.Error or OSError, also if the file changed at every try.
     """
     part = target.with_name(f".{target.name}.{os.getpid()}")
     for tried in itertools.count(1):
@@ -62,14 +62,14 @@ def copy_others_store(source: Path, target: Path) -> None:
 
 
 def _read_state(source: Path) -> tuple[int, int, bool]:
-    """What changes where a file is written to: its date, its size, and whether SQLite's log lies beside it."""
+    """What a write to a file changes: its date, its size, and whether SQLite's log exists."""
     status = source.stat()
     return status.st_mtime_ns, status.st_size, source.with_name(f"{source.name}-wal").exists()
 
 
 @contextlib.contextmanager
 def _new_part(part: Path) -> Iterator[sqlite3.Connection]:
-    """An empty database that its owner alone may read; it and what lies beside it are gone after the block."""
+    """An empty database, readable by its owner alone; removed with its side files after the block."""
     try:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
         with contextlib.closing(sqlite3.connect(part)) as new:
@@ -80,8 +80,8 @@ def _new_part(part: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _finish(new: sqlite3.Connection, part: Path, target: Path) -> None:
-    """Put a finished copy in its place."""
-    new.execute("PRAGMA journal_mode=DELETE")  # nothing beside it that could be forgotten
+    """Move a finished copy into place."""
+    new.execute("PRAGMA journal_mode=DELETE")  # no side files that could be left behind
     new.close()
     with part.open("rb") as file:
         os.fsync(file.fileno())
@@ -96,7 +96,7 @@ class SqliteDatabase:
     hint = "Set FARM_HOME to a folder that you can write to and that has space."
 
     def __init__(self, path: Path) -> None:
-        """Make the file where there is none. Raises UnavailableError where its folder cannot be written."""
+        """Create the file if missing. Raises UnavailableError for an unwritable folder."""
         self.location = self._path = path
         try:
             folders.require_private(path.parent)
@@ -111,36 +111,32 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def writing(self, durably: bool) -> Iterator[sa.Connection]:
-        """See `Database`. `durably`: it is on the disk, not only in the kernel's hands, once this has returned."""
+        """See `Database`. `durably`: on disk, not only in the kernel's cache, once this returns."""
         options = {"farm_writes": True, "farm_durably": durably}
         with self.engine.connect().execution_options(**options) as connection, connection.begin():
             yield connection
 
     def read_clock(self, connection: sa.Connection | None) -> Instant:
-        """The kernel's; see `farm.store.clock`."""
+        """The kernel's clock; see `farm.store.clock`."""
         return read_clock()
 
     def read_wall_clock(self, connection: sa.Connection | None) -> float:
-        """The time that the machine has set."""
         return time.time()
 
     def insert(self, table: sa.Table) -> Any:
-        """See `Database`."""
         return sqlite.insert(table)
 
     def fetch_last_token(self, connection: sa.Connection) -> int:
-        """AUTOINCREMENT never gives a number twice; this is where it remembers them."""
+        """AUTOINCREMENT stores its last number here."""
         return int(connection.execute(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'leases'")).scalar() or 0)
 
     def set_last_token(self, connection: sa.Connection, token: int) -> None:
-        """See `Database`."""
         there = sa.text("UPDATE sqlite_sequence SET seq = :token WHERE name = 'leases'")
         if not connection.execute(there, {"token": token}).rowcount:
             first = sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES ('leases', :token)")
             connection.execute(first, {"token": token})
 
     def translate(self, error: BaseException) -> FarmError:
-        """See `Database`."""
         if isinstance(error, sqlite3.IntegrityError):
             return InternalError(f"the store {self.location} refused a row: {error}")
         if isinstance(error, sa.exc.TimeoutError) or "locked" in str(error) or "busy" in str(error):
@@ -154,20 +150,19 @@ class SqliteDatabase:
         return UnavailableError(f"the store {self.location} cannot be used: {error}", self.hint)
 
     def keep_copy(self, revision: str) -> None:
-        """Copy the file beside itself, under the name of its revision."""
+        """Copy the file beside itself, named by its revision."""
         copy_store(self._path, self._path.with_name(f"{self._path.name}.{revision}"))
 
     def close(self) -> None:
-        """Let go of the file."""
         self.engine.dispose()
 
 
 def _keep_private(path: Path) -> None:
-    """Nobody but its owner reads a new store; other users, but not a group that was let in, are kept out of an old one.
+    """Make a new store private to its owner; close an old one to other users, but not to an admitted group.
 
-    SQLite gives the files beside it the same mode.
+    SQLite gives its side files the same mode.
     """
-    with contextlib.suppress(OSError):  # opening it says what is wrong
+    with contextlib.suppress(OSError):  # opening it reports the problem
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(OSError):
@@ -178,7 +173,7 @@ def _keep_private(path: Path) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    # Python's sqlite3 begins transactions late, and never for DDL; the driver is told not to, and this does instead.
+    # Python's sqlite3 begins transactions late, and never for DDL: its own handling is off, and this replaces it.
     options = connection.get_execution_options()
     writes = options.get("farm_writes", False)
     if writes:
@@ -187,18 +182,18 @@ def _begin(connection: sa.Connection) -> None:
 
 
 class _Still(sqlite3.Connection):
-    """Reads a file that nobody can change just now."""
+    """Reads a file as an immutable snapshot."""
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection; where the disk takes no more, to the file as it stands, so that it can be read at least."""
+    """Connect; if the disk is full, to the file as it is, so that it is at least readable."""
     connection = sqlite3.connect(path, database.BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         _set_pragmas(connection)
     except sqlite3.OperationalError as error:
         connection.close()
         beside = path.with_name(f"{path.name}-wal")
-        # What is in the log beside it is a part of it, and cannot be read without room for an index.
+        # The log beside it is part of the data, and cannot be read without space for an index.
         if "locked" in str(error) or not path.stat().st_size or (beside.exists() and beside.stat().st_size):
             raise
         still = sqlite3.connect(
@@ -215,14 +210,14 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _drop_if_still(connection: Any, record: Any) -> None:
-    # There may be room again, and then somebody writes what this one would never see.
+    # Once there is space, other writers may commit what this snapshot would never see.
     if isinstance(connection, _Still):
         record.invalidate()
 
 
 def _set_pragmas(connection: sqlite3.Connection) -> None:
     cursor = connection.cursor()
-    # Two commands that make the same file at once: SQLite does not let its busy time-out wait for this one change.
+    # Two commands create one file: SQLite's busy timeout does not cover this change.
     deadline = time.monotonic() + database.BUSY_TIMEOUT_S
     while True:
         try:
@@ -232,7 +227,7 @@ def _set_pragmas(connection: sqlite3.Connection) -> None:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-    # With WAL, NORMAL never corrupts and can lose only what the last moments before a power cut wrote.
+    # With WAL, NORMAL never corrupts; a power cut can lose only the last moments' writes.
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -1,6 +1,6 @@
-"""Events, and with boards, leases, campaigns, trials, records and sweeps the whole store: every query of the farm.
+"""The whole store: events, boards, leases, campaigns, trials, records and sweeps.
 
-Methods take and give the farm's own values. Each write is one transaction.
+Methods take and return the farm's own values. Each write is one transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Store(
     # Events
 
     def add_event(self, kind: str, subject: str, message: str, by: str = "") -> None:
-        """Append one line to the log of what happened; `by` is who ordered it, where somebody did."""
+        """Append an event; `by` is who ordered it, if a person did."""
         about = {"kind": kind, "subject": subject, "message": message, "by": by}
         with self._writing() as connection:
             connection.execute(schema.events.insert().values(at=self._wall_clock(), **about))

@@ -1,6 +1,6 @@
-"""Sweeps and the visits to their points: begun, resumed, ended, measured. What they say is `farm.sweep`'s business.
+"""Sweeps and the visits to their points: start, resume, end, record. `farm.sweep` interprets them.
 
-A visit is written once and never changed, so a sweep that was killed at any moment holds all it had measured.
+A visit is written once and never changed, so a killed sweep keeps all that it measured.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from farm.store.standing import note_seen
 
 RUNNING = "running"
 INTERRUPTED = "interrupted"
-# How a sweep ends; `voided` is one whose board drifted too far for its points to be compared.
+# The final states of a sweep; `voided`: its board drifted too far for points to be comparable.
 ENDED = frozenset({"finished", INTERRUPTED, "failed", "voided"})
 
-# SQLite's integers end here, and its driver takes no greater one; no sweep has such a number.
+# The largest SQLite integer; its driver refuses larger ones, and no sweep has such a number.
 _MAX_ID = 2**63 - 1
 
 
@@ -40,7 +40,7 @@ class SweepQueries(Base):
         grid: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> int:
-        """Note that a sweep begins; returns its number. `settings["process"]` says which process runs it."""
+        """Start a sweep; return its number. `settings["process"]` identifies the process that runs it."""
         with self._writing() as connection:
             done = connection.execute(
                 schema.sweeps.insert().values(
@@ -61,9 +61,9 @@ class SweepQueries(Base):
             return int(done.inserted_primary_key[0])
 
     def resume_sweep(self, sweep: int, process: Mapping[str, Any]) -> dict[str, Any]:
-        """Have an ended sweep go on in `process`, without its summary; returns it as `require_sweep` does.
+        """Resume an ended sweep in `process`, without its summary; return it as `require_sweep`.
 
-        Of several callers one gets it. Raises TransientError where it is running, UsageError where there is none.
+        Only one of several callers gets it. Raises TransientError if it is running, UsageError for an unknown one.
         """
         with self._writing() as connection:
             row = _require_row(connection, sweep)
@@ -82,9 +82,9 @@ class SweepQueries(Base):
             return _require_row(connection, sweep)
 
     def finish_sweep(self, sweep: int, state: str, summary: Mapping[str, Any] | None = None) -> None:
-        """Note how a sweep ended, one of `ENDED`, and what it says; without a summary the one that is there stays.
+        """Record how a sweep ended, one of `ENDED`, with its summary; without one the present summary stays.
 
-        Raises UsageError where there is no such sweep.
+        Raises UsageError for an unknown sweep.
         """
         if state not in ENDED:
             raise InternalError(f"a sweep cannot end as {state!r}")
@@ -94,15 +94,15 @@ class SweepQueries(Base):
             self._update_sweep(connection, sweep, state=state, finished_at=self._wall_clock(), **values)
 
     def keep_sweep_goal(self, sweep: int, goal: Mapping[str, Any]) -> None:
-        """Keep what a sweep's pick is asked for from now on. Raises UsageError where there is no such sweep."""
+        """Store the goal of a sweep's pick from now on. Raises UsageError for an unknown sweep."""
         with self._writing() as connection:
             _require_row(connection, sweep)
             self._update_sweep(connection, sweep, goal=dict(goal))
 
     def interrupt_sweeps(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[int]:
-        """Note as `interrupted` the running sweeps whose settings `is_abandoned` says nobody works on; returns them.
+        """Mark running sweeps as `interrupted` if `is_abandoned` says so of their settings; return them.
 
-        One transaction, so that a sweep which is resumed meanwhile is left alone. `is_abandoned` must be quick.
+        One transaction, so that a sweep resumed meanwhile is left alone. `is_abandoned` must be quick.
         """
         table = schema.sweeps
         with self._writing() as connection:
@@ -115,15 +115,15 @@ class SweepQueries(Base):
         return abandoned
 
     def fetch_sweeps(self) -> list[dict[str, Any]]:
-        """All sweeps, the newest first, each with how many `visits` it holds.
+        """All sweeps, newest first, each with its number of `visits`.
 
         `started_at` and `finished_at` are seconds since the epoch, the latter None while it runs; `summary` is None
-        until there is one.
+        until it has one.
         """
         return self._rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
 
     def require_sweep(self, sweep: int) -> dict[str, Any]:
-        """One sweep, as `fetch_sweeps` shows it. Raises UsageError where there is none."""
+        """One sweep, as in `fetch_sweeps`. Raises UsageError for an unknown one."""
         rows = self._rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
         if not rows:
             raise _unknown_sweep(sweep)
@@ -141,10 +141,9 @@ class SweepQueries(Base):
         measurement: Mapping[str, Any],
         outcome: Mapping[str, Any],
     ) -> bool:
-        """Write one visit to the grid point `key`; `visit` counts those of a variant and batch.
+        """Record one visit to the grid point `key`; `visit` numbers those of a variant and batch.
 
-        Returns False where that visit is there already: a second delivery changes nothing. Raises InternalError where
-        there is no such sweep.
+        Returns False for a repeated visit, which changes nothing. Raises InternalError for an unknown sweep.
         """
         at = self._wall_clock()
         row = {
@@ -163,7 +162,7 @@ class SweepQueries(Base):
             return self._insert_new(connection, schema.sweep_points, row)
 
     def fetch_sweep_points(self, sweep: int) -> list[dict[str, Any]]:
-        """The visits of a sweep in the order in which they were written; none where there is no such sweep."""
+        """The visits of a sweep in order of writing; none for an unknown sweep."""
         table = schema.sweep_points
         return self._rows(sa.select(table).where(_is(table.c.sweep, sweep)).order_by(table.c.id))
 
@@ -172,7 +171,7 @@ class SweepQueries(Base):
 
 
 def select_sweeps() -> sa.Select[Any]:
-    """Sweeps, each with how many `visits` it holds."""
+    """Sweeps with their number of `visits`."""
     points, sweeps = schema.sweep_points, schema.sweeps
     visits = sa.select(sa.func.count()).where(points.c.sweep == sweeps.c.id).scalar_subquery()
     return sa.select(sweeps, visits.label("visits"))

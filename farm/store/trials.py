@@ -1,6 +1,6 @@
-"""Trials: written once, counted, and read back in the forms that a search and an engine that resumes need.
+"""Trials: written once, counted, and read in the forms that a search and a resuming engine need.
 
-Which trials help another search is `similar`'s question, and what trials cost is `coverage`'s.
+`SimilarQueries` chooses trials for another search; `campaign_metrics` sums costs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_ONCE = 500
 
 
 class SimilarQueries(Base):
-    """Queries over `trials` that choose."""
+    """Queries that choose among `trials`."""
 
     def fetch_similar_trials(
         self,
@@ -34,15 +34,15 @@ class SimilarQueries(Base):
         limit: int = 2000,
         per_task: int = 200,
     ) -> list[dict[str, Any]]:
-        """Good trials of these workloads (hashes) on any board type at any operating point, the best of each first.
+        """Good trials of these workloads (hashes) on any board type at any operating point, best of each first.
 
-        A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task gives at
-        most `per_task` candidates, and all together at most `limit`, shared evenly: half are its best, the others are
-        spread over the rest, since a model that has seen none but good candidates cannot tell them from bad ones.
-        A candidate that ever computed a wrong result is left out. Each row has the trial's `workload`, `board_type`,
-        `operating_point`, `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`,
-        `arguments`, `target`, `pipeline` and `module_json`, which rows of one workload share. Ordered by rank in the
-        task, so that a prefix is a fair choice too.
+        A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task contributes
+        up to `per_task` candidates, and all tasks up to `limit`, shared evenly. Half are its best, the others spread
+        over the rest, because a model trained on good candidates only cannot recognise bad ones. Candidates that ever
+        computed a wrong result are left out. Each row has the trial's `workload`, `board_type`, `operating_point`,
+        `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`, `arguments`, `target`,
+        `pipeline` and `module_json`, shared by its rows. Ordered by rank in the task, so that a prefix is a fair choice
+        too.
         """
         tasks = self._fetch_tasks(workloads, simulated)
         if exclude is not None:
@@ -59,7 +59,7 @@ class SimilarQueries(Base):
         ]
 
     def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
-        """By task, the good trials by rising median, each candidate once. Reads nothing but indexes."""
+        """The good trials of each task by rising median, each candidate once. Reads only indexes."""
         table = schema.trials
         tasks: dict[tuple[str, str, str], list[int]] = {}
         seen: set[tuple[str, str, str, str]] = set()
@@ -95,7 +95,7 @@ _ABOUT = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_jso
 
 def _select_wrong() -> sa.Select[Any]:
     table = schema.trials
-    # Not a bound value: SQLite takes a partial index only where it can see that the condition is the index's.
+    # A literal: SQLite uses a partial index only if it can match the condition.
     return sa.select(table.c.workload, table.c.candidate).where(
         table.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
     )
@@ -112,16 +112,16 @@ def _select_good() -> sa.Select[Any]:
 
 
 def _choose(trials: Sequence[int], share: int) -> list[int]:
-    """At most `share` of what is sorted best first: the best half of that, and the rest at even distances."""
+    """At most `share` of a list sorted best first: the best half of the share, the rest evenly spaced."""
     if len(trials) <= share:
         return list(trials)
     best = (share + 1) // 2
     rest, more = trials[best:], share - best
-    # The last step ends at the worst: what bad looks like is worth knowing.
+    # The last step ends at the worst, which shows what bad looks like.
     return [*trials[:best], *(rest[(step + 1) * len(rest) // more - 1] for step in range(more))]
 
 
-# A trial that failed by the board or the farm does not show that the board did anything.
+# A failure of the board or the farm is no sign of life of the board.
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
 
 
@@ -129,16 +129,16 @@ class TrialQueries(Base):
     """Queries on `trials`."""
 
     def add_trial(self, trial: Trial) -> bool:
-        """Write a trial once. Returns False, with nothing changed, for a second delivery.
+        """Write a trial once. Returns False, with nothing changed, for a repeated delivery.
 
-        That is one of an identity that is there, or a second trial that counts (`Trial.counts`) of one candidate on
-        one board type at one operating point in one campaign. Raises InternalError where there is no such campaign
-        or workload, and where the trial does not say which of its campaign's board types it ran on.
+        That is an identity already stored, or a second counted trial (`Trial.counts`) of a candidate on a board type at
+        an operating point in a campaign. Raises InternalError for an unknown campaign or workload, and for a trial that
+        does not say on which of its campaign's board types it ran.
         """
         return self.add_trials([trial]) == 1
 
     def add_trials(self, trials: Sequence[Trial]) -> int:
-        """Write trials as `add_trial` does, in one transaction; returns how many were new. Raises as that does."""
+        """As `add_trial`, in one transaction; return how many were new."""
         with self._writing() as connection:
             now = self._wall_clock()
             rows = [to_row(trial, now) for trial in trials]
@@ -150,9 +150,9 @@ class TrialQueries(Base):
             return self._insert_trials(connection, rows)
 
     def _insert_trials(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
-        """Insert those that are new, and keep up the counts; returns how many they are."""
+        """Insert new rows and update the counts; return how many there were."""
         counts, total = schema.trial_counts, 0
-        # In their order: of two that exclude each other the first one is kept.
+        # In order: of two that exclude each other, the first is kept.
         for status, alike in itertools.groupby(rows, key=lambda row: str(row["status"])):
             number = self._insert_all_new(connection, schema.trials, list(alike))
             total += number
@@ -165,7 +165,7 @@ class TrialQueries(Base):
     def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
         """Trials by side, for one purpose or any.
 
-        They are `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`.
+        The keys are `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`.
         """
         table = schema.trials
         query = sa.select(table.c.fault_side, sa.func.count().label("n")).where(table.c.campaign == campaign)
@@ -176,20 +176,20 @@ class TrialQueries(Base):
         return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
 
     def count_statuses(self) -> dict[str, int]:
-        """All trials by status; statuses that none has are missing. Reads a few rows that are kept for it."""
+        """All trials by status; statuses without any are missing. Reads a few maintained rows."""
         return {row["status"]: row["trials"] for row in self._rows(sa.select(schema.trial_counts))}
 
     def fetch_mark(self) -> int:
-        """The number of the latest trial, 0 where there is none: whatever is written later has a greater one."""
+        """The number of the latest trial, 0 without any: later trials have greater ones."""
         [row] = self._rows(sa.select(sa.func.max(schema.trials.c.id).label("id")))
         return int(row["id"] or 0)
 
     def fetch_trials(
         self, campaign: int | None = None, *, purpose: str | None = None, columns: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
-        """Trials in the order in which they were written, of one campaign or of all, for one purpose or any.
+        """Trials in order of writing, of one campaign or all, for one purpose or any.
 
-        With `columns` those alone; all of them with their traces and outcomes may be gigabytes.
+        `columns` selects some; all of them, with traces and outcomes, may be gigabytes.
         """
         table = schema.trials
         wanted = [schema.sound_median_s if name == "median_s" else table.c[name] for name in columns or table.c.keys()]
@@ -203,10 +203,10 @@ class TrialQueries(Base):
     def fetch_counted(
         self, campaign: int, task: tuple[str, str, str] | None = None, *, traces: bool = True
     ) -> list[dict[str, Any]]:
-        """The trials of a campaign that count, one for each candidate of a task, in the order of writing.
+        """The counted trials of a campaign, one for each candidate of a task, in order of writing.
 
-        `task` (board type, workload, operating point) asks for those of one. Each has `id`, `board_type`, `workload`,
-        `operating_point`, `candidate`, `board`, `median_s` (seconds; None where the candidate itself failed) and, with
+        `task` (board type, workload, operating point) selects one. Each has `id`, `board_type`, `workload`,
+        `operating_point`, `candidate`, `board`, `median_s` (seconds; None for a candidate's own failure) and, with
         `traces`, the long `trace_json`.
         """
         table = schema.trials
@@ -232,8 +232,8 @@ class TrialQueries(Base):
         return self._rows(query)
 
     def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
-        """By board type, workload, operating point and candidate, the number of the last attempt in the search, where
-        none counted.
+        """The last attempt's number of each uncounted candidate in the search, by board type, workload, operating point
+        and candidate.
         """
         key = _candidate_key()
         rows = self._rows(
@@ -247,7 +247,7 @@ class TrialQueries(Base):
         }
 
     def fetch_board_breakers(self, campaign: int, losses: int) -> list[dict[str, Any]]:
-        """Candidates that never counted and under which boards failed `losses` times or more.
+        """Uncounted candidates under which boards failed `losses` times or more.
 
         Each has `board_type`, `workload`, `operating_point` and `candidate`.
         """
@@ -256,13 +256,15 @@ class TrialQueries(Base):
         return self._rows(sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses))
 
     def fetch_board_seconds(self, campaign: int) -> float:
-        """How long boards were held for the trials of a campaign, all together, in seconds."""
+        """The total time for which a campaign's trials held boards, in seconds."""
         table = schema.trials
         [row] = self._rows(sa.select(schema.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
         return float(row["held_s"])
 
     def add_doubt(self, board: str, after: int, reason: str) -> int:
-        """Note that a board lied from a mark (`fetch_mark`) until now; returns how many search trials that concerns."""
+        """Record that a board drifted from a mark (`fetch_mark`) until now; return the number of affected search
+        trials.
+        """
         trials = schema.trials
         with self._writing() as connection:
             until = int(connection.execute(sa.select(sa.func.max(trials.c.id))).scalar() or 0)
@@ -283,13 +285,13 @@ class TrialQueries(Base):
     def fetch_known_candidates(
         self, workload: str, board_type: str, operating_point: str, simulated: bool
     ) -> list[dict[str, Any]]:
-        """What is known of a workload's candidates on a board type: `candidate`, `trace_json`, `median_s`, `doubted`,
-        and `board`, one that measured it.
+        """The known candidates of a workload on a board type: `candidate`, `trace_json`, `median_s`, `doubted`, and
+        `board`, one that measured it.
 
-        `median_s` is the least median of the candidate's good trials, or None where the candidate itself failed. If it
-        was measured again as a winner, those trials alone decide: that a candidate was chosen for one low time says
-        that the time was lucky. Trials that failed through no fault of the candidate say nothing and are left out.
-        `doubted` is 1 where all that is known was measured on boards that lied then (`add_doubt`), else 0.
+        `median_s` is the lowest median of the candidate's good trials, or None if the candidate itself failed. For a
+        finalist only the verification trials count, since its selection favours a lucky time. Failures of boards and
+        the farm are left out. `doubted` is 1 if all trials were measured on boards that drifted then (`add_doubt`),
+        else 0.
         """
         trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
@@ -356,7 +358,7 @@ def _require_type(connection: sa.Connection, trial: Trial) -> str:
     board_type = connection.execute(sa.select(table.c.board_type).where(table.c.id == trial.campaign)).scalar()
     if board_type == "":
         raise InternalError(f"a trial of campaign {trial.campaign} does not say on which of its board types it ran")
-    return board_type or ""  # no such campaign: the foreign key says so
+    return board_type or ""  # an unknown campaign: the foreign key reports it
 
 
 def _candidate_key() -> tuple[sa.Column[Any], ...]:
@@ -365,10 +367,10 @@ def _candidate_key() -> tuple[sa.Column[Any], ...]:
 
 
 def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
-    """Trials of a campaign's search whose candidate has none that counts: few, which two indexes find."""
+    """Trials of a campaign's search whose candidate has no counted one: few, found by two indexes."""
     table, other = schema.trials, schema.trials.alias()
     same = [other.c[column.name] == column for column in (table.c.campaign, *_candidate_key())]
-    # Those that cannot count (`Trial.counts`).
+    # Sides that cannot count (`Trial.counts`).
     faults = [str(side) for side in FaultSide if side is not FaultSide.CANDIDATE]
     uncounted = table.c.fault_side.in_(faults) | (table.c.status == str(Status.WRONG_RESULT))
     return (

@@ -1,7 +1,7 @@
-"""Whose the way to each board is, of the coordinators that share a store: kept, asked for, handed on, taken over.
+"""Routes: which of the coordinators that share a store owns the connection to each board.
 
-A way is a lease of its own kind: it says through whose services a board is reached and who speaks of its reachability;
-who works on the board is the lease's to say (`leases`). Opening and closing connections is `farm.services`' business.
+A route is a lease of its own kind: through whose services a board is reached. `leases` says who works on the board.
+`farm.services` opens and closes connections.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from farm.store import schema
 from farm.store.base import Base
 from farm.store.clock import Instant
 
-# A coordinator that is gone is followed by another within 30 s: this, `OVERDUE_S` of the other's looking at it, a
-# connection, and the 2 s after which an agent tries its tracker again.
+# A gone coordinator is replaced within 30 s: this, `OVERDUE_S` of the other's observation, a connection, and the 2 s
+# after which an agent retries its tracker.
 WAY_TTL_S = 15.0
-# For so long another one has to see that a way was not renewed: after an outage of the store all are late, and whoever
-# still has the connection comes back first.
+# How long another coordinator must see a route unrenewed: after an outage of the store all are late, and one with a
+# live connection renews first.
 OVERDUE_S = 5.0
 _RENEWALS_PER_TTL = 4
-# An ask is repeated at each look; one that is not was a coordinator's that is gone, or has what it wanted.
+# A request is repeated at each call; an unrepeated one is from a coordinator that is gone, or was served.
 _ASK_TTL_S = 10.0
-# A board that has been out of reach for so long through one coordinator may be within reach of another.
+# A board unreachable for this long through one coordinator may be reachable through another.
 PATIENCE_S = 30.0
-# A coordinator that was handed a way and could not reach the board leaves it to others for so long.
+# A coordinator that got a route and could not reach the board leaves it to others for this long.
 BAR_S = 120.0
 
 _KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
@@ -35,11 +35,10 @@ _KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
 
 @dataclasses.dataclass(frozen=True)
 class BoardWay:
-    """Whose a board's way is; `lapsed`: it has not renewed that in time. `asked_by` is who is to have it next, "" where
-    nobody is.
+    """The owner of a board's route; `lapsed`: it was not renewed in time. `asked_by` is the next owner, "" for none.
 
-    Where it is ours and new, `before` is who had it, and `session` what that one left on the board, to be ended where
-    it is in the way; `handed`: it gave the way by itself.
+    For a new route of ours, `before` is the previous owner, and `session` its possible leftover connection on the
+    board, to be ended if it is in the way; `handed`: it gave the route up itself.
     """
 
     keeper: str
@@ -52,34 +51,34 @@ class BoardWay:
 
 @dataclasses.dataclass
 class _Facts:
-    """What is known of one board's way, as far as it is still believed; of `keeps` what has lapsed, too."""
+    """The valid facts about one board's route; `keeps` includes lapsed ones."""
 
     keeps: Mapping[str, Any] | None = None
     lapsed: bool = False
     asks_until: dict[str, float] = dataclasses.field(default_factory=dict)
     barred: set[str] = dataclasses.field(default_factory=set)
-    # Through whom a lease on the board is used: "" for nobody's services, None where there is no lease.
+    # The coordinator that the board's lease uses: "" for any, None without a lease.
     leased: str | None = None
     lost: bool = False
 
     @property
     def keeper(self) -> str:
-        """Whose it is; "" where it is nobody's."""
+        """The owner; "" for none."""
         return "" if self.keeps is None or self.lapsed else str(self.keeps["keeper"])
 
     @property
     def asks(self) -> list[str]:
-        """Who asks for it, the first to do so first."""
+        """The requesters, the first one first."""
         return list(self.asks_until)
 
     def find_next(self) -> str:
-        """To whom it is to be handed now; "" where to nobody."""
+        """The coordinator that gets the route now; "" for none."""
         if self.leased is not None:
             return self.leased if self.leased in self.asks else ""
         return self.asks[0] if self.asks else ""
 
     def may_ask(self, keeper: str, wanted: bool) -> bool:
-        """Whether a coordinator that does not have it may want it."""
+        """Whether a coordinator without the route may request it."""
         if self.leased is not None:
             return self.leased == keeper
         return keeper not in self.barred and (wanted or self.lost)
@@ -91,12 +90,12 @@ class WayQueries(Base):
     def keep_ways(
         self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = (), overdue: Collection[str] = ()
     ) -> dict[str, BoardWay]:
-        """Keep what is ours of these boards' ways, take what is nobody's, ask for what our leases, or those who
-        `wanted` boards, need; returns whose each way is now.
+        """Renew our routes to these boards, take free ones, request those that our leases or requests (`wanted`) need;
+        return the owner of each.
 
-        `boards` has the session that each connection of ours is on the board, "" for none; of `overdue` ones it is
-        known that their keeper is late for `OVERDUE_S`. To be called more often than every `WAY_TTL_S`: who does not
-        may have lost its ways. Where nothing is to be written, nothing is.
+        `boards` maps to the session of our connection on the board, "" without one; the keepers of `overdue` boards are
+        late for `OVERDUE_S`. Call it more often than every `WAY_TTL_S`, or routes may be lost. Writes only if something
+        changes.
         """
         facts, now = self._read_ways()
 
@@ -108,7 +107,7 @@ class WayQueries(Base):
 
         works = find_works(boards)
         if names := [name for name, work in works.items() if work]:
-            # The lock is everybody's: within it only what may change is looked at again.
+            # The write lock is shared: within it only possible changes are checked again.
             with self._writing() as connection:
                 changing, now = self._read_ways(connection, names)
                 facts |= changing
@@ -117,9 +116,9 @@ class WayQueries(Base):
         return {name: _show(keeper, facts.get(name, _Facts()), work) for name, work in works.items()}
 
     def hand_ways(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
-        """Give ways of ours, whose connections are closed, to who asks for them; returns those that were given.
+        """Give routes with closed connections to their requesters; return the boards given.
 
-        `boards` has to whom each goes, and what may be left of our connection on the board.
+        `boards` maps to the new owner, and to what may be left of our connection on the board.
         """
         table = schema.board_ways
         with self._writing() as connection:
@@ -139,19 +138,19 @@ class WayQueries(Base):
         return given
 
     def bar_way(self, keeper: str, board: str, reason: str) -> None:
-        """Leave a way that was handed to us and leads nowhere from here to others for `BAR_S`."""
+        """Leave a received route that does not reach the board to others for `BAR_S`."""
         with self._writing() as connection:
             now = self._clock()
             self._put(connection, [_to_row(board, keeper, _BARRED, now, BAR_S, reason=reason)])
 
     def leave_ways(self, keeper: str) -> None:
-        """Let go of all that is ours: we end."""
+        """Give up all our routes, at the end."""
         table = schema.board_ways
         with self._writing() as connection:
             connection.execute(table.delete().where(table.c.keeper == keeper, table.c.part != _BARRED))
 
     def fetch_ways(self) -> dict[str, str]:
-        """Who keeps the way to each board, for people; boards whose way nobody keeps are left out."""
+        """The owner of each board's route, for people; boards without one are left out."""
         facts, _ = self._read_ways()
         return {name: fact.keeper for name, fact in facts.items() if fact.keeper}
 
@@ -214,14 +213,14 @@ class WayQueries(Base):
                     one = (table.c.board == name) & (table.c.keeper == keeper)
                     connection.execute(table.update().where(one).values(session=sessions[name]))
         taken = [name for name, work in works.items() if work == "take"]
-        if taken:  # nobody else keeps it any more
+        if taken:  # no other coordinator keeps it any more
             connection.execute(table.delete().where(table.c.board.in_(taken), table.c.part == _KEEPS))
         rows = [_to_row(name, keeper, _KEEPS, now, WAY_TTL_S, session=sessions[name]) for name in taken]
         asked = [name for name, work in works.items() if work == "ask"]
         self._put(connection, rows + [_to_row(name, keeper, _ASKS, now, _ASK_TTL_S) for name in asked])
 
     def _put(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows in the place of those of the same board and coordinator."""
+        """Replace the rows of the same board and coordinator."""
         if rows:
             insert = self._database.insert(schema.board_ways)
             changed = {name: insert.excluded[name] for name in rows[0] if name not in ("board", "keeper")}
@@ -242,13 +241,13 @@ def _to_row(
     handed: bool = False,
     reason: str = "",
 ) -> dict[str, Any]:
-    """A row that is believed for `ttl_s`."""
+    """A row valid for `ttl_s`."""
     row = {"board": board, "keeper": keeper, "part": part, "session": session, "handed": handed, "reason": reason}
     return row | {"clock": now.clock, "since_s": now.seconds, "expires_s": now.seconds + ttl_s}
 
 
 def find_bar(connection: sa.Connection, board: str, keeper: str, now: Instant) -> str | None:
-    """Why a board cannot be reached through a coordinator for now; None where nothing is known against it."""
+    """Why a board is unreachable through a coordinator for now; None if it is not."""
     table = schema.board_ways
     query = table.select().where(table.c.board == board, table.c.keeper == keeper, table.c.part == _BARRED)
     row = connection.execute(query).mappings().first()
@@ -258,7 +257,7 @@ def find_bar(connection: sa.Connection, board: str, keeper: str, now: Instant) -
 
 
 def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str, str]]:
-    """Of rows of `board_ways`, which coordinator cannot reach which board for now: keeper and board."""
+    """From rows of `board_ways`: which keeper cannot reach which board for now."""
     return {
         (row["keeper"], row["board"])
         for row in rows
@@ -267,7 +266,7 @@ def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str,
 
 
 def _show(keeper: str, fact: _Facts, work: str) -> BoardWay:
-    """Whose a way is once `work` is done, given how it was before."""
+    """A route's owner once `work` is done."""
     keeps = fact.keeps or {"keeper": "", "session": "", "handed": False}
     before, session = str(keeps["keeper"]), str(keeps["session"])
     if work == "take":
@@ -286,7 +285,7 @@ def _find_work(
     overdue: Collection[str],
     now: Instant,
 ) -> str:
-    """What is to be written of a board's way: `take`, `renew`, `ask`, or nothing ("")."""
+    """The write that a board's route needs: `take`, `renew`, `ask`, or none ("")."""
     keeps = fact.keeps
     if keeps is None or fact.lapsed:
         mine = keeps is None or keeps["keeper"] == keeper or board in overdue

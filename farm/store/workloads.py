@@ -1,6 +1,6 @@
-"""Workloads, and which of them a campaign tunes for which board type. Campaigns themselves are in `campaigns`.
+"""Workloads, and which of them a campaign tunes for which board type.
 
-Whether a workload is what its hash says is found out in `farm.search.proof`.
+`farm.search.proof` verifies that a workload matches its hash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from farm.store import making, schema
 from farm.store.base import Base
 
-# What a workload's hash stands for: of a row that says otherwise somebody else's is not kept.
+# The columns that a hash covers: a differing row from elsewhere is not kept.
 _BOUND = ("module_json", "arguments", "target", "pipeline")
 
 
@@ -23,8 +23,8 @@ class WorkloadQueries(Base):
     def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
         """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
 
-        A `board_type` may be among them; the campaign's own is taken where it is not. They are what this farm made of a
-        model: a row that is there already, and another function, is replaced.
+        `board_type` is optional and defaults to the campaign's. They were made from a model by this farm: a differing
+        row for the same hash is replaced.
         """
         with self._writing() as connection:
             own = connection.execute(
@@ -33,9 +33,9 @@ class WorkloadQueries(Base):
             self._insert_workloads(connection, campaign, workloads, own or "")
 
     def fetch_workloads(self, campaign: int) -> list[dict[str, Any]]:
-        """The workloads of a campaign in the order in which they were given, each with `board_type` and `weight`.
+        """The workloads of a campaign in the given order, each with `board_type` and `weight`.
 
-        A workload of several board types comes once for each.
+        A workload of several board types appears once for each.
         """
         member, about = schema.campaign_workloads, schema.workloads
         query = (
@@ -47,7 +47,7 @@ class WorkloadQueries(Base):
         return self._rows(query)
 
     def fetch_workload_names(self) -> list[tuple[str, str]]:
-        """Hash and name of every workload that the store has met, the oldest first."""
+        """Hash and name of every known workload, oldest first."""
         table = schema.workloads
         rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(table.c.added_at, table.c.hash))
         return [(row["hash"], row["name"]) for row in rows]
@@ -59,7 +59,7 @@ class WorkloadQueries(Base):
         count = sa.select(sa.func.max(member.c.position)).where(member.c.campaign == campaign)
         last = connection.execute(count).scalar() or 0
         for position, workload in enumerate(workloads, last + 1):
-            # What `fetch_workloads` gave may come back for another campaign.
+            # Rows of `fetch_workloads` may return for another campaign.
             row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
             if not self._insert_new(connection, table, row | {"added_at": self._wall_clock()}):
                 self._bind(connection, row)
@@ -84,13 +84,12 @@ class WorkloadQueries(Base):
             connection.execute(table.update().where(table.c.hash == row["hash"]).values(**own))
 
     def fetch_workload_hashes(self) -> list[str]:
-        """The hashes of all workloads."""
         return [row["hash"] for row in self._rows(sa.select(schema.workloads.c.hash).order_by(schema.workloads.c.hash))]
 
     def remove_workloads(self, hashes: Sequence[str]) -> int:
-        """Forget workloads with their records, their trials, and their places in campaigns; returns how many trials.
+        """Remove workloads with their records, trials and places in campaigns; return the number of trials.
 
-        For those that are not what their hash says: nothing that was measured of them is of use to anybody.
+        For workloads that do not match their hash: their measurements are worthless.
         """
         trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
         with self._writing(durably=True) as connection, making.deletable(connection):

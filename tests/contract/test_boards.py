@@ -126,7 +126,7 @@ def test_a_retired_board_is_not_idle(store: Store) -> None:
     """Nobody keeps the way to it; cleared, it is what it was until services find out."""
     observe(store, Kind.RETIRE)
     shown = store.require_board("nano-01")
-    assert (shown["state"], shown["state_reason"]) == ("offline", "retired: nobody keeps the way to it")
+    assert (shown["state"], shown["state_reason"]) == ("offline", "retired: the farm does not connect to it")
     observe(store, Kind.CLEAR)
     assert store.require_board("nano-01")["state"] == "idle"
 

@@ -1,1 +1,1 @@
-"""Alembic's scripts. Each is frozen once released: a change of the schema is a new one."""
+"""Alembic's scripts, frozen once released: each change of the schema is a new one."""

@@ -1,4 +1,4 @@
-"""What Alembic runs: migrate the database whose connection the store hands over. It reads no configuration file."""
+"""Alembic's entry: migrate the database of the given connection. Reads no configuration file."""
 
 from alembic import context
 

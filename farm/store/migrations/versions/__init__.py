@@ -1,1 +1,1 @@
-"""One module per revision, in the order of their numbers."""
+"""One module per revision, in order."""

@@ -1,6 +1,6 @@
-"""Where revisions begin: `making.make_tables` makes a new store at the newest one, and only older ones are altered.
+"""The first revision: `making.make_tables` creates new stores at the newest one, and migrations alter older ones.
 
-What changes a table in `schema.py` comes with a revision here that alters the tables of stores there are.
+A change of a table in `schema.py` needs a revision here.
 """
 
 revision = "0007"
@@ -10,8 +10,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Nothing: no store is older."""
+    """Do nothing: no store is older."""
 
 
 def downgrade() -> None:
-    """Nothing: no store is older."""
+    """Do nothing: no store is older."""

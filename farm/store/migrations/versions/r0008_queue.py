@@ -1,4 +1,4 @@
-"""The queue for boards: what waits, how much of each board everybody had, and what each lease is for."""
+"""The queue for boards: requests, each owner's use of boards, and the kind of each lease."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Two tables more; leases there are count as no work."""
+    """Add two tables; existing leases count as no work."""
     op.add_column("leases", sa.Column("kind", Text, nullable=False, server_default=""))
     op.add_column("leases", sa.Column("since_s", sa.Float, nullable=False, server_default="0"))
     op.create_table(
@@ -44,7 +44,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them out again."""
+    """Remove them."""
     op.drop_table("board_usage")
     op.drop_table("board_requests")
     op.drop_column("leases", "since_s")

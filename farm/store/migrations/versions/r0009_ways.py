@@ -1,4 +1,4 @@
-"""The ways to boards, of several coordinators: whose each is, and through whose a lease and a request are used."""
+"""Routes to boards of several coordinators: the keeper of each, and the route of a lease and a request."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """One table more; leases and requests there are used through nobody's services in particular."""
+    """Add one table; existing leases and requests need no coordinator in particular."""
     op.add_column("leases", sa.Column("through", Text, nullable=False, server_default=""))
     op.add_column("board_requests", sa.Column("through", Text, nullable=False, server_default=""))
     op.create_table(
@@ -30,7 +30,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them out again."""
+    """Remove them."""
     op.drop_table("board_ways")
     op.drop_column("board_requests", "through")
     op.drop_column("leases", "through")

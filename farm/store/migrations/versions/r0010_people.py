@@ -12,12 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Two columns more; boards there are have no such commands, and who made a change of before is in its text."""
+    """Add two columns; existing boards have no power commands, and old changes name their author in the text."""
     op.add_column("boards", sa.Column("power", sa.JSON(none_as_null=True)))
     op.add_column("events", sa.Column("by", Text, nullable=False, server_default=""))
 
 
 def downgrade() -> None:
-    """Take them out again."""
+    """Remove them."""
     op.drop_column("events", "by")
     op.drop_column("boards", "power")

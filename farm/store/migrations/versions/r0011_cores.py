@@ -1,4 +1,4 @@
-"""What a certificate found of a board's core."""
+"""The result of a certificate about a board's core."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,10 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """One column more; no core of the boards there are was asked."""
+    """Add one column, empty for existing boards."""
     op.add_column("boards", sa.Column("core", sa.JSON(none_as_null=True)))
 
 
 def downgrade() -> None:
-    """Take it out again."""
+    """Remove it."""
     op.drop_column("boards", "core")
