@@ -1,6 +1,6 @@
-"""From how a board is registered to where its sshd is, over which hosts, and which keys it is shown. Nothing connects.
+"""Resolve a board's registration to its sshd's address, jump hosts and keys. Connects to nothing.
 
-What the registration leaves open the user's OpenSSH configuration says, as it does for `ssh` itself.
+The user's OpenSSH configuration fills in what the registration leaves open, as for `ssh` itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from farm.connectivity.ssh_config import HostConfig
 from farm.connectivity.ssh_handshake import SshAddress
 from farm.values import Ssh
 
-# The order in which OpenSSH's own client tries them (ssh_config(5), IdentityFile), those left out that no board has.
+# The order of OpenSSH's own client (ssh_config(5), IdentityFile), without types that no board has.
 _USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def to_ssh_address(transport: Ssh, default_key_file: str | None = None) -> SshAddress:
-    """The address of a board reached over SSH, with its pinned host key where the registration names one.
+    """The address of a board reached over SSH, with its pinned host key if registered.
 
-    A board registered without a key gets `default_key_file`; None stands for the setting FARM_SSH_KEY. Where that is
-    empty too, it is shown what the OpenSSH configuration names, else the first usual file that is there, and before
-    that the keys of the running agent. Whether a file can be used is found out on connecting. Raises UsageError for a
-    configuration that cannot be used, DeadlineError where `ssh -G` does not answer.
+    A board registered without a key gets `default_key_file` (None: the setting FARM_SSH_KEY). If that is empty too, it
+    gets the agent's keys, and the OpenSSH configuration's file or else the first usual one present. Whether a file is
+    usable is found on connecting. Raises UsageError for an unusable configuration, DeadlineError if `ssh -G` does not
+    answer.
     """
     known = settings.load()
     key_file = transport.identity_file or (known.ssh_key if default_key_file is None else default_key_file)
@@ -41,13 +41,13 @@ def _resolve(alias: str, user: str, port: int, key_file: str, path: Path, depth:
         alias,
         user or found.user or ssh_config.name_login(),
         files[0],
-        # The registration's default is the configuration's to change.
+        # The configuration overrides the registration's default.
         port if port != SshAddress.port else found.port or port,
         more_keys=files[1:],
         agent=agent,
         only_these_keys=found.only_these_keys or bool(key_file),
         endpoint="" if found.host == alias else found.host,
-        # A host on the way that has hosts on its own way brings them along.
+        # A jump host's own jump hosts come first.
         jumps=tuple(each for jump in jumps for each in (*jump.jumps, dataclasses.replace(jump, jumps=()))),
     )
 
@@ -58,9 +58,9 @@ def _resolve_jump(text: str, path: Path, depth: int) -> SshAddress:
 
 
 def _choose_keys(found: HostConfig, key_file: str) -> tuple[tuple[Path, ...], str]:
-    """The files to show, one at least, and the agent to ask. A file that was named alone is shown alone.
+    """The key files, at least one, and the agent to use. A named file is used alone.
 
-    The agent is asked for a key whose file alone cannot sign.
+    The agent is used for a key whose file alone cannot sign.
     """
     if key_file:
         path = Path(key_file).expanduser()

@@ -1,6 +1,6 @@
-"""A board kept within reach: one SSH connection that comes back after a loss, and the forwards that outlive it.
+"""A persistent SSH connection to a board that reconnects after a loss, and the forwards that outlive it.
 
-A wrong key is not tried again; everything else is, with growing pauses, until `give_up_s` have passed.
+A wrong key is final; every other failure is retried with growing pauses until `give_up_s` have passed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from farm.processes.listening import is_lack
 # From tvm/rpc/base.py of 0.27.
 _MAGIC = struct.pack("<i", 0x2F271)
 _PUT, _UPDATE_INFO, _GET_PENDING_MATCHKEYS = 3, 5, 7
-# As the tracker's own limit for agents in `device_agent/listener/tracker.py`.
+# The tracker's limit for agents, as in `device_agent/listener/tracker.py`.
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
 class PortRewriter:
-    """Turns the bytes of one connection from agent to tracker into those for the tracker.
+    """Rewrites the bytes of an agent's connection to the tracker.
 
-    `key` is the board's key at the tracker. `find_local_port` is told the agent's port and answers with the local one.
+    `key` is the board's key at the tracker. `find_local_port` maps the agent's port to the local one.
     """
 
     def __init__(self, key: str, find_local_port: Callable[[int], int]) -> None:
@@ -45,7 +45,7 @@ class PortRewriter:
         self._greeted = False
 
     def __call__(self, data: bytes) -> bytes:
-        """What to pass on now; what is incomplete waits. Raises ValueError for anything else than an agent's words."""
+        """Return the bytes to forward; incomplete messages wait. Raises ValueError for an invalid message."""
         self._pending += data
         out = bytearray()
         if not self._greeted:
@@ -73,7 +73,7 @@ class PortRewriter:
             case [int(code), str(key), [int(port), str(match_key)], _] if code == _PUT:
                 self._require_own(key)
                 _require_port(port)
-                # No address of its own: the tracker takes the one that it sees, which is the tunnel's end here.
+                # No address: the tracker uses the peer's, which is the tunnel's end here.
                 return [_PUT, key, [self._find_local_port(port), match_key], None]
             case [int(code), {"key": str(name), "addr": [_, int(port)]}] if code == _UPDATE_INFO:
                 self._require_own(name.removeprefix("server:"))
@@ -94,12 +94,11 @@ def _require_port(port: int) -> None:
 
 
 _JOIN_S = 5.0
-# For a command on the board that finds, or ends, the SSH session of an earlier host.
+# For a command on the board that finds, or ends, the SSH session of an earlier connection.
 _FIND_TIMEOUT_S = 10.0
 
-# Who on the board carries this connection: the nearest process above that is one of sshd's (`sshd-session` since 9.8),
-# by its number and when it began (proc(5): field 22 of stat; sshd's name has no blanks), which no other process shares
-# until the board boots again.
+# Identifies the connection on the board: the nearest ancestor that is sshd's (`sshd-session` since 9.8), by pid and
+# start time (proc(5): field 22 of stat; sshd's name has no blanks), unique until the board's next boot.
 _FIND_SESSION = (
     'p=$$; while [ "$p" -gt 1 ]; do case $(cat /proc/$p/comm) in sshd*) echo $p $(cut -d" " -f22 /proc/$p/stat); exit;;'
     " esac; p=$(awk '/^PPid:/{print $2}' /proc/$p/status); done; exit 1"
@@ -112,9 +111,9 @@ _SESSION = re.compile(r"\d{1,10} \d{1,20}")
 
 @dataclasses.dataclass(frozen=True)
 class LinkState:
-    """Whether the board can be reached, since when (monotonic seconds), why not, and what was tried.
+    """Whether the board is reachable, since when (monotonic seconds), why not, and the attempts.
 
-    `failures` are those in a row; `connects` counts every success. `final`: nothing more is tried.
+    `failures` are consecutive; `connects` counts every success. `final`: no further attempts.
     """
 
     up: bool
@@ -126,7 +125,7 @@ class LinkState:
 
 
 class BoardLink(Closing):
-    """The way to one board. Forwards are added before `start`; their local addresses stay for good. Thread-safe."""
+    """The route to one board. Add forwards before `start`; their local addresses are permanent. Thread-safe."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class BoardLink(Closing):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         left: str = "",
     ) -> None:
-        """`left`: the `session` of an earlier connection, another coordinator's too, that may still have our ports."""
+        """`left`: the `session` of an earlier connection, also another coordinator's, that may still hold our ports."""
         self.address = address
         self._known_hosts = known_hosts
         self._backoff = backoff or Backoff()
@@ -146,30 +145,30 @@ class BoardLink(Closing):
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._connection: SshConnection | None = None
-        # A connection that may be dead and still have our ports on the board: the last one of ours, or what was told.
+        # Connections that may be dead and still hold our ports on the board: our last one, or the given one.
         self._left = [left] if _SESSION.fullmatch(left) else []
         self.session = ""
         self._state = LinkState(False, time.monotonic())
         self._thread = threading.Thread(target=self._keep, name="farm-board-link", daemon=True)
 
     def add_forward(self, board_port: int, local_port: int = 0) -> Forward:
-        """A port here, by default a free one, that leads to a port of the board."""
+        """A local port, by default a free one, that leads to a port of the board."""
         return self._keep_forward(Forward(self.require_connection, board_port, local_port))
 
     def add_agent(self, board_port: int) -> Forward:
-        """A port here that leads to the board's agent. Whoever comes there is protected by `FrameFilter`."""
+        """A local port that leads to the board's agent. `FrameFilter` protects its clients."""
         return self._keep_forward(Forward(self.require_connection, board_port, check=FrameFilter))
 
     def add_reverse(self, board_port: int, target: tuple[str, int]) -> ReverseForward:
-        """A port on the board (0: any) that leads to an address here."""
+        """A port on the board (0: any) that leads to a local address."""
         reverse = ReverseForward(board_port, target)
         self._reverses.append(reverse)
         return reverse
 
     def add_tracker(self, board_port: int, tracker: tuple[str, int], key: str, agent: Forward) -> ReverseForward:
-        """A port on the board that leads to the tracker, where the agent is made known under `agent`'s address.
+        """A port on the board that leads to the tracker, where the agent is registered under `agent`'s address.
 
-        `agent` follows the agent to whatever port it names.
+        `agent` follows the agent's port.
         """
 
         def find_local_port(port: int) -> int:
@@ -181,14 +180,14 @@ class BoardLink(Closing):
         return reverse
 
     def start(self) -> None:
-        """Begin to connect; see `wait_up`. Raises TransientError where no thread can be had."""
+        """Start to connect; see `wait_up`. Raises TransientError if no thread can start."""
         try:
             self._thread.start()
         except RuntimeError as error:
             raise TransientError(f"there is no thread for the link to {self.address}: {error}") from error
 
     def wait_up(self, timeout_s: float) -> SshConnection:
-        """Wait for the connection. Raises why it failed for good, else DeadlineError with the latest reason."""
+        """Wait for the connection. Raises its final error, else DeadlineError with the latest reason."""
         with self._changed:
             self._changed.wait_for(lambda: self._state.up or self._state.final, timeout_s)
             state, connection = self._state, self._connection
@@ -199,7 +198,7 @@ class BoardLink(Closing):
         )
 
     def require_connection(self) -> SshConnection:
-        """The connection of now. Raises TransientError, or why it failed for good; never waits."""
+        """The present connection. Raises TransientError, or its final error; never waits."""
         with self._changed:
             state, connection = self._state, self._connection
         if connection is not None and not connection.lost.is_set():
@@ -208,12 +207,11 @@ class BoardLink(Closing):
 
     @property
     def state(self) -> LinkState:
-        """How it stands."""
         with self._changed:
             return self._state
 
     def close(self) -> None:
-        """End the connection, the forwards and every thread. Safe to call twice; blocks for some seconds at most."""
+        """End the connection, the forwards and all threads. Idempotent; blocks for some seconds at most."""
         self._stop.set()
         for forward in self._forwards:
             forward.cut()
@@ -242,12 +240,12 @@ class BoardLink(Closing):
                 connection = self._connect()
             except TransientError as error:
                 reason: FarmError = error
-            except FarmError as error:  # the key or the file is wrong: somebody has to act
+            except FarmError as error:  # the key or the file is wrong: only the user can correct it
                 self._set(up=False, error=error, failures=restarts.failures + 1, final=True)
                 return
             else:
                 restarts.note_up()
-                # Set at the latest when the peer has been silent for `KEEPALIVE_S` and `SILENCE_S`.
+                # Set at the latest after `KEEPALIVE_S` and `SILENCE_S` of silence.
                 connection.lost.wait()
                 connection.close()
                 failing_since = time.monotonic()
@@ -268,7 +266,7 @@ class BoardLink(Closing):
             if isinstance(error, FarmError) and not is_lack(error.__cause__):
                 raise
             raise TransientError(f"there is no room here for a connection to {self.address}: {error}") from error
-        # Before the board can be told to anybody: it registers with the tracker as soon as it reaches it.
+        # Before the board is announced: it registers with the tracker at once.
         with self._changed:
             self._connection = connection
         try:
@@ -292,7 +290,7 @@ class BoardLink(Closing):
         try:
             reverse.attach(connection)
         except TransientError:
-            # A connection that died without a farewell keeps its ports until the board's kernel gives up on it.
+            # A dead connection holds its ports until the board's kernel gives up on it.
             if not self._left or connection.lost.is_set():
                 raise
             pid, began = self._left.pop().split()
@@ -306,7 +304,7 @@ class BoardLink(Closing):
 
 
 def _why_not(state: LinkState) -> str:
-    """Why there is no connection yet. Raises why there will be none."""
+    """Why there is no connection yet. Raises a final error."""
     if state.final and state.error is not None:
         raise state.error
     return state.error.message if state.error else "still connecting"

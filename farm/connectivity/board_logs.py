@@ -1,6 +1,6 @@
 """Where a board keeps the logs of its agent and clock helper, and the shell command that shows their ends.
 
-Pure text; running it is `farm/connectivity/ssh.py`'s business. The shell is whatever a board has: POSIX and no more.
+Pure text; `farm/connectivity/ssh.py` runs it. POSIX shell only.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import shlex
 
 AGENT_UNIT, HELPER_UNIT = "tvm-farm-agent", "tvm-farm-clock-helper"
-# Where boards are provisioned to, as root and as an ordinary user; the second is below the login's home.
+# Prefixes of provisioned boards, as root and as an ordinary user; the second is below the login's home.
 PREFIXES = ("/opt/tvm-farm", "$HOME/.local/share/tvm-farm-board")
-# Below a prefix, where no systemd keeps the logs.
+# Below a prefix, on boards without systemd.
 LOG_FILES = ("log/agent.log", "log/clock-helper.log")
-# Beyond this a file is worth fetching as a whole.
+# For more lines, fetch the whole file.
 MAX_LINES = 100_000
 
 _JOURNAL = (
-    # An ordinary user sees nothing of the services without sudo, and is told nothing either.
+    # Without sudo an ordinary user cannot read the services' logs, and gets no message.
     's=; [ "$(id -u)" = 0 ] || {{ sudo -n true 2>/dev/null && s="sudo -n"; }}; '
     "$s journalctl --no-pager --quiet --output=short-iso --lines={lines} --unit={agent} --unit={helper}"
 )
@@ -28,24 +28,24 @@ _FILES = (
 _TAIL = (
     'set --; for file in {files}; do if [ -r "$file" ]; then set -- "$@" "$file"; fi; done; '
     '[ $# -gt 0 ] || {{ echo "no logs of an agent: neither systemd nor one of" {files} >&2; exit 3; }}; '
-    # By name: the supervisor moves logs aside.
+    # By name: the supervisor rotates logs.
     's=; tail -n {lines} -F "$@" 2>/dev/null'
 )
-# sshd closes the standard input of a command whose client is gone; nothing else would end one that follows.
+# sshd closes a command's standard input once its client is gone; a following command would otherwise never end.
 _WHILE_HEARD = "{command} & cat >/dev/null; $s kill $! 2>/dev/null; wait"
 
 
 def plan_log_command(lines: int, prefix: str = "") -> str:
-    """A command that prints the last `lines` lines of both logs; exit code 3 where a board has neither.
+    """A command that prints the last `lines` lines of both logs; exit code 3 if a board has neither.
 
-    systemd's journal where the agent is one of its units, else the supervisor's files under `prefix` (empty: where
-    boards are provisioned to).
+    Reads systemd's journal if the agent is a unit, else the supervisor's files under `prefix` (empty: the provisioned
+    places).
     """
     return _choose(_JOURNAL, _FILES, lines, prefix)
 
 
 def plan_follow_command(lines: int, prefix: str = "") -> str:
-    """As `plan_log_command`, and then what is written from now on, until the command's standard input ends."""
+    """As `plan_log_command`, and then new lines until the command's standard input ends."""
     journal = _JOURNAL.replace("--no-pager", "--no-pager --follow")
     return _choose(_WHILE_HEARD.replace("{command}", journal), _WHILE_HEARD.replace("{command}", _TAIL), lines, prefix)
 
@@ -58,5 +58,5 @@ def _choose(journal: str, files: str, lines: int, prefix: str) -> str:
 
 
 def plan_unit_test() -> str:
-    """A shell condition: whether systemd runs the board and knows the agent."""
+    """A shell condition: systemd runs, and the agent is a unit."""
     return f"[ -d /run/systemd/system ] && systemctl cat {AGENT_UNIT} >/dev/null 2>&1"

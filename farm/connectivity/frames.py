@@ -1,9 +1,9 @@
-"""What a board may say to a TVM client: the server's greeting, then answers, and nothing else.
+"""A filter on what a board sends to a TVM client: the server's greeting, then answers, and nothing else.
 
-TVM's RPC is symmetric. A client that waits for an answer serves whatever comes instead: a peer may have it call any
-function, and so run code. And it believes what an answer is made of: pointers in it are followed, lengths are taken as
-they are. So every frame is read here as TVM would read it (rpc_endpoint.cc and rpc_reference.h of 0.27), and what TVM's
-own servers do not send ends the connection. What an answer says is checked in `farm.measure.answers`.
+TVM's RPC is symmetric: a waiting client serves requests, so a peer could call any function and run code. It also
+trusts an answer's pointers and lengths. So every frame is parsed here as TVM would (rpc_endpoint.cc and
+rpc_reference.h of 0.27), and what TVM's own servers do not send ends the connection. `farm.measure.answers` checks the
+content of answers.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import TypeVar
 
 from device_agent.protocol import RPC_MAGIC, RPC_SUCCESS
 
-# The outputs of a model are the biggest answers; TVM's client holds a frame in memory before it looks at it.
+# A model's outputs are the largest answers; TVM's client holds a frame in memory before it parses it.
 MAX_FRAME_BYTES = 256 << 20
-# A server's key is its board's key; an agent answers a fence with a report in its place (`fences.py`).
+# A server's key is its board's key; an agent answers a fence with a report instead.
 _MAX_KEY_BYTES = 1 << 16
 _SERVER = b"server:"
-# TVM takes the number of axes for the size of a table before it has seen them.
+# TVM allocates by the number of axes before it has seen them.
 _MAX_AXES = 64
-# From here on a device type says which session it belongs to (`kRPCSessMask` of TVM's device_api.h).
+# Larger device types encode a session (`kRPCSessMask` of TVM's device_api.h).
 _MAX_DEVICE_TYPE = 128
 
 _SHUTDOWN, _RETURN, _EXCEPTION, _COPY_ACK = 1, 4, 5, 8
-# TVM's type indices. Those with a fixed size, then those with a length before the content.
+# TVM's type indices: those of fixed size, then those with a length prefix.
 _INT, _POINTER, _TENSOR, _TEXT, _BYTES = 1, 4, 7, 8, 9
 _NONE = 0
 _SIZES = {_NONE: 0, _INT: 8, 2: 8, 3: 8, _POINTER: 8, 5: 8, 6: 8}
-# Strings and bytes as objects: small ones have an index of their own. The index is said twice.
+# Strings and bytes as objects; small ones have their own index. The index appears twice.
 _OBJECTS = {11, 12, 65, 66}
 _SPOKEN_AGAIN = {65, 66}
 
-# What the reading below asks for: so many bytes (positive), or to let so many pass unread (negative).
+# The parser's requests: a number of bytes to read (positive) or to skip (negative).
 _Steps = Iterator[int]
 Data = TypeVar("Data", bytes, memoryview)
 
 
 class RefusedError(ValueError):
-    """A board sent what no server of TVM's sends a client."""
+    """A board sent what no TVM server sends a client."""
 
 
 class FrameFilter:
-    """Reads along what one connection brings from a board. Not thread-safe.
+    """Parses one connection's bytes from a board. Not thread-safe.
 
-    Every frame is understood before its last byte is passed on, and TVM's client looks at none before it is whole.
+    A frame is parsed before its last byte is forwarded, and TVM's client parses only whole frames.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -57,10 +57,10 @@ class FrameFilter:
         self._wanted = next(self._steps)
 
     def __call__(self, data: Data) -> Data:
-        """The same bytes, to be passed on. Raises RefusedError, and EOFError where the board says goodbye."""
+        """Return the same bytes, to be forwarded. Raises RefusedError, and EOFError at the board's goodbye."""
         at, size = 0, len(data)
         while at < size:
-            if self._wanted < 0:  # let pass
+            if self._wanted < 0:  # skip
                 count = min(size - at, -self._wanted)
                 at += count
                 self._wanted += count
@@ -91,7 +91,7 @@ class FrameFilter:
             if size and self._field.startswith(_SERVER):
                 while True:
                     yield from self._read_frame()
-        # What was turned away or answered a fence has said all; with another key TVM would read on in its own way.
+        # A refused client or a fence ends here; with another key TVM would misread what follows.
         yield 1
         raise RefusedError("words after the end of a greeting")
 
@@ -121,7 +121,7 @@ class FrameFilter:
             raise RefusedError(f"an answer with {self._left} bytes to spare")
 
     def _read_return(self, count: int) -> _Steps:
-        """One value answers a call of TVM's own; a function's has its type before it, a tensor its handle behind."""
+        """One value answers TVM's own calls; a function's follows its type, a tensor precedes its handle."""
         if count == 1:
             yield from self._read_value(objects=True)
         elif count == 2:
@@ -150,7 +150,7 @@ class FrameFilter:
                 raise RefusedError("an object that is neither text nor bytes")
             yield from self._read_content()
         else:
-            # A function or a module would be a pointer of the board's choice, which the client follows.
+            # A function or a module would be an arbitrary pointer, which the client follows.
             raise RefusedError(f"a value of TVM's type {kind}")
 
     def _read_kind(self, wanted: int) -> _Steps:

@@ -1,6 +1,6 @@
-"""Host keys of boards: fingerprints, the farm's own known-hosts file, and what a key that does not match raises.
+"""Host keys of boards: fingerprints, the farm's own known-hosts file, and the errors for a mismatch.
 
-Asking a person whether a new key is right is the caller's business; nothing here talks to a board.
+The caller asks a person about a new key. Connects to nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%:-]*")
 
 
 class HostKeyError(PermanentError):
-    """A board's host key is not the pinned one. Never connected to: somebody else may have taken the address."""
+    """A board's host key is not the pinned one. Never connected to: another machine may have its address."""
 
 
 class UnknownHostKeyError(HostKeyError):
-    """First contact: nothing is pinned for this board. `key` is what it showed, for a person to confirm."""
+    """First contact: no key is pinned for this board. `key` is the one shown, for a person to confirm."""
 
     def __init__(self, message: str, hint: str = "", key: HostKey | None = None) -> None:
         super().__init__(message, hint)
@@ -39,7 +39,7 @@ class UnknownHostKeyError(HostKeyError):
 
 @dataclasses.dataclass(frozen=True)
 class HostKey:
-    """A public host key: its type as SSH names it, and its wire encoding (RFC 4253, section 6.6)."""
+    """A public host key: its SSH type, and its wire encoding (RFC 4253, section 6.6)."""
 
     kind: str
     blob: bytes = dataclasses.field(repr=False)
@@ -51,14 +51,14 @@ class HostKey:
 
     @classmethod
     def from_text(cls, text: str) -> HostKey:
-        """Read `ssh-ed25519 AAAA…`, as in a `.pub` file. Raises ValueError."""
+        """Parse `ssh-ed25519 AAAA…`, as in a `.pub` file. Raises ValueError."""
         kind, _, rest = text.strip().partition(" ")
         encoded = rest.split(" ")[0]
         try:
             blob = base64.b64decode(encoded, validate=True)
         except binascii.Error:
             raise ValueError("the key is not base64") from None
-        # The encoding begins with the type's length and the type itself.
+        # The encoding begins with the type's length and the type.
         name = kind.encode()
         if not name or blob[: 4 + len(name)] != len(name).to_bytes(4, "big") + name:
             raise ValueError(f"the key is not one of type {kind!r}")
@@ -75,7 +75,7 @@ def fingerprint(blob: bytes) -> str:
 
 
 def require_fingerprint(text: str) -> str:
-    """`text` as a fingerprint in OpenSSH's own spelling. Raises UsageError."""
+    """Normalise a fingerprint to OpenSSH's spelling. Raises UsageError."""
     if not _FINGERPRINT.fullmatch(text):
         raise UsageError(
             f"{text!r} is no fingerprint of a host key",
@@ -85,7 +85,7 @@ def require_fingerprint(text: str) -> str:
 
 
 def require_pinned(where: str, shown: HostKey, pinned: list[str]) -> None:
-    """Do nothing where `shown` has one of the `pinned` fingerprints; raise HostKeyError, or UnknownHostKeyError."""
+    """Require `shown` to have one of the `pinned` fingerprints. Raises HostKeyError, or UnknownHostKeyError."""
     if shown.fingerprint in pinned:
         return
     if not pinned:
@@ -98,7 +98,7 @@ def require_pinned(where: str, shown: HostKey, pinned: list[str]) -> None:
 
 
 def changed(where: str, shown: list[HostKey], pinned: list[str]) -> HostKeyError:
-    """The error for a board that shows other keys than the pinned ones. Names both."""
+    """The error for a board whose keys are not the pinned ones. Names both."""
     seen = ", ".join(f"{key.fingerprint} ({key.kind})" for key in shown)
     return HostKeyError(
         f"THE HOST KEY OF {where} HAS CHANGED: pinned is {', '.join(pinned)}, it shows {seen}",
@@ -108,26 +108,26 @@ def changed(where: str, shown: list[HostKey], pinned: list[str]) -> HostKeyError
 
 
 class KnownHosts:
-    """The farm's known-hosts file, in OpenSSH's format with plain names. Safe with several processes."""
+    """The farm's known-hosts file, in OpenSSH's format with plain names. Safe for concurrent processes."""
 
     def __init__(self, path: Path) -> None:
-        """`path` need not exist; it is made with the first key."""
+        """`path` need not exist; the first key creates it."""
         self.path = path
 
     def find(self, host: str, port: int) -> tuple[HostKey, ...]:
-        """The keys pinned for an address. Raises UsageError where the file cannot be read or understood."""
+        """The keys pinned for an address. Raises UsageError for an unreadable or invalid file."""
         name = _name(host, port)
         return tuple(key for names, key in self._entries() if name in names)
 
     def add(self, host: str, port: int, key: HostKey) -> None:
-        """Pin a key beside those that the address has already."""
+        """Pin a key beside those that the address already has."""
         if key in self.find(host, port):
             return
         with self._rewriting() as lines:
             lines.append(f"{_name(host, port)} {key.to_text()}")
 
     def remove(self, host: str, port: int) -> bool:
-        """Forget every key of an address; False where none was pinned."""
+        """Remove every key of an address; False if none was pinned."""
         name = _name(host, port)
         if not self.find(host, port):
             return False
@@ -141,7 +141,7 @@ class KnownHosts:
                 continue
             names, _, rest = line.strip().partition(" ")
             try:
-                # A marker such as @revoked or a hashed name would be skipped in silence otherwise.
+                # Markers such as @revoked and hashed names must not be skipped silently.
                 if names.startswith(("@", "|")):
                     raise ValueError("markers and hashed names are not taken here")
                 yield names.split(","), HostKey.from_text(rest)
@@ -160,10 +160,10 @@ class KnownHosts:
 
     @contextlib.contextmanager
     def _rewriting(self) -> Iterator[list[str]]:
-        """The lines, to be changed in place; written as a whole, under a lock, so that a reader sees old or new."""
+        """The lines, to be changed in place; written atomically under a lock."""
         folders.require_private(self.path.parent)
         with folders.open_private(Path(f"{self.path}.lock"), os.O_RDWR, "r+b") as lock:
-            # Held for the time of one small write, so that waiting needs no deadline.
+            # Held for one small write, so waiting needs no deadline.
             fcntl.flock(lock, fcntl.LOCK_EX)
             lines = self._read()
             yield lines
@@ -175,7 +175,7 @@ class KnownHosts:
 
 
 def _name(host: str, port: int) -> str:
-    """An address as known-hosts files spell it: `host`, or `[host]:port` for another port than 22."""
+    """An address in known-hosts spelling: `host`, or `[host]:port` for a port other than 22."""
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host!r} is no host name or address")
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"

@@ -1,7 +1,7 @@
 """A loopback relay that owns the bytes between a TVM client and an agent, so that the farm can cut a blocked call.
 
-TVM's client waits in C++ without a time-out. Closing the relay's sockets ends the wait with an error at once. Of what
-the board sends, only what `frames` lets through reaches the client.
+TVM's client waits in C++ without a timeout. Closing the relay's sockets ends the wait with an error at once. From the
+board, only what `frames` accepts reaches the client.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from types import TracebackType
 
 from farm.connectivity.frames import FrameFilter, RefusedError
 
-# The agent accepts at once; then the client's connection is closed.
+# The agent accepts at once; after this the client's connection is closed.
 CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 
 
 class Relay:
-    """Carries one connection. `address` is where the client connects to.
+    """Carries one connection. The client connects to `address`.
 
-    `board_ended` is set once the board hung up or could not be reached: before the client notices, and never because
-    the client left or `cut` was called. `refused` is what the board sent that no board sends, "" while all is well:
-    the connection was cut for it. `sent_bytes` is how much of what the client sent the board's side has taken.
+    `board_ended` is set once the board hung up or was unreachable: before the client notices, and never because the
+    client left or `cut` was called. `refused` describes an illegal frame from the board, for which the connection was
+    cut; "" for none. `sent_bytes` counts the client's bytes that the board's side has taken.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Listen on a free loopback port for the one connection that goes on to `host`:`port`."""
+        """Listen on a free loopback port for the one connection to forward to `host`:`port`."""
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self.address: tuple[str, int] = self._listener.getsockname()
@@ -41,7 +41,7 @@ class Relay:
         threading.Thread(target=self._serve, name="farm-relay", daemon=True).start()
 
     def cut(self) -> None:
-        """End the connection from both sides now. Safe to call twice and from any thread."""
+        """Close both sides now. Idempotent and thread-safe."""
         with self._lock:
             self._closed = True
             for sock in self._sockets:
@@ -59,12 +59,12 @@ class Relay:
         self.cut()
 
     def _serve(self) -> None:
-        """Connect both sides and carry what the board sends; the other direction has a thread of its own."""
+        """Connect both sides and carry the board's bytes; a thread carries the other direction."""
         try:
             client, _ = self._listener.accept()
-        except OSError:  # cut before anybody came
+        except OSError:  # cut before a client connected
             return
-        # Owned before the board answers: `cut` must free a client that waits for a board which never does.
+        # Registered before the board answers: `cut` must free a client of a board that never does.
         if not self._own(client):
             return
         try:
@@ -81,7 +81,7 @@ class Relay:
         self.cut()
 
     def _own(self, sock: socket.socket) -> bool:
-        """Take a socket into the set that `cut` closes; False, and closed at once, where that has happened already."""
+        """Add a socket to the set that `cut` closes; if already cut, close it and return False."""
         with self._lock:
             if self._closed:
                 sock.close()
@@ -105,7 +105,7 @@ class Relay:
             try:
                 board.sendall(view[:count])
                 self.sent_bytes += count
-            except OSError:  # a board that left is noticed on its way down
+            except OSError:  # `_carry_down` notices a board that left
                 break
         with contextlib.suppress(OSError):
             board.shutdown(socket.SHUT_WR)
@@ -125,7 +125,7 @@ class Relay:
             except EOFError:
                 self._end_by_board()
                 break
-            except RefusedError as error:  # said before the client notices that it was cut
+            except RefusedError as error:  # recorded before the client notices the cut
                 self.refused = str(error)
                 break
             except OSError:

@@ -1,4 +1,4 @@
-"""The services from a command's side: find those that run, start them for a while, or start and end them for good."""
+"""The services as seen by a command: find running ones, start them for a while or for good, and stop them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from farm.errors import DeadlineError, UnavailableError
 from farm.processes import children, home_log
 from farm.settings import Settings
 
-# Services load their modules and start the tracker in 2 s; a busy machine takes far longer.
+# Services load their modules and start the tracker in 2 s; a busy machine is far slower.
 START_TIMEOUT_S = 60.0
-# Ways are closed in parallel and take 5 s each at most; then what is left is ended.
+# Connections close in parallel, in up to 5 s each; after this the services are killed.
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.05
-# Beyond what a request itself may take: the answer of services on a busy machine.
+# Beyond a request's own time: the answer of services on a busy machine.
 _GRACE_S = 15.0
 
 
@@ -38,23 +38,23 @@ class Services:
         self._control = ControlClient(info.control)
 
     def fetch_status(self) -> dict[str, Any]:
-        """Process, tracker and every board's way; plain JSON. Raises UnavailableError."""
+        """Status of process, tracker and connections; plain JSON. Raises UnavailableError."""
         return dict(self._control.ask("status", _GRACE_S + 30.0))
 
     def probe(self, names: Collection[str], timeout_s: float) -> list[dict[str, Any]]:
-        """Probe boards as soon as they can be reached; a report for each, `skipped` where that took too long.
+        """Probe boards as soon as they are reachable; return a report for each, `skipped` for one that took too long.
 
-        Raises UsageError for a board that is not registered, UnavailableError.
+        Raises UsageError for an unregistered board, UnavailableError.
         """
         answer = self._control.ask("probe", timeout_s + _GRACE_S, boards=list(names), timeout_s=timeout_s)
         return list(answer)
 
     def retry(self, names: Collection[str]) -> None:
-        """Connect to boards anew, as after a host key was confirmed."""
+        """Reconnect to boards, as after a host key was confirmed."""
         self._control.ask("retry", _GRACE_S, boards=list(names))
 
     def wait_reachable(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """Wait until a board's agent can be reached; returns its part of the status.
+        """Wait until a board's agent is reachable; return its part of the status.
 
         Raises DeadlineError with the reason.
         """
@@ -69,18 +69,18 @@ class Services:
             time.sleep(_LOOK_S * 4)
 
     def stay(self, take_over: bool | None = None) -> dict[str, Any]:
-        """Have them stay up for all boards, whoever started them; `take_over`: whether they have campaigns go on whose
-        engine was killed, None to leave that as it is.
+        """Keep them running for all boards. `take_over`: whether they resume campaigns of killed engines; None leaves
+        that as it is.
         """
         return dict(self._control.ask("stay", _GRACE_S + 30.0, take_over=take_over))
 
     def hold(self, boards: Collection[str] | None) -> tuple[socket.socket, dict[str, Any]]:
-        """Keep them up, for these boards at least, as long as the socket is open."""
+        """Keep them running, for these boards at least, while the socket is open."""
         sock, status = self._control.hold("need", _GRACE_S + 30.0, boards=None if boards is None else list(boards))
         return sock, dict(status)
 
     def stop(self) -> None:
-        """Tell them to end, and wait; what does not end is killed. Raises DeadlineError where that fails too."""
+        """Stop them and wait; kill what does not end. Raises DeadlineError if that fails too."""
         process = _find_process(self.info.pid)
         with contextlib.suppress(UnavailableError):
             self._control.ask("stop")
@@ -88,13 +88,13 @@ class Services:
             return
         if _wait_gone(process, STOP_TIMEOUT_S):
             return
-        process.send_signal(signal.SIGKILL)  # its children follow it
+        process.send_signal(signal.SIGKILL)  # its children die with it
         if not _wait_gone(process, 5.0):
             raise DeadlineError(f"the farm's services (pid {process.pid}) do not end")
 
 
 def find_services(settings: Settings) -> Services | None:
-    """The services of this FARM_HOME, or None where none run."""
+    """The services of this FARM_HOME; None if none run."""
     info = find_running(settings.home_path)
     return None if info is None else Services(info)
 
@@ -103,10 +103,10 @@ def find_services(settings: Settings) -> Services | None:
 def using_services(
     settings: Settings, boards: Collection[str] | None = None, note: Callable[[str], None] = lambda text: None
 ) -> Iterator[Services]:
-    """The services, for the block at least: those that run, else our own for these boards (None: all).
+    """The services, for the block at least: running ones, else private ones for these boards (None: all).
 
-    `note` is told when they have to be started. Raises UsageError for a board that is not registered,
-    UnavailableError, DeadlineError.
+    `note` is called if they have to be started. Raises UsageError for an unregistered board, UnavailableError,
+    DeadlineError.
     """
     services, sock = _hold(settings, boards, note)
     try:
@@ -118,7 +118,7 @@ def using_services(
 
 
 def start_services(settings: Settings, take_over: bool | None = None) -> tuple[Services, bool]:
-    """Services that stay; returns them and whether they had to be started. `take_over`: see `Services.stay`.
+    """Services that stay; return them and whether they had to be started. `take_over`: see `Services.stay`.
 
     Raises UnavailableError, DeadlineError.
     """
@@ -143,7 +143,7 @@ def _hold(
 
 
 def _end_unused(settings: Settings, process: subprocess.Popen[bytes]) -> None:
-    """End services that we started and do not come to use; not where another command has found them meanwhile."""
+    """End services that this command started and did not use, unless another command has found them meanwhile."""
     with contextlib.suppress(UnavailableError):
         services = find_services(settings)
         if services is not None and services.info.pid == process.pid:
@@ -162,7 +162,7 @@ def _hold_soon(
     note: Callable[[str], None],
     started: list[subprocess.Popen[bytes]],
 ) -> tuple[Services, socket.socket]:
-    """Hold services as soon as there are any; those that have to be started are appended to `started`."""
+    """Hold services as soon as they run; append a process started here to `started`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     process = None
     while True:
@@ -185,7 +185,7 @@ def _hold_soon(
 
 
 def _spawn(settings: Settings, options: list[str]) -> subprocess.Popen[bytes]:
-    """Start the process on its own feet: it ends when nobody needs it, not when we do."""
+    """Start the process detached: it ends when no command needs it, not with this one."""
     return children.start_for_home(settings.home_path, ["farm.services", *options], "services.out")
 
 
@@ -194,7 +194,7 @@ def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Service
     while time.monotonic() < deadline:
         services = find_services(settings)
         if services is not None:
-            # Just after those of before were killed, what is found may still be theirs.
+            # Right after a kill, the state found may still be the killed one's.
             with contextlib.suppress(UnavailableError):
                 services.stay()
                 return services
@@ -205,7 +205,7 @@ def _wait_ready(settings: Settings, process: subprocess.Popen[bytes]) -> Service
 
 
 def _wait_released(settings: Settings, services: Services) -> None:
-    """Wait for services that end with us, so that nothing of a command is left when it returns."""
+    """Wait for services that end with this command, so that nothing is left when it returns."""
     process = _find_process(services.info.pid)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while process is not None and time.monotonic() < deadline:
@@ -213,7 +213,7 @@ def _wait_released(settings: Settings, services: Services) -> None:
             return
         with contextlib.suppress(UnavailableError, psutil.Error):
             status = services.fetch_status()
-            if status["stays"] or status["held_by"]:  # somebody else needs them now
+            if status["stays"] or status["held_by"]:  # another command needs them now
                 return
         time.sleep(_LOOK_S)
 

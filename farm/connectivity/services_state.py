@@ -1,7 +1,7 @@
-"""Which process is the farm's services, and where it answers: a lock and a small file under FARM_HOME. The means are
-those of any process that there is once per FARM_HOME (`is_locked`, `hold_lock`, `write_whole`).
+"""The farm's services of a FARM_HOME: a lock, and a small file with their address. `is_locked`, `hold_lock` and
+`write_whole` serve any process that is unique per FARM_HOME.
 
-The lock is the truth, because the kernel lets go of it whatever happens to its holder; the file only says where to ask.
+The lock is authoritative, because the kernel releases it with its holder; the file only holds the address.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from farm.errors import BoardUnsafeError, FarmError, PermanentError, TransientEr
 from farm.processes.listening import accept_clients, start_thread
 
 MAX_LINE_BYTES = 16 << 20
-# A request is sent as one line at once; whoever does not is no client of ours.
+# A client sends its request as one line at once; any other connection is foreign.
 _READ_TIMEOUT_S = 5.0
 
-# The errors that cross the socket under their own name; any other arrives as PermanentError.
+# Errors that cross the socket with their class; any other becomes PermanentError.
 _ERRORS: dict[str, type[FarmError]] = {
     kind.__name__: kind for kind in (UsageError, TransientError, UnavailableError, BoardUnsafeError, PermanentError)
 }
@@ -37,7 +37,7 @@ Handle = Callable[[str, Mapping[str, Any]], Any]
 
 
 class ControlServer:
-    """Answers on `path` until `close`; each request on a thread of its own."""
+    """Answers on `path` until `close`, each request in a thread."""
 
     def __init__(self, path: Path, handle: Handle, on_release: Callable[[], None]) -> None:
         """`handle` gets a verb and its arguments and returns plain JSON, or raises FarmError; it must be thread-safe.
@@ -56,12 +56,12 @@ class ControlServer:
 
     @property
     def holds(self) -> int:
-        """How many commands need the services now."""
+        """The number of commands that need the services now."""
         with self._lock:
             return len(self._holds)
 
     def close(self) -> None:
-        """Stop listening and let go of everybody."""
+        """Stop listening and disconnect all clients."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -92,7 +92,7 @@ class ControlServer:
         try:
             self._reply(sock, verb, request)
             sock.settimeout(None)
-            sock.recv(1)  # nothing more is said; this ends when the holder does
+            sock.recv(1)  # the holder sends nothing more; this ends with it
         finally:
             with self._lock:
                 self._holds.discard(sock)
@@ -112,13 +112,13 @@ class ControlServer:
 
 
 class ControlClient:
-    """Asks services that listen on `path`."""
+    """A client of the services that listen on `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def ask(self, verb: str, within_s: float = 10.0, **arguments: Any) -> Any:
-        """One request. Raises what the services raised, UnavailableError where they do not answer in time."""
+        """Send one request. Raises the services' error, UnavailableError without an answer in time."""
         with self._open(within_s) as sock:
             return self._exchange(sock, verb, arguments)
 
@@ -155,7 +155,7 @@ class ControlClient:
 
 
 def read_line(sock: socket.socket) -> bytes:
-    """Bytes up to a newline, without it. Raises EOFError, ValueError for a line that does not end."""
+    """Bytes up to a newline, without it. Raises EOFError, ValueError for an endless line."""
     data = bytearray()
     while not data.endswith(b"\n"):
         if len(data) > MAX_LINE_BYTES:
@@ -168,15 +168,15 @@ def read_line(sock: socket.socket) -> bytes:
 
 
 _LOCK, _FILE = "services.lock", "services.json"
-# Whoever only looks (`is_locked`) has the lock for microseconds.
+# `is_locked` holds the lock for microseconds.
 _LOCK_TRIES = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class ServicesInfo:
-    """Where running services answer. `control` is the path of a Unix socket, `started_at` seconds since the epoch.
+    """The address of running services. `control` is the path of a Unix socket, `started_at` seconds since the epoch.
 
-    `metrics` is where Prometheus may look, None where nothing is exported.
+    `metrics` is Prometheus' target, None without an exporter.
     """
 
     pid: int
@@ -187,7 +187,7 @@ class ServicesInfo:
 
 
 def find_running(home: Path) -> ServicesInfo | None:
-    """The services of this FARM_HOME, or None where none run or they are not ready yet."""
+    """The services of this FARM_HOME; None if none run or they are not ready."""
     return _read(home) if is_held(home) else None
 
 
@@ -207,18 +207,18 @@ def _read(home: Path) -> ServicesInfo | None:
 
 
 def is_held(home: Path) -> bool:
-    """Whether some process is the services of this FARM_HOME, ready or not."""
+    """Whether a process is the services of this FARM_HOME, ready or not."""
     return is_locked(home / _LOCK)
 
 
 def was_killed(home: Path) -> bool:
-    """Whether the last services of this FARM_HOME ended without a farewell: their file is there, nobody holds it."""
+    """Whether the last services of this FARM_HOME were killed: their file exists, but no process holds the lock."""
     return (home / _FILE).exists() and not is_held(home)
 
 
 @contextlib.contextmanager
 def services_lock(home: Path) -> Iterator[None]:
-    """Be the services of this FARM_HOME for the block. Raises UnavailableError where another process is."""
+    """Be the services of this FARM_HOME for the block. Raises UnavailableError if another process is."""
     with hold_lock(home / _LOCK, "the farm's services run already", "`farm status` shows them, `farm down` ends them."):
         _remove_left(home)
         try:
@@ -228,7 +228,7 @@ def services_lock(home: Path) -> Iterator[None]:
 
 
 def _remove_left(home: Path) -> None:
-    """Remove what services that were killed left: their file, and their socket with the folder that it is alone in."""
+    """Remove the file and the socket folder of killed services."""
     if (left := _read(home)) is not None:
         control = Path(left.control)
         with contextlib.suppress(OSError):
@@ -238,12 +238,12 @@ def _remove_left(home: Path) -> None:
 
 
 def publish(home: Path, info: ServicesInfo) -> None:
-    """Say where the services answer; in one step, so that nobody reads half of it."""
+    """Publish the services' address atomically."""
     write_whole(home / _FILE, json.dumps(dataclasses.asdict(info)))
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock at `path`."""
+    """Whether a process holds the lock at `path`."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -256,9 +256,9 @@ def is_locked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
-    """Hold the lock at `path` for the block. Raises UnavailableError with these words where another process does."""
+    """Hold the lock at `path` for the block. Raises UnavailableError with these words if another process does."""
     folders.require_private(path.parent)
-    # Who can open it can hold it.
+    # A process that can open it can lock it.
     with folders.open_private(path, os.O_RDWR, "r+b") as file:
         for _ in range(_LOCK_TRIES):
             try:
@@ -272,7 +272,7 @@ def hold_lock(path: Path, refusal: str, hint: str) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file of mode 0600 in one step: a reader sees the old text or the new."""
+    """Write a file of mode 0600 atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with folders.open_private(part, os.O_WRONLY | os.O_TRUNC, "w") as file:
         file.write(text)

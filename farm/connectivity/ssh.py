@@ -1,7 +1,7 @@
 """One SSH connection to a board: opened with a pinned host key and a user key, watched, with a deadline on every call.
 
-What it carries is elsewhere: forwards in `tunnels.py`, files in `ssh_files.py`, coming back after a loss in
-`board_link.py`. No child process is started here, so nobody's PR_SET_PDEATHSIG hangs on one of these threads.
+Forwards are in `tunnels.py`, files in `ssh_files.py`, reconnection in `board_link.py`. This module starts no child
+process, so that no PR_SET_PDEATHSIG depends on its threads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from farm.connectivity.ssh_socket import WatchedSocket
 from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError
 
 _CHUNK = 1 << 16
-# A program left running in the background may hold the output open for ever after the command has ended.
+# A background program may hold the output open for ever after the command has ended.
 _LINGER_S = 0.5
-# Far above what comes between two looks; a board that says more is cut off.
+# Far more than arrives between two reads; a board that sends more is cut off.
 _PASSED_BYTES = 64 << 20
 
 
@@ -41,9 +41,9 @@ class Output:
 
 
 def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> Output:
-    """Read until the command has ended and its output too. `deadline` is monotonic.
+    """Read until the command and its output have ended. `deadline` is monotonic.
 
-    Raises TimeoutError, and PermanentError where a stream is longer than `max_bytes`.
+    Raises TimeoutError, and PermanentError for a stream longer than `max_bytes`.
     """
     out, err = bytearray(), bytearray()
     ended_at: float | None = None
@@ -51,7 +51,7 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while True:
-        # Looked at first: what came before the end is read after it.
+        # Checked first, so that output before the end is still read.
         ended = channel.exit_status_ready()
         closed = channel.closed or channel.eof_received
         moved = _drain(channel, out, err, max_bytes)
@@ -64,7 +64,7 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
         elif now > deadline:
             raise TimeoutError
         if closed:
-            # Nothing more will be printed; the descriptor is readable for good.
+            # No more output; the descriptor stays readable.
             channel.status_event.wait(max(0.0, min(0.1, deadline - now)))
         else:
             poll.poll(10 if ended else max(0, min(100, int(1000 * (deadline - now)))))
@@ -72,8 +72,8 @@ def read_output(channel: paramiko.Channel, deadline: float, max_bytes: int) -> O
 
 
 def pass_output(channel: paramiko.Channel, take: Callable[[bytes, bytes], None]) -> int | None:
-    """Give `take` what comes on both streams, as it comes, until the command has ended; returns its exit code, None
-    where the connection ended first.
+    """Pass both streams to `take` as they arrive, until the command has ended; return its exit code, None if the
+    connection ended first.
     """
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
@@ -106,13 +106,13 @@ def _exit_code(channel: paramiko.Channel) -> int | None:
     if not channel.exit_status_ready():
         return None
     code = channel.recv_exit_status()
-    # paramiko's word for "no status was sent": a signal ended the command, or the connection ended.
+    # paramiko reports a missing status, of a killed command or a lost connection, as -1.
     return code if code >= 0 else None
 
 
 # For sshd to open a channel or a forward.
 CHANNEL_TIMEOUT_S = 5.0
-# A dead peer is noticed after this and `SILENCE_S`: 8 s.
+# A dead peer is noticed after this plus `SILENCE_S`: 8 s.
 KEEPALIVE_S = 2.0
 MAX_OUTPUT_BYTES = 1 << 20
 # sshd's MaxSessions is 10 by default; commands and SFTP count, forwards do not.
@@ -122,7 +122,7 @@ ServeChannel = Callable[[paramiko.Channel], None]
 
 
 class ExecResult(NamedTuple):
-    """What a command ended with. `code` is 128 plus the signal's number where one ended it, as shells say."""
+    """A command's result. `code` is 128 plus the signal's number for a killed one, as in shells."""
 
     code: int
     out: bytes
@@ -130,7 +130,7 @@ class ExecResult(NamedTuple):
 
 
 class SshConnection(Closing):
-    """An authenticated connection. Thread-safe. `lost` is set once it has ended, `reason` says why."""
+    """An authenticated connection. Thread-safe. `lost` is set once it has ended, with the `reason`."""
 
     def __init__(self, address: SshAddress, transport: Transport, sock: WatchedSocket) -> None:
         """Use `connect`."""
@@ -141,7 +141,7 @@ class SshConnection(Closing):
         self._sock = sock
         self._closed = False
         self._serving: dict[int, ServeChannel] = {}
-        # paramiko has one place for the answer to a global request.
+        # paramiko stores one answer to a global request at a time.
         self._asking = threading.Lock()
         self._sessions = threading.BoundedSemaphore(_MAX_SESSIONS)
         transport.on_end = self._note_end
@@ -156,37 +156,36 @@ class SshConnection(Closing):
     ) -> SshConnection:
         """Connect, check the host key, then log in with the user key and nothing else.
 
-        Raises UsageError (key file, fingerprint), DeadlineError (nobody answers, or hangs), TransientError (refused,
-        no route, hung up), UnknownHostKeyError (nothing pinned), HostKeyError (another key), PermanentError (login
-        refused).
+        Raises UsageError (key file, fingerprint), DeadlineError (no answer, or hangs), TransientError (refused, no
+        route, hung up), UnknownHostKeyError (none pinned), HostKeyError (another key), PermanentError (login refused).
         """
         transport, sock = ssh_handshake.log_in(address, known_hosts, timeout_s)
         return cls(address, transport, sock)
 
     @property
     def peer_name(self) -> str:
-        """The board's sshd in its own words, for reports."""
+        """The version string of the board's sshd."""
         return self._transport.remote_version
 
     def open_to(self, port: int, timeout_s: float = CHANNEL_TIMEOUT_S) -> paramiko.Channel:
-        """A channel to a port on the board's loopback. Raises TransientError, PermanentError, as `connect` else."""
+        """Open a channel to a loopback port of the board. Raises TransientError, PermanentError, else as `connect`."""
         with self._translated(f"port {port} of the board", timeout_s):
             return self._transport.open_channel(
                 "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=timeout_s
             )
-        raise AssertionError  # unreachable: `_translated` swallows nothing
+        raise AssertionError  # unreachable: `_translated` never swallows an exception
 
     def listen(self, port: int, serve: ServeChannel, timeout_s: float = CHANNEL_TIMEOUT_S) -> int:
-        """Have the board listen on its loopback; `serve` gets each connection and must not block. Returns the port.
+        """Make the board listen on its loopback; `serve` gets each connection and must not block. Returns the port.
 
-        `port` 0 lets the board choose. Raises TransientError where the port is taken there, BoardLostError.
+        `port` 0 lets the board choose. Raises TransientError for a taken port, BoardLostError.
         """
         # paramiko waits for this answer without a deadline.
         timer = threading.Timer(timeout_s, self._abort, (f"it did not answer a forward within {timeout_s:g} s",))
         timer.daemon = True
         with self._asking:
             timer.start()
-            # Whoever waits for the port connects at once, maybe before the answer is read.
+            # A program on the board may connect at once, even before the answer is read.
             self._serving[port] = serve
             try:
                 self._sock.expect_answer()
@@ -205,14 +204,14 @@ class SshConnection(Closing):
         return int(got)
 
     def exec(self, command: str, timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES) -> ExecResult:
-        """Run a command by the board's shell and wait for its end; a failing command is a result, not an error.
+        """Run a command in the board's shell and wait for its end; a failing command is a result, not an error.
 
-        Raises DeadlineError after `timeout_s` (the board ends the command soon after, by itself if we are gone),
-        PermanentError where it prints more than `max_bytes` to either stream, BoardLostError.
+        Raises DeadlineError after `timeout_s` (the board then ends the command, even without this process),
+        PermanentError if it prints more than `max_bytes` to either stream, BoardLostError.
         """
         deadline = time.monotonic() + timeout_s
-        # sshd leaves a command running when its channel closes; only the board can be sure to end it.
-        # The outer shell has to stay, to say of a signal what it says of one.
+        # sshd leaves a command running when its channel closes, so the board must end it. The outer shell stays, to
+        # turn a signal into an exit code.
         wrapped = f"timeout -k 2 {int(timeout_s) + 2} sh -c {shlex.quote(command)}; exit $?"
         what = f"the command {shorten(command)!r}"
         with self.session(what, timeout_s) as channel, self._translated(what, timeout_s):
@@ -227,10 +226,10 @@ class SshConnection(Closing):
         raise AssertionError
 
     def stream(self, command: str, take: Callable[[bytes, bytes], None], start_timeout_s: float) -> int:
-        """Run a command by the board's shell and give `take` what it prints on both streams, as it comes, however long
-        that lasts; returns its exit code. Its standard input ends when we let go of it, or are gone.
+        """Run a command in the board's shell and pass both output streams to `take` as they arrive, for any duration;
+        return its exit code. Its standard input ends with this call, or this process.
 
-        Raises DeadlineError where it has not begun within `start_timeout_s`, BoardLostError.
+        Raises DeadlineError if it has not started within `start_timeout_s`, BoardLostError.
         """
         what = f"the command {shorten(command)!r}"
         with self.session(what, start_timeout_s) as channel, self._translated(what, start_timeout_s):
@@ -262,7 +261,7 @@ class SshConnection(Closing):
             self._sessions.release()
 
     def close(self, reason: str = "closed by us") -> None:
-        """End it, and with it every channel. Safe to call twice and from any thread; blocks for 2 s at most."""
+        """End it with all channels. Idempotent and thread-safe; blocks for up to 2 s."""
         self._closed = True
         self._abort(reason)
         for thread in (self._transport, self._keeper):
@@ -274,7 +273,7 @@ class SshConnection(Closing):
         hang_up(self._sock)
 
     def _note_end(self) -> None:
-        """Called on paramiko's thread, its last act."""
+        """Record the end; paramiko's thread calls this last."""
         if not self.reason:
             cause = self._transport.get_exception()
             self.reason = str(cause.args[-1]) if isinstance(cause, OSError) and cause.args else "the board hung up"
@@ -282,7 +281,7 @@ class SshConnection(Closing):
 
     def _keep_alive(self) -> None:
         while True:
-            # Exactly when it is due, or a dead peer would be found up to one period later.
+            # Exactly when due, or a dead peer would be found up to one period later.
             due_s = self._sock.heard_at + KEEPALIVE_S - time.monotonic()
             if self.lost.wait(max(0.05, due_s)):
                 return
@@ -290,26 +289,26 @@ class SshConnection(Closing):
                 continue
             with self._asking, contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 self._sock.expect_answer()
-                # Refused by every server, which is an answer. Ends when the connection does, at the latest.
+                # Every server refuses it, which is an answer. Ends with the connection at the latest.
                 self._transport.global_request("keepalive@openssh.com", wait=True)
 
     def _dispatch(self, channel: paramiko.Channel, origin: tuple[str, int], server: tuple[str, int]) -> None:
-        """Called on paramiko's thread for each connection to a port that the board listens on for us."""
+        """Serve a connection to a port that the board listens on; called on paramiko's thread."""
         serve = self._serving.get(server[1])
         if serve is not None:
             serve(channel)
-        else:  # it came before `listen` had the answer; whoever connects tries again
+        else:  # it came before `listen` had the answer; the client retries
             threading.Thread(target=channel.close, name="farm-ssh-refuse", daemon=True).start()
 
     def _require_alive(self) -> None:
         if not self._transport.is_active():
-            # The thread says why in its last act.
+            # Its thread records the reason last.
             self.lost.wait(JOIN_S)
             raise BoardLostError(f"the connection to {self.address} ended: {self.reason}")
 
     @contextlib.contextmanager
     def _translated(self, what: str, timeout_s: float) -> Iterator[None]:
-        """Turn paramiko's errors into ours."""
+        """Translate paramiko's errors."""
         self._require_alive()
         try:
             yield
@@ -323,7 +322,7 @@ class SshConnection(Closing):
             raise TransientError(f"{self.address} cannot open {what}: {error.text}") from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             if isinstance(error, EOFError | ConnectionError):
-                # Nothing can be sent any more, of which the thread that listens may not have heard yet.
+                # The reading thread may not have noticed the end yet.
                 self._abort("the board hung up")
                 self.lost.wait(JOIN_S)
             self._require_alive()
@@ -333,6 +332,6 @@ class SshConnection(Closing):
 
 
 def shorten(command: str) -> str:
-    """A command as messages quote it: one line, 60 characters."""
+    """Shorten a command for messages: one line, 60 characters."""
     line = " ".join(command.split())
     return line if len(line) <= 60 else line[:59] + "…"

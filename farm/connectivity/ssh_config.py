@@ -1,6 +1,6 @@
-"""What the user's own OpenSSH configuration says of a host: its address, user, port, keys and the hosts on the way.
+"""A host's settings in the user's OpenSSH configuration: address, user, port, keys and jump hosts.
 
-OpenSSH's client is asked (`ssh -G`) where it is installed, else paramiko reads the file. Nothing here connects.
+Asks OpenSSH's client (`ssh -G`) if installed, else paramiko reads the file. Connects to nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KNOWN_CRITERIA = frozenset({"all", "host", "originalhost", "localuser"})
 
 @dataclasses.dataclass(frozen=True)
 class ConfigLine:
-    """One line that says something."""
+    """One effective line."""
 
     path: Path
     number: int
@@ -40,13 +40,13 @@ class ConfigLine:
 
     @property
     def words(self) -> list[str]:
-        """The line's words in lower case, without what OpenSSH may take away: quotes, backslashes, `=`."""
+        """The line's words in lower case, without quotes, backslashes and `=`, which OpenSSH may strip."""
         plain = re.sub(r"[\"'\\]", "", self.text).lower()
         return [word for word in re.split(r"[\s=,]+", plain) if word] or [""]
 
     @property
     def keyword(self) -> str:
-        """What the line sets."""
+        """The option that the line sets."""
         return self.words[0]
 
     @property
@@ -60,7 +60,7 @@ class ConfigLine:
 
 
 def require_no_programs(path: Path) -> None:
-    """Refuse a configuration with `Match exec`, in `path` or in what it includes: reading it would run a program.
+    """Refuse `Match exec` in `path` or its includes: reading it would run a program.
 
     Raises UsageError naming the line, also for an Include that cannot be followed.
     """
@@ -69,7 +69,7 @@ def require_no_programs(path: Path) -> None:
 
 
 def require_known(path: Path) -> None:
-    """Refuse a file with a line that the farm's own reader does not read as OpenSSH does. Raises UsageError."""
+    """Refuse a file with a line that the farm's own reader reads differently from OpenSSH. Raises UsageError."""
     for line in _read_file(path):
         _require_no_program(line)
         if what := _find_unknown(line):
@@ -94,7 +94,7 @@ def _find_unknown(line: ConfigLine) -> str:
     if keyword == "hostname" and "%" in value.replace("%h", ""):
         return f"{value!r} with tokens"
     if keyword == "match":
-        # A criterion has one value, but for `all`, which stands alone.
+        # A criterion has one value, except `all`, which stands alone.
         words = re.findall(r'(?:"[^"]*"|[^\s"=])+', value)
         for word in words if "all" in line.words else words[::2]:
             if word.lower().lstrip("!") not in _KNOWN_CRITERIA:
@@ -118,31 +118,31 @@ def _read_file(path: Path) -> Iterator[ConfigLine]:
         if not stat.S_ISREG(status.st_mode):
             if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
                 raise UsageError(f"{path} is not a file", "OpenSSH's configuration is read more than once.")
-            return  # a folder or /dev/null, of which OpenSSH reads nothing
+            return  # a folder or /dev/null: OpenSSH reads nothing from it
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return  # what cannot be opened OpenSSH passes over as well
+        return  # OpenSSH skips unreadable files as well
     for number, line in enumerate(text.split("\n"), 1):
         if (bare := line.strip()) and not bare.startswith("#"):
             yield ConfigLine(path, number, bare)
 
 
 def _find_included(line: ConfigLine) -> Iterator[Path]:
-    """The files of an Include, as OpenSSH finds them: `~` is the home of the user database, whatever HOME says."""
+    """The files of an Include, as OpenSSH finds them: `~` is the home in the user database, not HOME."""
     if not line.text.lower().startswith("include") or re.search(r"[%'\\]", line.value):
         what = "this Include cannot be followed by the farm"
         raise line.refuse(what, "Write its path out, without tokens and single quotes.")
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     for quoted, plain in _PARTS.findall(line.value):
         named = quoted or plain
-        for pattern in {named, os.path.expandvars(named)}:  # releases before 9.9 know no variables here
+        for pattern in {named, os.path.expandvars(named)}:  # releases before 9.9 have no variables here
             whole = home / pattern[2:] if pattern.startswith("~/") else home / ".ssh" / pattern
             yield from map(Path, sorted(glob.glob(str(whole))))  # noqa: PTH207 - the pattern may be absolute
 
 
-# ssh_config(5): more hosts on the way than this are a circle.
+# ssh_config(5): more jump hosts than this are a loop.
 _MOST_JUMPS = 8
-# `ssh -G` answers within 10 ms; with CanonicalizeHostname it asks a name server.
+# `ssh -G` answers within 10 ms; with CanonicalizeHostname it queries a name server.
 _ASK_TIMEOUT_S = 20.0
 _JUMP = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:@]+))(?::(?P<port>\d+))?")
 _TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
@@ -150,9 +150,9 @@ _TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class HostConfig:
-    """What holds for one alias; empty where the configuration does not say.
+    """The settings for one alias; empty if not configured.
 
-    `agent` is the path of the socket of the running agent. `jumps` are as OpenSSH writes them, `[user@]host[:port]`.
+    `agent` is the socket path of the running agent. `jumps` are in OpenSSH's form, `[user@]host[:port]`.
     """
 
     host: str
@@ -165,10 +165,10 @@ class HostConfig:
 
 
 def find_host(alias: str, path: Path, user: str = "", port: int | None = None) -> HostConfig:
-    """What the file at `path`, and what it includes, say of a host that `user` logs in to at `port`, where given.
+    """The settings in the file at `path`, and its includes, for a host, with `user` and `port` if given.
 
-    Where there is no file, the alias is the host's name. Raises UsageError for a file that cannot be understood, and
-    for what is not taken over: `Match exec` and `ProxyCommand` run programs. Raises DeadlineError.
+    Without a file, the alias is the host's name. Raises UsageError for an invalid file, and for unsupported options:
+    `Match exec` and `ProxyCommand` run programs. Raises DeadlineError.
     """
     if not path.exists():
         return HostConfig(alias, agent=_find_agent(""))
@@ -184,7 +184,7 @@ def find_host(alias: str, path: Path, user: str = "", port: int | None = None) -
 
 
 def _ask(program: str, path: str, alias: str, user: str, port: int | None) -> dict[str, list[str]] | None:
-    """What `ssh -G` prints, by keyword; None where this `ssh` is not OpenSSH's, or the user has no name."""
+    """The output of `ssh -G`, by keyword; None if this `ssh` is not OpenSSH's, or the user has no name."""
     command = [program, "-G", "-F", path, *(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
     try:
         done = subprocess.run(
@@ -234,7 +234,7 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
     def expand(text: str) -> str:
         return _expand(text, tokens, f"{path}: {alias}")
 
-    # Those that OpenSSH takes where none is named are the farm's to choose.
+    # OpenSSH's default keys are the farm's to choose.
     keys = said.get("identityfile", [])
     keys = [] if keys == usual_keys else [key for key in keys if key.lower() != "none"]
     return HostConfig(
@@ -249,7 +249,7 @@ def _from_openssh(alias: str, path: Path, said: dict[str, list[str]], usual_keys
 
 
 def _expand(text: str, tokens: dict[str, str], where: str) -> str:
-    """Replace tokens (`%d`) and variables (`${NAME}`), as OpenSSH does. Raises UsageError."""
+    """Expand tokens (`%d`) and variables (`${NAME}`), as OpenSSH does. Raises UsageError."""
 
     def replace(match: re.Match[str]) -> str:
         token, variable = match.groups()
@@ -295,12 +295,12 @@ def _split_jumps(text: str) -> tuple[str, ...]:
 
 
 def split_jump(text: str) -> tuple[str, str, int | None]:
-    """User, host and port of `[user@]host[:port]`, an IPv6 address in brackets; "" and None where it does not say.
+    """User, host and port of `[user@]host[:port]`, an IPv6 address in brackets; "" and None if missing.
 
     Raises UsageError.
     """
     plain = text.removeprefix("ssh://").rstrip("/")
-    # An IPv6 address alone has no port.
+    # A bare IPv6 address has no port.
     match = _JUMP.fullmatch(re.sub(r"(^|@)([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[\w:.%]*)$", r"\1[\2]", plain))
     if match is None:
         raise UsageError(
@@ -310,7 +310,7 @@ def split_jump(text: str) -> tuple[str, str, int | None]:
 
 
 def name_login() -> str:
-    """Who logs in where nobody says: the user of this machine. Raises UsageError for one without a name."""
+    """The default login: the user of this machine. Raises UsageError for one without a name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError) as error:
@@ -318,7 +318,7 @@ def name_login() -> str:
 
 
 def require_depth(depth: int, alias: str) -> None:
-    """Refuse a way that goes on and on. Raises UsageError."""
+    """Refuse a loop of jump hosts. Raises UsageError."""
     if depth > _MOST_JUMPS:
         raise UsageError(f"the way to {alias} leads over more than {_MOST_JUMPS} hosts", "Its ProxyJump is a circle.")
 
@@ -333,7 +333,7 @@ def _find_agent(named: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _parse(path: Path, changed_ns: int, size: int) -> paramiko.SSHConfig:
-    """The file as it is now; read again once it has changed."""
+    """The parsed file; read again after a change."""
     del changed_ns, size
     try:
         return paramiko.SSHConfig.from_path(str(path))

@@ -1,4 +1,4 @@
-"""Files to and from a board by SFTP: checked by SHA-256, replaced in one step, and not sent where they are already."""
+"""File transfer by SFTP: verified by SHA-256, atomic, and skipped if the file is already there."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ import paramiko
 from farm.connectivity.ssh import SshConnection
 from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError, UsageError
 
-# What a transfer may take beyond its bytes: start SFTP, hash on both sides on a slow SD card.
+# A transfer's time beyond its bytes: start SFTP, hash on both sides on a slow SD card.
 _GRACE_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-# A board that writes out what it has taken so far answers nothing for long; a dead one is noticed by keepalives.
+# A board that flushes its cache is silent for long; keepalives notice a dead one.
 _REPLY_TIMEOUT_S = 60.0
-# For a short command on the board; hashing a file adds time by its size.
+# For a short command on the board; hashing adds time by size.
 _HASH_TIMEOUT_S = 10.0
 _HASH_BYTES_PER_S = 20e6
 _CHUNK = 1 << 20
 
 
 class Transfer(NamedTuple):
-    """What a transfer did: `moved` is False where an equal file was there. `size` in bytes."""
+    """The result of a transfer: `moved` is False if an equal file was there. `size` in bytes."""
 
     moved: bool
     size: int
@@ -40,18 +40,18 @@ class Transfer(NamedTuple):
 
 
 def plan_timeout_s(size: int) -> float:
-    """How long a transfer of `size` bytes may take by default."""
+    """The default time limit for a transfer of `size` bytes."""
     return _GRACE_S + size / _SLOWEST_BYTES_PER_S
 
 
 def put(
     connection: SshConnection, local: Path, remote: str, mode: int = 0o644, timeout_s: float | None = None
 ) -> Transfer:
-    """Make `remote` on the board equal to `local`; at every moment it is the old file or the new one, whole.
+    """Make `remote` on the board equal to `local`, atomically.
 
-    `remote` is absolute or below the login's home; its folder must be there. Raises UsageError (no such file here),
+    `remote` is absolute or below the login's home; its folder must exist. Raises UsageError (no such local file),
     PermanentError (board full, no permission, no folder), TransientError (arrived changed), DeadlineError,
-    BoardLostError. What a cut leaves is a hidden part file, which the next try overwrites.
+    BoardLostError. An aborted transfer leaves a hidden part file, which the next one overwrites.
     """
     began = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def put(
 
 
 def get(connection: SshConnection, remote: str, local: Path, timeout_s: float | None = None) -> Transfer:
-    """Make `local` equal to `remote` on the board, in one step. Raises what `put` raises."""
+    """Make `local` equal to `remote` on the board, atomically. Raises as `put`."""
     began = time.monotonic()
     allowed_s = _GRACE_S if timeout_s is None else timeout_s
     watch = _Watch(f"fetching {remote} from {connection.address}", began + allowed_s, allowed_s)
@@ -118,7 +118,7 @@ def fetch_sha256(connection: SshConnection, remote: str, size: int) -> str:
     """The SHA-256 of a file of `size` bytes, hashed on the board, in hexadecimal. Raises PermanentError."""
     command = f"sha256sum {_quote(remote)}"
     code, out, err = connection.exec(command, _HASH_TIMEOUT_S + size / _HASH_BYTES_PER_S)
-    # GNU's sha256sum puts a backslash before the sum where it had to escape the name.
+    # GNU's sha256sum writes a backslash before the sum of an escaped name.
     digest = out.decode("utf-8", "replace").lstrip("\\").partition(" ")[0]
     if code or len(digest) != 64:
         said = err.decode("utf-8", "replace").strip() or f"exit code {code}"
@@ -136,7 +136,7 @@ def hash_file(path: Path) -> str:
 
 
 class _Watch:
-    """The deadline of one transfer, and the meaning of what SFTP raises in it."""
+    """The deadline of one transfer, and the translation of SFTP's errors."""
 
     def __init__(self, what: str, deadline: float, timeout_s: float) -> None:
         self.what = what
@@ -148,13 +148,13 @@ class _Watch:
         self._timeout_s += seconds
 
     def tick(self, done: int, size: int) -> None:
-        """Called by paramiko after each piece."""
+        """Check the deadline; paramiko calls it after each piece."""
         if time.monotonic() > self._deadline:
             raise DeadlineError(f"{self.what} took more than {self._timeout_s:.0f} s ({done} of {size} bytes)")
 
     @contextlib.contextmanager
     def naming(self, connection: SshConnection, remote: str, size: int) -> Iterator[None]:
-        """Translate errors; `size` is what was to be written on the board."""
+        """Translate errors; `size` is the number of bytes for the board."""
         try:
             yield
         except (FarmError, _LocalDiskError):
@@ -163,7 +163,7 @@ class _Watch:
             self._require_connected(connection, error)
             raise DeadlineError(f"{self.what}: no answer for {_REPLY_TIMEOUT_S:g} s") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
-            # Whatever was going on when the connection ended, that is why it failed.
+            # A lost connection explains any other failure.
             self._require_connected(connection, error)
             self._raise_named(connection, remote, size, error)
 
@@ -178,18 +178,18 @@ class _Watch:
             raise PermanentError(f"there is no {where}, or no folder for it") from error
         if code == errno.EACCES:
             raise PermanentError(f"no permission for {where}", "Log in as another user than it or chown it.") from error
-        # SFTP has one word, "Failure", for a full disk and for much else (draft-ietf-secsh-filexfer-02, section 7).
+        # SFTP reports a full disk and much else as "Failure" (draft-ietf-secsh-filexfer-02, section 7).
         if size:
             _require_room(connection, posixpath.dirname(remote) or ".", size)
         raise PermanentError(f"{self.what} failed: {error}") from error
 
 
 class _LocalDiskError(PermanentError):
-    """Our own disk took no more."""
+    """The local disk is full."""
 
 
 class _Disk:
-    """A file here whose errors are not taken for the board's."""
+    """A local file whose errors are distinct from the board's."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -216,7 +216,7 @@ def _sftp(connection: SshConnection, watch: _Watch) -> Iterator[paramiko.SFTPCli
 
 
 def _find_size(sftp: paramiko.SFTPClient, remote: str) -> int | None:
-    """The size of a file on the board; None where there is none. Raises PermanentError for a folder."""
+    """The size of a file on the board; None if missing. Raises PermanentError for a folder."""
     try:
         status = sftp.stat(remote)
     except FileNotFoundError:
@@ -227,12 +227,12 @@ def _find_size(sftp: paramiko.SFTPClient, remote: str) -> int | None:
 
 
 def _require_room(connection: SshConnection, folder: str, size: int) -> None:
-    """Raise PermanentError where the file system of `folder` has fewer than `size` bytes, or no file, left."""
+    """Raise PermanentError if the file system of `folder` has less than `size` bytes, or no file, left."""
     name = _quote(folder)
     code, out, _ = connection.exec(f"df -Pk {name} && df -Pi {name}", _HASH_TIMEOUT_S)
     rows = [line.split() for line in out.decode("utf-8", "replace").splitlines()[1::2]]
     for fields, need, unit in zip(rows, (size / 1024, 1), ("KiB", "files"), strict=False):
-        # A file system without a fixed number of files has none in total and none left.
+        # A file system with dynamic inodes has none in total and none left.
         if code or len(fields) < 6 or not fields[3].isdigit() or (unit == "files" and fields[1] == "0"):
             continue
         if int(fields[3]) < need:
@@ -243,5 +243,5 @@ def _require_room(connection: SshConnection, folder: str, size: int) -> None:
 
 
 def _quote(remote: str) -> str:
-    """A path for the board's shell; never an option."""
+    """Quote a path for the board's shell; never an option."""
     return shlex.quote(remote if remote.startswith("/") else f"./{remote}")

@@ -1,6 +1,6 @@
-"""The beginning of an SSH connection: TCP, key exchange, the pinned host key, the login with a user key.
+"""The start of an SSH connection: TCP, key exchange, the pinned host key, the login with a user key.
 
-Every step has a deadline, and every way to fail an error that says what to do. What follows is in `ssh.py`.
+Every step has a deadline, and every failure an error with advice. `ssh.py` continues from there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 
 def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], None]) -> None:
-    """Own both from now on; `on_end` is called once, after they are closed. Two threads carry, one each way."""
+    """Join and own both; `on_end` is called once after they are closed. Two threads carry, one each way."""
     ended = threading.Lock()
 
     def end() -> None:
@@ -35,7 +35,7 @@ def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], N
             sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
             channel.close()
-        if not ended.acquire(blocking=False):  # the other direction ended before: both are done
+        if not ended.acquire(blocking=False):  # the other direction has ended: both are done
             sock.close()
             on_end()
 
@@ -56,9 +56,9 @@ def carry(sock: socket.socket, channel: paramiko.Channel, on_end: Callable[[], N
             end()
 
 
-# A thirtieth of a second between two processes here; not measured on a busy board, so generous.
+# Takes a thirtieth of a second between two local processes; not measured on a busy board, so generous.
 CONNECT_TIMEOUT_S = 15.0
-# How long a peer that was asked something may say nothing at all.
+# How long a peer may stay silent after a request.
 SILENCE_S = 6.0
 JOIN_S = 2.0
 
@@ -69,7 +69,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("rsa-sha2-512", "rsa-sha2-256"),
 )
 
-# paramiko prints tracebacks of what is raised here as an error of ours.
+# paramiko prints tracebacks of exceptions raised here.
 _LOG = "farm.connectivity.ssh.paramiko"
 logging.getLogger(_LOG).addHandler(logging.NullHandler())
 logging.getLogger(_LOG).propagate = False
@@ -77,11 +77,11 @@ logging.getLogger(_LOG).propagate = False
 
 @dataclasses.dataclass(frozen=True)
 class SshAddress:
-    """Where a board's sshd is and who we are there. `host_key`: the pinned fingerprint, or empty for the file's.
+    """A board's sshd and its login. `host_key`: the pinned fingerprint, or empty for the file's.
 
-    `host` is the name that the user gave and that keys are pinned by, `endpoint` the address behind it where that is
-    another; `jumps` are the hosts on the way, the nearest first. Besides `key_file` there are `more_keys` and those of
-    the `agent` whose socket that is, of the latter with `only_these_keys` none but the halves of the files.
+    Keys are pinned under `host`, the user's name for it; `endpoint` is the actual address if different. `jumps` are the
+    hosts on the way, nearest first. Besides `key_file` there are `more_keys` and the keys of the `agent` at that
+    socket; with `only_these_keys` only agent keys whose public half is in the files.
     """
 
     host: str
@@ -100,7 +100,7 @@ class SshAddress:
 
 
 class Transport(paramiko.Transport):
-    """Says when it has ended, however it ended."""
+    """A transport that reports its end, in every case."""
 
     def __init__(self, sock: WatchedSocket) -> None:
         super().__init__(sock)
@@ -112,14 +112,14 @@ class Transport(paramiko.Transport):
         try:
             super().run()
         finally:
-            # A timer of paramiko's, which would otherwise outlive a failed handshake.
+            # Stops paramiko's handshake timer, which would outlive a failed handshake.
             self.packetizer.complete_handshake()
             self.ended.set()
             self.on_end()
 
 
 def log_in(address: SshAddress, known_hosts: KnownHosts | None, timeout_s: float) -> tuple[Transport, WatchedSocket]:
-    """Connect, check the host key, log in. Raises what `SshConnection.connect` says."""
+    """Connect, check the host key, log in. Raises as `SshConnection.connect`."""
     deadline = time.monotonic() + timeout_s
     keys = load_user_keys((address.key_file, *address.more_keys), address.agent, address.only_these_keys)
     pins, kinds = _read_pins(address, known_hosts)
@@ -138,10 +138,10 @@ def fetch_host_key(
     wanted: Collection[str] = (),
     known_hosts: KnownHosts | None = None,
 ) -> HostKey:
-    """The key that a board shows to somebody who knows none: for a person to confirm. Nobody logs in there.
+    """Fetch a board's host key without pinned ones, for a person to confirm. Does not log in there.
 
-    With fingerprints `wanted` it is asked for each type of key until one of those is shown; raises HostKeyError where
-    none is. Hosts on the way are logged in to; `known_hosts` has their keys.
+    With `wanted` fingerprints it requests each key type until one of those is shown; raises HostKeyError if none is. It
+    logs in to the jump hosts; `known_hosts` has their keys.
     """
     deadline = time.monotonic() + timeout_s
     if wanted:
@@ -156,7 +156,7 @@ def fetch_host_key(
 
 
 def _read_pins(address: SshAddress, known_hosts: KnownHosts | None) -> tuple[list[str], set[str]]:
-    """Pinned fingerprints and, where known, the types of their keys. The inventory's word goes before the file's."""
+    """Pinned fingerprints and, if known, the types of their keys. The inventory overrides the file."""
     if address.host_key:
         return [host_keys.require_fingerprint(address.host_key)], set()
     keys = known_hosts.find(address.host, address.port) if known_hosts else ()
@@ -166,8 +166,8 @@ def _read_pins(address: SshAddress, known_hosts: KnownHosts | None) -> tuple[lis
 def _open_pinned(
     address: SshAddress, pins: list[str], kinds: set[str], deadline: float, known_hosts: KnownHosts | None
 ) -> tuple[Transport, WatchedSocket]:
-    """A transport whose host key is one of the pinned. A server has several keys and shows the type asked for."""
-    # A known RSA key is of type ssh-rsa, whose signatures are named otherwise (RFC 8332).
+    """A transport with a pinned host key. A server has several keys and shows the requested type."""
+    # Signatures of ssh-rsa keys have other names (RFC 8332).
     asked = {kind.replace("ssh-rsa", "rsa-sha2-512") for kind in kinds}
     families = sorted(_FAMILIES, key=lambda family: asked.isdisjoint(family))
     shown: list[HostKey] = []
@@ -191,7 +191,7 @@ def _open_pinned(
 def _exchange_keys(
     address: SshAddress, kinds: Sequence[str], timeout_s: float, known_hosts: KnownHosts | None
 ) -> tuple[Transport, WatchedSocket]:
-    """Connect and agree on keys; nobody is logged in yet. Raises IncompatiblePeer where no host key is of `kinds`."""
+    """Connect and agree on keys, before the login. Raises IncompatiblePeer if no host key is of `kinds`."""
     deadline = time.monotonic() + max(0.01, timeout_s)
     sock = _open_way(address, deadline, known_hosts)
     left_s = max(0.1, deadline - time.monotonic())
@@ -231,7 +231,7 @@ def _shown_key(transport: Transport) -> HostKey:
 
 
 def _show_user_keys(transport: Transport, address: SshAddress, keys: Sequence[UserKey], deadline: float) -> None:
-    """Public keys only, one after the other: no password, no question is ever tried."""
+    """Offer public keys one after the other: never a password or a prompt."""
     refusal: Exception | None = None
     for key in keys[:MOST_KEYS]:
         transport.auth_timeout = max(0.1, deadline - time.monotonic())
@@ -262,7 +262,7 @@ def open_first(address: SshAddress, timeout_s: float) -> WatchedSocket:
 
 
 def _open_way(address: SshAddress, deadline: float, known_hosts: KnownHosts | None) -> WatchedSocket:
-    """A connection to the board's sshd, over the hosts on the way, each of which is logged in to with a pinned key."""
+    """A connection to the board's sshd over the jump hosts, logging in to each with a pinned key."""
     if not address.jumps:
         return open_first(address, deadline - time.monotonic())
     *before, last = address.jumps
@@ -292,13 +292,13 @@ def _open_way(address: SshAddress, deadline: float, known_hosts: KnownHosts | No
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wake whoever waits on the socket, on both sides; its owner closes it."""
+    """Wake the threads that wait on the socket, on both sides; its owner closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _discard(transport: Transport, sock: WatchedSocket) -> None:
-    """End a transport that nobody got, thread and socket."""
+    """End an unused transport, thread and socket."""
     hang_up(sock)
     transport.close()
     if transport.ident is not None:

@@ -1,7 +1,7 @@
-"""The TCP socket below an SSH connection: it knows when the board was last heard, and gives up on one that is silent.
+"""The TCP socket below an SSH connection: it records when the board was last heard, and fails after silence.
 
-paramiko sends keepalives but waits for no answer. Its reading thread looks at the socket ten times a second, so the
-socket is where silence can be noticed without a thread of its own.
+paramiko sends keepalives but waits for no answer. Its reading thread polls the socket ten times a second, so the socket
+can notice silence without a thread.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TCP_TIMEOUT_S = 5.0
 
 
 class WatchedSocket(socket.socket):
-    """A connected socket. After `expect_answer`, reading and writing fail once `silence_s` pass without a byte."""
+    """A connected socket. After `expect_answer`, reads and writes fail after `silence_s` without a byte."""
 
     def __init__(self, sock: socket.socket, silence_s: float) -> None:
-        """Take over `sock`, which is useless afterwards."""
+        """Take over `sock`, which must not be used afterwards."""
         timeout = sock.gettimeout()
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self.settimeout(timeout)
@@ -32,8 +32,8 @@ class WatchedSocket(socket.socket):
         self.heard_at = time.monotonic()
 
     def expect_answer(self) -> None:
-        """Note that the board has been asked something: from now on silence counts, until a byte comes."""
-        # The silence of a board that was asked nothing, or while this very process stood still, proves nothing.
+        """Note a request to the board: from now on silence counts, until a byte arrives."""
+        # Silence without a request, or while this process was stopped, proves nothing.
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
@@ -50,19 +50,19 @@ class WatchedSocket(socket.socket):
     def send(self, data: Any, flags: int = 0) -> int:
         try:
             return super().send(data, flags)
-        except TimeoutError:  # a peer that reads no more; its kernel took what it could
+        except TimeoutError:  # the peer no longer reads; its kernel's buffer is full
             self._require_life()
             raise
 
     def _require_life(self) -> None:
         asked_at = self._asked_at
         if asked_at is not None and time.monotonic() - asked_at > self._silence_s:
-            # Not ETIMEDOUT: Python makes a TimeoutError of it, which paramiko takes for "try again".
+            # Not ETIMEDOUT: Python turns it into TimeoutError, which paramiko treats as "try again".
             raise ConnectionAbortedError(errno.ECONNABORTED, f"nothing heard for {self._silence_s:g} s")
 
 
 def open_socket(host: str, port: int, timeout_s: float, silence_s: float) -> WatchedSocket:
-    """Connect within `timeout_s`, the name's resolution included. Raises DeadlineError, TransientError."""
+    """Connect within `timeout_s`, including name resolution. Raises DeadlineError, TransientError."""
     deadline = time.monotonic() + timeout_s
     last = "no address"
     for family, kind, protocol, _, target in _resolve(host, port, timeout_s):
@@ -95,7 +95,7 @@ _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
-    """`getaddrinfo` with a deadline, which the resolver lacks. A thread that overruns ends when the resolver does."""
+    """`getaddrinfo` with a deadline, which the resolver lacks. An overrunning thread ends with the resolver."""
     answers: list[Any] = []
     failures: list[str] = []
 

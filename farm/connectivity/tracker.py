@@ -1,6 +1,6 @@
-"""TVM's tracker: start it as a child, ask it for boards and for its summary, with deadlines that TVM's client lacks.
+"""TVM's tracker: start it as a child, query it for boards and its summary, with deadlines that TVM's client lacks.
 
-The messages are TVM's own (a magic number, then length-prefixed JSON), so any TVM client shares the same tracker.
+The messages are TVM's own (a magic number, then length-prefixed JSON), so any TVM client shares the tracker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAGIC = 0x2F271
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
 
-# What `python -m tvm.exec.rpc_tracker` runs in a second process, which would outlive the first if that is killed.
+# What `python -m tvm.exec.rpc_tracker` runs in a second process, which would survive a kill of the first.
 _PROGRAM = """
 import sys
 from tvm.rpc.tracker import PopenTrackerServerState
@@ -35,9 +35,9 @@ PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
 
 # The tracker starts in 2 s on an idle machine.
 START_TIMEOUT_S = 30.0
-# A tracker on loopback or behind a tunnel answers in milliseconds; one that is stopped never does.
+# A tracker on loopback or behind a tunnel answers in milliseconds; a stopped one never does.
 HANDSHAKE_TIMEOUT_S = 5.0
-# Far above a summary of a thousand boards: a stranger's bytes must not be taken for a length.
+# Far above a summary of a thousand boards: foreign bytes must not pass for a length.
 _MAX_MESSAGE_BYTES = 64 << 20
 LAST_PORT_OFFSET = 9
 
@@ -55,14 +55,14 @@ class Tracker:
     def start(cls, first_port: int, log: Path, tries: int = LAST_PORT_OFFSET + 1) -> Tracker:
         """Start TVM's tracker on the first free port of `tries` from `first_port` on.
 
-        Raises UnavailableError where all are busy or the tracker ends at once, DeadlineError where it is silent,
-        TransientError where no process can be started.
+        Raises UnavailableError if all are busy or the tracker ends at once, DeadlineError if it is silent,
+        TransientError if no process can start.
         """
         port = _free_port(first_port, tries)
         process = children.start(
             python_command("-c", _PROGRAM, "127.0.0.1", str(port)),
             log,
-            # The tracker needs none of TVM's compiler, and starts in half the time without it.
+            # Without the compiler library, which the tracker does not need, it starts in half the time.
             {**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
         )
         tracker = cls("127.0.0.1", port, process)
@@ -74,7 +74,7 @@ class Tracker:
         return tracker
 
     def stop(self) -> None:
-        """End the process, if it is ours."""
+        """End the process, if started here."""
         if self._process is not None:
             children.stop(self._process)
             self._process = None
@@ -82,11 +82,11 @@ class Tracker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether our process still runs; True for a tracker that somebody else runs."""
+        """Whether the process still runs; True for a tracker of another process."""
         return not self._is_stopped and (self._process is None or self._process.poll() is None)
 
     def fetch_summary(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        """The tracker's own summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""
+        """The tracker's summary: `server_info` and `queue_info`. Raises TransientError, UnavailableError."""
         with self._connection(timeout_s) as sock:
             _send(sock, [_SUMMARY])
             code, summary = _receive(sock)
@@ -95,15 +95,15 @@ class Tracker:
         return dict(summary)
 
     def fetch_keys(self, timeout_s: float = 5.0) -> set[str]:
-        """Under which keys agents have registered. Raises what `fetch_summary` raises."""
+        """The keys of registered agents. Raises as `fetch_summary`."""
         infos = self.fetch_summary(timeout_s).get("server_info", ())
         return {str(info.get("key", "")).removeprefix("server:") for info in infos}
 
     def request(self, key: str, timeout_s: float, priority: int = 1) -> tuple[str, int, str]:
-        """Wait for a free board with `key`; returns its host, port and the key to connect with.
+        """Wait for a free board with `key`; return its host, port and the key to connect with.
 
-        Raises DeadlineError after `timeout_s`, TransientError where the tracker is gone, UnavailableError where
-        something else listens there.
+        Raises DeadlineError after `timeout_s`, TransientError if the tracker is gone, UnavailableError if another
+        program listens there.
         """
         with self._connection(timeout_s) as sock:
             _send(sock, [_REQUEST, key, "", priority])

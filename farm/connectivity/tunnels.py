@@ -1,7 +1,7 @@
-"""Forwards through an SSH connection: from a loopback port here to one of the board's, and from the board to one here.
+"""Forwards through an SSH connection: from a local loopback port to the board's, and back.
 
-They can be cut at any time by closing sockets, as `relay.py` can, so that TVM's blocking client ends with an error.
-Opening the connection and coming back after its loss are not done here.
+Closing their sockets cuts them at any time, as in `relay.py`, so that TVM's blocking client fails. `ssh.py` opens the
+connection and `board_link.py` restores it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from farm.errors import FarmError, TransientError
 from farm.processes.listening import accept_clients, start_thread
 
 _CHUNK = 1 << 18
-# The target is a port of this machine's loopback.
+# The target is a port on this machine's loopback.
 _CONNECT_TIMEOUT_S = 5.0
 _BACKLOG = 16
-# Connections that one forward carries at a time, each two threads and a descriptor here: an agent serves one session
-# and holds one line to the tracker, so that only a board, or a client, that turned against us comes near.
+# Concurrent connections of one forward, each with two threads and a descriptor: an agent serves one session and holds
+# one line to the tracker, so only a hostile board or client comes near.
 MAX_LINKS = 32
 
-# The connection to go through now; raises FarmError where there is none.
+# The present connection; raises FarmError without one.
 Provider = Callable[[], SshConnection]
-# What a board sends, as it is to be passed on. Raises ValueError for what is not, EOFError where the board has ended.
+# Rewrites a board's bytes. Raises ValueError for invalid ones, EOFError at the board's end.
 Rewrite = Callable[[bytes], bytes]
 
 
 class Link:
-    """One connection: a socket here joined to a channel. Two threads carry the bytes; `cut` ends both."""
+    """One connection: a local socket joined to a channel. Two threads carry the bytes; `cut` ends both."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Link:
         on_end: Callable[[Link, bool], None],
         rewrite: Rewrite | None = None,
     ) -> None:
-        """Own both. `on_end` is told whether the far side ended first; `rewrite` sees what comes from the board."""
+        """Own both. `on_end` learns whether the far side ended first; `rewrite` processes the board's bytes."""
         self._sock = sock
         self._channel = channel
         self._on_end = on_end
@@ -53,7 +53,7 @@ class Link:
         self._gone = False
 
     def start(self) -> bool:
-        """Begin to carry; False, with both ends closed, where there is no room for its threads."""
+        """Start carrying; without resources for its threads, close both ends and return False."""
         if start_thread("farm-ssh-in", self._carry_in):
             if start_thread("farm-ssh-out", self._carry_out):
                 return True
@@ -66,7 +66,7 @@ class Link:
         return False
 
     def cut(self) -> None:
-        """End it now. Never blocks: only the socket is closed, the channel follows on its own threads."""
+        """End it now. Never blocks: only the socket is closed, the channel follows in its threads."""
         self._gone = True
         self._near_ended.set()
         _hang_up(self._sock)
@@ -83,10 +83,10 @@ class Link:
                 break
             try:
                 self._channel.sendall(view[:count])  # type: ignore[arg-type]  # any buffer will do
-            except (OSError, EOFError, paramiko.SSHException):  # noticed on the way in
+            except (OSError, EOFError, paramiko.SSHException):  # `_carry_in` notices it
                 break
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            # A client that has only said all it had to say still reads; after a cut nobody does.
+            # After half-closing, a client still reads; after a cut it does not.
             if self._gone:
                 self._channel.close()
             else:
@@ -110,14 +110,14 @@ class Link:
             except (OSError, ValueError) as error:
                 self.refused = str(error) if isinstance(error, RefusedError) else ""
                 break
-        # Told before the client notices: whoever asks after an error gets the answer.
+        # Before the client notices, so that a question after its error is answered.
         self._on_end(self, far_first)
         _hang_up(self._sock)
         _close(self._channel)
 
 
 class _Links:
-    """The open links of a forward, and whether it takes more."""
+    """The open links of a forward, and whether it accepts more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class _Links:
         self._closed = False
 
     def add(self, link: Link) -> bool:
-        """False where the forward has been cut meanwhile, or carries `MAX_LINKS` already."""
+        """Return False if the forward has been cut, or carries `MAX_LINKS` already."""
         with self._lock:
             if self._closed or len(self._links) >= MAX_LINKS:
                 return False
@@ -133,7 +133,7 @@ class _Links:
             return True
 
     def replace(self, waiting: Link, link: Link) -> bool:
-        """Put a link in the place that was kept for it; False where that was cut meanwhile."""
+        """Replace a reserved place by a link; False if it was cut meanwhile."""
         with self._lock:
             if waiting not in self._links:
                 return False
@@ -146,7 +146,7 @@ class _Links:
             self._links.discard(link)
 
     def cut(self, for_good: bool) -> bool:
-        """End all links; False where the forward had been cut for good already."""
+        """End all links; False if the forward was already cut for good."""
         with self._lock:
             was_closed, self._closed = self._closed, self._closed or for_good
             links = list(self._links)
@@ -164,19 +164,19 @@ class _Links:
 
 
 class Forward:
-    """A loopback port here that leads to a port on the board's loopback. `address` stays while connections change.
+    """A local loopback port that leads to a port on the board's loopback. `address` survives reconnections.
 
-    `board_ended` is set once the board's side hung up first or could not be reached, on any connection: before the
-    client notices, and never because the client left or `cut` was called. `refused` is what a client was spared last
-    (see `RefusedError`), "" while all is well.
+    `board_ended` is set once the board hung up first or was unreachable, on any connection: before the client notices,
+    and never because the client left or `cut` was called. `refused` describes the last illegal frame (see
+    `RefusedError`), "" for none.
     """
 
     def __init__(
         self, provider: Provider, board_port: int, local_port: int = 0, check: Callable[[], Rewrite] | None = None
     ) -> None:
-        """Listen on 127.0.0.1, by default on a free port. Raises TransientError where `local_port` is taken.
+        """Listen on 127.0.0.1, by default on a free port. Raises TransientError for a taken `local_port`.
 
-        `check` makes, for each connection, what sees the board's bytes before a client does.
+        `check` makes, for each connection, a filter for the board's bytes.
         """
         self.board_port = board_port
         self.board_ended = threading.Event()
@@ -193,15 +193,15 @@ class Forward:
         threading.Thread(target=self._accept, name="farm-ssh-forward", daemon=True).start()
 
     def __len__(self) -> int:
-        """How many connections it carries now."""
+        """The number of open connections."""
         return len(self._links)
 
     def cut_links(self) -> None:
-        """End the connections of now and go on listening. Never blocks."""
+        """End the present connections and go on listening. Never blocks."""
         self._links.cut(for_good=False)
 
     def cut(self) -> None:
-        """End every connection and stop listening. Never blocks; safe to call twice and from any thread."""
+        """End every connection and stop listening. Never blocks; idempotent and thread-safe."""
         if self._links.cut(for_good=True):
             _hang_up(self._listener)
 
@@ -220,7 +220,7 @@ class Forward:
             waiting = _Waiting(client)
             if not self._links.add(waiting):
                 waiting.cut()
-            # Opening a channel waits for the board; the next client must not.
+            # Opening a channel waits for the board; the next client must not wait.
             elif not start_thread("farm-ssh-open", self._open, client, waiting):
                 self._links.discard(waiting)
                 waiting.cut()
@@ -237,7 +237,7 @@ class Forward:
             _hang_up(client)
             return
         link = Link(client, channel, self._note_end, self._check and self._check())
-        # In one step, so that there is no moment at which a cut would miss the client.
+        # Atomic, so that a cut never misses the client.
         if self._links.replace(waiting, link):
             link.start()
             return
@@ -253,7 +253,7 @@ class Forward:
 
 
 class _Waiting(Link):
-    """The place of a connection that is not joined yet: a cut frees its client, if it has one, all the same."""
+    """The place of a connection that is not joined yet: a cut still frees its client, if any."""
 
     def __init__(self, client: socket.socket | None = None) -> None:
         self._client = client
@@ -266,13 +266,13 @@ class _Waiting(Link):
 
 
 class ReverseForward:
-    """A port on the board's loopback that leads to an address here, such as the tracker's.
+    """A port on the board's loopback that leads to a local address, such as the tracker's.
 
-    `attach` asks a connection for it; after a loss it is attached to the next one.
+    `attach` requests it on a connection, again after each loss.
     """
 
     def __init__(self, board_port: int, target: tuple[str, int], rewrite: Callable[[], Rewrite] | None = None) -> None:
-        """`board_port` 0: whichever is free there. `rewrite` makes, for each connection, what changes its bytes."""
+        """`board_port` 0: any free one. `rewrite` makes, for each connection, a rewriter of its bytes."""
         self.board_port = board_port
         self.target = target
         self.last_error = ""
@@ -280,11 +280,11 @@ class ReverseForward:
         self._links = _Links()
 
     def __len__(self) -> int:
-        """How many connections it carries now."""
+        """The number of open connections."""
         return len(self._links)
 
     def attach(self, connection: SshConnection) -> int:
-        """Have the board listen; returns the port there, the same every time. Raises what `listen` raises."""
+        """Make the board listen; return the port there, always the same. Raises as `listen`."""
         self.board_port = connection.listen(self.board_port, self._serve)
         return self.board_port
 
@@ -295,7 +295,7 @@ class ReverseForward:
     close = cut
 
     def _serve(self, channel: paramiko.Channel) -> None:
-        """On paramiko's thread, which must not wait for anything."""
+        """Serve a channel; paramiko's thread calls it, so it must not wait."""
         waiting = _Waiting()
         if self._links.add(waiting):
             if start_thread("farm-ssh-back", self._open, channel, waiting):
@@ -322,13 +322,13 @@ class ReverseForward:
 
 
 def set_no_delay(sock: socket.socket) -> None:
-    """Small RPC frames must not wait for the peer's delayed acknowledgement."""
+    """Disable Nagle's algorithm: small RPC frames must not wait for delayed acknowledgements."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """Wake whoever waits on the socket, on both sides, and close it."""
+    """Close the socket and wake the threads that wait on it, on both sides."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()

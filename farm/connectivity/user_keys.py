@@ -1,4 +1,4 @@
-"""The keys that the farm shows to boards: from files that only their owner may read, and from the running agent."""
+"""The farm's user keys for boards: from private files, and from the running agent."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from paramiko.pkey import UnknownKeyType
 from farm.errors import UsageError
 
 _MAX_BYTES = 1 << 16
-# sshd takes six at most (MaxAuthTries) and counts those that it refuses.
+# sshd allows six attempts (MaxAuthTries), refused keys included.
 MOST_KEYS = 5
 _environment = threading.Lock()
 
 
 class UserKey(NamedTuple):
-    """A key to be shown, and where it is from, for people."""
+    """A key with its origin, for people."""
 
     key: paramiko.PKey
     name: str
 
 
 def load_user_keys(files: Sequence[Path], agent: str = "", only_these: bool = False) -> list[UserKey]:
-    """The keys of the files, then those of the agent whose socket is at `agent`, if any; one at least.
+    """The keys of the files, then those of the agent at socket `agent`, if any; at least one.
 
-    With `only_these` the agent's count only where a file has their public half. A file that cannot be used, as for its
-    passphrase, is left out where there is another key. Raises UsageError where there is none.
+    `only_these` restricts the agent's to those whose public half a file has. An unusable file, as one with a
+    passphrase, is skipped if there is another key. Raises UsageError without any.
     """
     found: list[UserKey] = []
     error: UsageError | None = None
@@ -55,10 +55,10 @@ def load_user_keys(files: Sequence[Path], agent: str = "", only_these: bool = Fa
 
 
 def _ask_agent(path: str) -> list[paramiko.PKey]:
-    """What the agent holds; nothing where none answers."""
+    """The agent's keys; none without an answer."""
     if not path:
         return []
-    # paramiko finds it by the variable alone.
+    # paramiko finds it only through the variable.
     before = os.environ.get("SSH_AUTH_SOCK")
     with _environment:
         os.environ["SSH_AUTH_SOCK"] = path
@@ -74,7 +74,7 @@ def _ask_agent(path: str) -> list[paramiko.PKey]:
 
 
 def _read_public(path: Path) -> bytes:
-    """The public half that a file is, or that lies beside a private key; empty where there is none."""
+    """The public half in a file, or beside a private key; empty if missing."""
     for each in (path.expanduser(), path.expanduser().with_name(f"{path.name}.pub")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = each.read_bytes()[:_MAX_BYTES]
@@ -84,7 +84,7 @@ def _read_public(path: Path) -> bytes:
 
 
 def needs_agent(path: Path) -> bool:
-    """Whether only an agent can sign with the key in `path`: its public half, or one on a hardware token."""
+    """Whether only an agent can sign with the key in `path`: a public half, or a key on a hardware token."""
     try:
         with path.expanduser().open("rb") as file:
             text = file.read(_MAX_BYTES)
@@ -98,7 +98,7 @@ def _is_public(text: bytes) -> bool:
 
 
 def _find_token_type(text: bytes) -> str:
-    """The type of a private key on a hardware token, which its file says in clear; else empty."""
+    """The type of a private key on a hardware token, which its file names in clear; else empty."""
     lines = text.replace(b"\r", b"").strip().split(b"\n")
     if not lines[0].startswith(b"-----BEGIN OPENSSH PRIVATE KEY"):
         return ""
@@ -111,9 +111,9 @@ def _find_token_type(text: bytes) -> str:
 
 
 def load_user_key(path: Path) -> paramiko.PKey:
-    """The key in `path`, in any format that ssh-keygen writes. Raises UsageError naming the file and the way out.
+    """Load the key in `path`, in any format of ssh-keygen. Raises UsageError naming the file and the remedy.
 
-    The permissions are those that OpenSSH's own client asks for: nobody but the owner, who is us or root.
+    Permissions are as for OpenSSH's own client: only the owner, who is this user or root, may read it.
     """
     path = path.expanduser()
     try:
@@ -149,7 +149,7 @@ def load_user_key(path: Path) -> paramiko.PKey:
     except paramiko.PasswordRequiredException:
         raise _encrypted(path) from None
     except (paramiko.SSHException, ValueError, TypeError, OSError, UnknownKeyType) as error:
-        # cryptography says of an encrypted key that no password was given.
+        # cryptography reports an encrypted key as a missing password.
         if "password" in str(error).lower() or b"ENCRYPTED" in text:
             raise _encrypted(path) from None
         raise UsageError(f"{path} holds no private SSH key that can be used here: {error}") from None
@@ -157,6 +157,6 @@ def load_user_key(path: Path) -> paramiko.PKey:
 
 def _encrypted(path: Path) -> UsageError:
     return UsageError(
-        f"the SSH key {path} has a passphrase, and nobody is there to type it",
+        f"the SSH key {path} has a passphrase, which the farm cannot type",
         "Give the farm a key of its own without one: ssh-keygen -t ed25519 -N '' -f FILE.",
     )

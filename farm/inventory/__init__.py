@@ -1,1 +1,1 @@
-"""Read and check board types, core types and fleet files. The data itself lies in the top-level `inventory/` folder."""
+"""Read and check board types, core types and fleet files. The data is in the top-level `inventory/` folder."""

@@ -1,7 +1,7 @@
-"""Board types: what boards of one kind share. Read from `inventory/board_types/*.yaml` and from a folder of the user's.
+"""Board types: what boards of one kind share. Read from `inventory/board_types/*.yaml` and a folder of the user's.
 
-Sections on hardware are declared in the agent's protocol, since boards read them too; that they agree with each other
-is checked here. What a particular board really has is asked from its agent, not looked up here.
+The agent's protocol declares the hardware sections, since boards read them too; their consistency is checked here. The
+agent reports what a particular board has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farm.errors import UsageError
 from farm.inventory import documents
 
 Item = TypeVar("Item", bound=Hashable)
-# What is linked for, as Zig says it.
+# The link target in Zig's form.
 LinkTriple = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+-linux-[a-z]+(\.\d+)*$")]
 
 
@@ -76,7 +76,7 @@ CheckedThermal = Annotated[Thermal, pydantic.AfterValidator(_ignored_exist)]
 
 # Names a folder with more board types, one YAML file each.
 EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
-# Names a graph pipeline for all types in place of their own, such as `graph/1`, to go on with records of version 0.1.
+# Overrides the graph pipeline of all types, such as `graph/1`, to keep using records of version 0.1.
 PIPELINE_VARIABLE = "FARM_GRAPH_PIPELINE"
 HOST = "host"
 
@@ -90,27 +90,27 @@ class Target(documents.StrictModel):
     mtriple: str = pydantic.Field(min_length=1)
     mcpu: str = pydantic.Field(min_length=1)
     mattr: tuple[Feature, ...] = ()
-    # Without it MetaSchedule cannot parallelise.
+    # MetaSchedule cannot parallelise without it.
     num_cores: int = pydantic.Field(alias="num-cores", ge=1, le=1024)
 
     def to_tvm(self) -> dict[str, Any]:
-        """The dict that `tvm.target.Target` takes."""
+        """The dict for `tvm.target.Target`."""
         return self.model_dump(by_alias=True, mode="json", exclude_defaults=True)
 
 
 class BoardType(documents.StrictModel):
     """What boards of one kind share.
 
-    `target` and `link_triple` are None where the file says `host`: detect this machine. `memory_bytes` is None and
-    `clusters` is empty where boards of the type differ; sections left out say that nothing is known. `releases` are
-    L4T lines, oldest first. `simulation` holds the parameters of virtual boards, which the agent checks. `pipeline`
-    names the graph pipeline.
+    `target` and `link_triple` are None for `host` in the file: detect this machine. `memory_bytes` is None and
+    `clusters` empty if boards of the type differ; a missing section means unknown. `releases` are L4T lines, oldest
+    first. `simulation` holds the parameters of virtual boards, which the agent checks. `pipeline` names the graph
+    pipeline.
     """
 
     name: Name
     title: str = pydantic.Field(min_length=1)
     target: Target | None
-    # Zig's form, with the oldest glibc a board of this type may have.
+    # In Zig's form, with the oldest glibc of boards of this type.
     link_triple: LinkTriple | None
     host_is_board: bool = False
     detect: Detect = Detect()
@@ -178,15 +178,15 @@ class BoardType(documents.StrictModel):
 
     @property
     def cores(self) -> int | None:
-        """All cores of a board, isolated ones included; None where only the board knows."""
+        """All cores of a board, isolated ones included; None if unknown."""
         return sum(len(cluster.cpus) for cluster in self.clusters) or None
 
 
 def load_board_types(extra_folder: pathlib.Path | None = None) -> dict[str, BoardType]:
     """Every known board type by name: the farm's own, and those of `extra_folder` (default: FARM_BOARD_TYPES).
 
-    Raises UsageError where a file is wrong, is not named after its type, or takes a name of the farm's own: records
-    would no longer say which of the two they were measured for.
+    Raises UsageError for a wrong file, a file not named after its type, or a name of the farm's own types, which would
+    make records ambiguous.
     """
     types = _read_folder(documents.require_inventory_folder() / "board_types")
     if extra_folder is None and (setting := os.environ.get(EXTRA_FOLDER_VARIABLE)):
@@ -218,7 +218,7 @@ def require_board_type(name: str, types: Mapping[str, BoardType] | None = None) 
 
 
 def _require_distinct(types: Mapping[str, BoardType]) -> None:
-    """Raise UsageError where two types would recognise the same board."""
+    """Raise UsageError if two types would detect the same board."""
     owners: dict[str, str] = {}
     for board_type in types.values():
         for mark in (*board_type.detect.compatible, *board_type.detect.models):
@@ -236,7 +236,7 @@ def _read_folder(folder: pathlib.Path) -> dict[str, BoardType]:
 
 @functools.lru_cache(maxsize=64)
 def _parse_type(text: str, path: pathlib.Path) -> BoardType:
-    """A process asks for the types again and again, and to check their dozen files takes 20 ms; they are frozen."""
+    """Parse a type, cached: checking their dozen files takes 20 ms, and they are frozen."""
     board_type = documents.parse_document(text, BoardType, path)
     if board_type.name != path.stem:
         raise UsageError(f"{path}: name is {board_type.name!r}; it must be the file's, {path.stem!r}")

@@ -1,8 +1,7 @@
-"""Kinds of processor cores, read from `inventory/core_types`: what predictions of speed know of them.
+"""Processor core types, read from `inventory/core_types`, for predictions of speed.
 
-Figures measured on a board, and constants fitted to it, come from a folder of the user's.
-
-Which core a board has is its target's `mcpu`; `farm.search.cores` uses the numbers.
+A folder of the user's overrides figures measured on a board and constants fitted to it. A board's core is its target's
+`mcpu`; `farm.search.cores` interprets the numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import pydantic
 from farm.errors import UsageError
 from farm.inventory import documents
 
-# Names a folder with what was found out of boards' cores, one YAML file a core type; agents read the same one.
+# Names a folder with measured and fitted figures, one YAML file per core type; agents read the same one.
 FITTED_FOLDER_VARIABLE = "FARM_CORE_TYPES"
 
-# The figures of a core that an overlay may replace, with the least and the most that any core has.
+# The figures of a core that an overlay may replace, with the bounds of all cores.
 MEASURED: Mapping[str, tuple[float, float]] = {
     "fma_latency": (1.5, 16),
     "fma_pipes": (0.25, 8),
@@ -34,7 +33,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "region_s": (1e-8, 1e-2),
 }
 
-# What is fitted to a board, of a core's pipeline; `device_agent/emulated/pipeline.py` has the same.
+# The fitted constants of a core's pipeline; `device_agent/emulated/pipeline.py` has the same list.
 FITTED = ("wait_cycles", "crowding")
 
 Count = Annotated[int, pydantic.Field(strict=True, gt=0)]
@@ -42,7 +41,7 @@ Rate = Annotated[float, pydantic.Field(gt=0)]
 
 
 def find_impossible(name: str, value: float) -> str:
-    """Why no core has such a figure, which one that was optimised away may say; empty where one may."""
+    """Why a figure is impossible for a core, as from a probe that was optimised away; empty if it is possible."""
     if name not in MEASURED:
         return f"{name!r} is not a figure of a core; there are {', '.join(MEASURED)}"
     least, most = MEASURED[name]
@@ -59,10 +58,10 @@ class KindCost(documents.StrictModel):
 
 
 class Pipeline(documents.StrictModel):
-    """How a core executes, for boards that are emulated as such. `wait_cycles` are those of a line that the second
-    cache has, alone and after its neighbour; `call_cycles` and `region_cycles` what a call by the virtual machine and a
-    parallel region cost beside their code: the two that a real board may be asked for. `architecture` says which
-    instructions there are: from armv8.2 on half precision and products of four bytes.
+    """How a core executes, for emulated boards. `wait_cycles` are those of an L1d miss that hits L2, alone and after
+    its neighbour; `call_cycles` and `region_cycles` are the cost of a virtual machine's call and of a parallel region
+    beside their code: the two that can be measured on a real board. `architecture` selects the instructions: armv8.2
+    adds half precision and int8 dot products.
     """
 
     architecture: Literal["armv8", "armv8.2"] = "armv8"
@@ -97,15 +96,14 @@ class Pipeline(documents.StrictModel):
 class CoreType(documents.StrictModel):
     """One kind of core.
 
-    `match` are beginnings of what LLVM calls it (`mcpu`), `machine` the architecture in a target's triple. A pipe works
-    on `datapath_bits` per cycle; a wider vector takes several cycles of it. Latencies in cycles, caches and bandwidths
-    in bytes (per cycle of one core but for memory, which all cores share). `l1_bytes` and `l2_bytes` are of the cache
-    that a core sees, `l2_cores` how many share it. `region_s` is what a parallel region costs TVM's pool to start and
-    to join, threads spinning: two to ten microseconds were seen.
-    `l2_wait` is the share of L2 streaming time in which FMAs stall; Zen 4's by default.
-    `l2_held_bytes` is how much of that cache data have that are written and read again, where streams are given less.
-    `lane_fma`: an FMA may take one lane of a register as its factor. `freq_hz` is typical, for seconds.
-    `compiled_as` is, by what LLVM calls it, another core with the same instructions whose code is better.
+    `match` lists prefixes of LLVM's name (`mcpu`), `machine` is the architecture in a target's triple. A pipe processes
+    `datapath_bits` per cycle; a wider vector takes several cycles. Latencies are in cycles, caches and bandwidths in
+    bytes (per cycle of one core, except memory, which all cores share). `l1_bytes` and `l2_bytes` are the caches seen
+    by one core, `l2_cores` how many share L2. `region_s` is the cost for TVM's pool to start and join a parallel
+    region, threads spinning: two to ten microseconds were measured. `l2_wait` is the share of an L2 stream for which
+    FMAs stall; Zen 4's by default. `l2_held_bytes` is the part of L2 kept by data that are written and read again, if
+    streams get less. `lane_fma`: an FMA may take one lane of a register as a factor. `freq_hz` is typical, for seconds.
+    `compiled_as` is the LLVM name of another core with the same instructions and better code.
     """
 
     name: str
@@ -137,7 +135,7 @@ class CoreType(documents.StrictModel):
 
 
 class FittedCore(documents.StrictModel):
-    """What boards told of a core type: the two constants of its pipeline, and figures in the place of its own.
+    """Figures from boards for a core type: the two constants of its pipeline, and measured figures.
 
     `measured` has fields of `CoreType` that are in `MEASURED`.
     """
@@ -158,7 +156,7 @@ class FittedCore(documents.StrictModel):
 
 @functools.cache
 def load_core_types() -> tuple[CoreType, ...]:
-    """All core types, by name, with what FARM_CORE_TYPES has of them. Raises UsageError where a file is wrong."""
+    """All core types by name, with the overlay in FARM_CORE_TYPES. Raises UsageError for a wrong file."""
     folder = documents.require_inventory_folder() / "core_types"
     found = tuple(documents.read_document(path, CoreType) for path in sorted(folder.glob("*.yaml")))
     fitted = {each.name: each for each in _read_fitted({core.name: core for core in found})}
@@ -201,7 +199,7 @@ def _apply(core: CoreType, fitted: FittedCore | None) -> CoreType:
 
 
 def find_core_type(mcpu: str, machine: str) -> CoreType | None:
-    """The core that LLVM calls `mcpu`, the longest match winning; else the plain one of the architecture, if any."""
+    """The core of LLVM's name `mcpu`, by the longest match; else the architecture's generic one, if any."""
     found: list[tuple[int, CoreType]] = []
     for core in load_core_types():
         if core.machine == machine:

@@ -1,6 +1,6 @@
-"""Read YAML files that people write into pydantic models, with errors that say which file and which key.
+"""Read people's YAML files into pydantic models, with errors that name the file and the key.
 
-What the models mean is not known here.
+It does not know what the models mean.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from farm.errors import FarmError, UsageError
 def require_inventory_folder() -> pathlib.Path:
     """The folder that holds `board_types/` and the example fleets.
 
-    A wheel carries the data beside this module (see `tool.hatch` in pyproject.toml); a checkout keeps it at the top.
-    Raises UnavailableError when neither is there, which means a broken installation.
+    A wheel carries the data beside this module (see `tool.hatch` in pyproject.toml); a checkout has it at the top.
+    Raises UnavailableError if neither exists: the installation is broken.
     """
     here = pathlib.Path(__file__).resolve().parent
     candidates = (here / "data", here.parents[1] / "inventory")
@@ -40,16 +40,16 @@ Document = TypeVar("Document", bound="StrictModel")
 
 
 class StrictModel(pydantic.BaseModel):
-    """Base of everything read from YAML: frozen, and unknown keys are refused."""
+    """The base of everything read from YAML: frozen, and unknown keys are refused."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, populate_by_name=True, validate_default=True)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # chosen when it is loaded
-    """Safe YAML that refuses a key given twice, where plain YAML takes the last one silently, and numbers of YAML 1.1
-    that people read otherwise: `010` is 8 there, `22:01` is 1321.
+    """Safe YAML that refuses duplicate keys, of which plain YAML silently takes the last, and YAML 1.1 numbers that
+    people read otherwise: `010` is 8 there, `22:01` is 1321.
 
-    By libyaml where PyYAML was built with it: in Python, all board types cost every command 0.1 s.
+    Uses libyaml if available: in Python, all board types cost every command 0.1 s.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -65,7 +65,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return made
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """A number of base 10 (`0x` and `0b` say theirs)."""
+        """Parse a number of base 10 (or of explicit base: `0x`, `0b`)."""
         kind = node.tag.rpartition(":")[2]
         made: int | float = getattr(self, f"construct_yaml_{kind}")(node)
         digits = node.value.lstrip("+-").replace("_", "")
@@ -87,7 +87,7 @@ for _kind in ("int", "float"):
 
 
 def read_document(path: pathlib.Path, model: type[Document]) -> Document:
-    """Read one YAML file as `model`. Raises UsageError listing everything that is wrong with it at once."""
+    """Read one YAML file as `model`. Raises UsageError listing all errors at once."""
     return parse_document(read_text(path), model, path)
 
 
@@ -102,7 +102,7 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def parse_document(text: str, model: type[Document], path: pathlib.Path) -> Document:
-    """What `read_document` makes of the text of `path`."""
+    """As `read_document`, for the text of `path`."""
     try:
         # The loader is a SafeLoader, which the rule cannot see.
         value = yaml.load(text, Loader=_Loader)  # noqa: S506
@@ -119,7 +119,7 @@ def parse_document(text: str, model: type[Document], path: pathlib.Path) -> Docu
 
 
 def check_document(value: Any, model: type[Document], called: pathlib.Path | str) -> Document:
-    """Check what was read, or what could have been; `called` begins every line of the error. Raises UsageError."""
+    """Check a value as read from YAML; `called` begins every line of the error. Raises UsageError."""
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
@@ -143,7 +143,7 @@ def _describe(detail: Any, model: type[StrictModel]) -> str:
 
 
 def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[str]:
-    """Keys of the model that the path leads to. Steps that are not fields (list positions) stay where they are."""
+    """Keys of the model at a path. Steps that are not fields (list positions) are skipped."""
     keys = _find_keys(model)
     for step in steps:
         keys = _find_keys(keys.get(str(step))) or keys
@@ -151,8 +151,8 @@ def _known_keys(model: type[StrictModel], steps: Sequence[int | str]) -> list[st
 
 
 def _find_keys(annotation: Any) -> Mapping[str, Any]:
-    """Keys of the model or dataclass inside an annotation such as `Target | None` or `tuple[Cluster, ...]`, each with
-    its own annotation.
+    """Keys of the model or dataclass inside an annotation such as `Target | None` or `tuple[Cluster, ...]`, with their
+    annotations.
     """
     if dataclasses.is_dataclass(annotation):
         return get_type_hints(annotation)
@@ -161,29 +161,29 @@ def _find_keys(annotation: Any) -> Mapping[str, Any]:
     return next(filter(None, map(_find_keys, getattr(annotation, "__args__", ()))), {})
 
 
-# Mistakes told at once; one wrong variable of a large group would otherwise fill the screen.
+# Mistakes per error; one wrong variable of a large group would otherwise fill the screen.
 _MOST_FAULTS = 20
 
-# What leads to a place in the file: keys and positions from the outermost on.
+# A path in the file: keys and positions from the outermost on.
 Place = tuple[int | str, ...]
 
 
 def read_located(path: pathlib.Path, model: type[Document]) -> Document:
-    """Read one YAML file as `model`. Raises UsageError naming the line and key of everything that is wrong."""
+    """Read one YAML file as `model`. Raises UsageError naming line and key of every error."""
     try:
         return read_document(path, model)
     except UsageError as error:
         cause = error.__cause__
         if not isinstance(cause, pydantic.ValidationError):
             raise
-        # One line per mistake, in the order of the cause's; only the number of its line in the file is not in it.
+        # One line per mistake, in the cause's order, each without its line number.
         texts = [line.removeprefix(f"{path}: ") for line in error.message.splitlines()]
         places: list[Place] = [tuple(detail["loc"]) for detail in cause.errors()]
         if len(texts) != len(places):
             raise
         raise to_error(path, list(zip(places, texts, strict=True))) from cause
     except ValueError as error:
-        # PyYAML lets through what Python says of a day that does not exist, or of a number with thousands of digits.
+        # PyYAML passes on Python's errors about invalid dates, or numbers with thousands of digits.
         raise UsageError(f"{path} is not good YAML: {error}") from error
     except RecursionError:
         raise UsageError(f"{path} nests too deep") from None
@@ -194,7 +194,7 @@ def to_error(path: pathlib.Path, faults: Sequence[tuple[Place, str]]) -> UsageEr
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        # Readable a moment ago: a pipe, or a file being written. The mistakes are reported all the same.
+        # It was readable a moment ago: a pipe, or being written. Report the mistakes without lines.
         root = None
     found = sorted((_find_line(root, place), text) for place, text in faults)
     lines = list(dict.fromkeys(f"{path} line {line}: {text}" if line else f"{path}: {text}" for line, text in found))
@@ -209,7 +209,7 @@ def to_text(error: FarmError) -> str:
 
 
 def _find_line(node: yaml.Node | None, place: Place) -> int:
-    """The line, from 1, of the innermost key of `place` that the file has; 0 where there is no file any more."""
+    """The line, from 1, of the innermost existing key of `place`; 0 if the file is gone."""
     if node is None:
         return 0
     line = node.start_mark.line

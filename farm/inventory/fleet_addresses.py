@@ -1,4 +1,4 @@
-"""Addresses and ports of boards, as text: checked, compared, written together. No name is looked up."""
+"""Addresses and ports of boards, as text: check, compare and join them. Resolves no name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LOOPBACK = "127.0.0.1"
 _LAST_PORT = 65535
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
 _LONGEST_NAME = 253
-# The characters that a shell or another program would read as its own.
+# Characters that a shell or another program would interpret.
 _NO_USER = re.compile(r"^-|['`\";&<>|(){}]|\s-|\\$")
 _LONGEST_USER = 255
 
 
 def parse_address(text: str) -> str:
-    """The address as it was written. Raises ValueError where it is neither a host name nor an IP address."""
+    """Return the address unchanged. Raises ValueError unless it is a host name or an IP address."""
     if ":" in text or re.fullmatch(r"[0-9.]+", text):
         try:
             ipaddress.ip_address(text)
@@ -31,22 +31,22 @@ def parse_address(text: str) -> str:
 
 
 def parse_user(text: str) -> str:
-    """The user as it was written. Raises ValueError for what OpenSSH's client takes for no user (`valid_ruser`)."""
+    """Return the user unchanged. Raises ValueError for a name that OpenSSH's client refuses (`valid_ruser`)."""
     if not 0 < len(text) <= _LONGEST_USER or not text.isprintable() or _NO_USER.search(text):
         raise ValueError(f"{text!r} is no user name")
     return text
 
 
 def parse_port(text: str) -> int:
-    """The port's number. Raises ValueError where it is none."""
-    # Five digits at most: int() refuses thousands of them with words of its own.
+    """Parse a port. Raises ValueError."""
+    # Five digits at most: int() has its own error for thousands of digits.
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) <= _LAST_PORT:
         raise ValueError(f"{text!r} is no port; they go from 1 to {_LAST_PORT}")
     return int(text)
 
 
 def canonical(address: str) -> str:
-    """The same text for addresses that are the same; names are not looked up."""
+    """A canonical text for equal addresses; resolves no name."""
     name = address.lower().rstrip(".")
     try:
         return str(ipaddress.ip_address(LOOPBACK if name == "localhost" else name))
@@ -55,12 +55,12 @@ def canonical(address: str) -> str:
 
 
 def join(address: str, port: int) -> str:
-    """Address and port in one, an IPv6 address in brackets."""
+    """Join address and port, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def find_end(transport: Transport) -> tuple[str, int] | None:
-    """The address and port at which a board is; None where the farm, or the tracker, will say."""
+    """A board's address and port; None if the farm or the tracker determines them."""
     match transport:
         case Ssh(host, _, port):
             return canonical(host), port
@@ -70,7 +70,7 @@ def find_end(transport: Transport) -> tuple[str, int] | None:
 
 
 def require_new_end(name: str, transport: Transport, registered: Iterable[tuple[str, Transport]]) -> None:
-    """Raise UsageError where another of the registered boards (name and transport) is at the same address and port."""
+    """Raise UsageError if another registered board (name and transport) has the same address and port."""
     end = find_end(transport)
     for other, known in registered:
         if end is not None and other != name and find_end(known) == end:

@@ -1,4 +1,4 @@
-"""What a fleet file may hold, key by key. What the keys add up to is not here."""
+"""The keys of a fleet file, validated. `fleets.py` combines them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from farm.errors import UsageError
 from farm.inventory import documents, fleet_addresses
 from farm.inventory.power_commands import PowerCommands
 
-# A longer range is a slip of the finger; a rack that is larger can be written as two ranges.
+# A longer range is a typing error; a larger rack can be written as two ranges.
 MAX_EXPANDED = 1000
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _MOST_DIGITS = 12
 
 
 def expand(pattern: str) -> list[str]:
-    """Every name that `pattern` stands for; itself alone where it holds no range.
+    """Expand a pattern to names; one without a range is returned alone.
 
-    `[first:last]` or `[first:last:step]`, both ends included; numbers, or one letter each. Where `first` has leading
-    zeros all have as many digits. Several ranges give every combination, the last one moving fastest. Source: Ansible's
-    user guide, "Adding ranges of hosts". Raises ValueError saying what is wrong, before anything is expanded.
+    `[first:last]` or `[first:last:step]`, both ends included; numbers, or one letter each. Leading zeros in `first` fix
+    the number of digits. Several ranges give every combination, the last one fastest. Source: Ansible's user guide,
+    "Adding ranges of hosts". Raises ValueError before anything is expanded.
     """
     pieces = _BRACKETS.split(pattern)
-    # What was captured stands at the odd places.
+    # Captured groups are at the odd positions.
     texts, ranges = pieces[::2], [_parse(inner) for inner in pieces[1::2]]
     if any(bracket in text for text in texts for bracket in "[]"):
         raise ValueError(f"{pattern!r} has a bracket without its partner")
@@ -46,7 +46,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _parse(inner: str) -> tuple[range, int | None]:
-    """Numbers or code points of one range, and the digits of each (0: as many as needed; None: letters)."""
+    """Numbers or code points of one range, and its digits (0: as needed; None: letters)."""
     parts = inner.split(":")
     if len(parts) not in {2, 3} or not all(parts):
         raise ValueError(f"the range [{inner}] must be [first:last] or [first:last:step]")
@@ -78,7 +78,7 @@ def _spell(value: int, width: int | None) -> str:
 
 
 def number(name: str, count: int) -> Sequence[str]:
-    """`count` names made of one: `sim-1`, `sim-2` …, with leading zeros so that they sort."""
+    """`count` names from one: `sim-1`, `sim-2` …, with leading zeros so that they sort."""
     width = len(str(count))
     return [f"{name}-{index:0{width}d}" for index in range(1, count + 1)]
 
@@ -97,14 +97,14 @@ def _path_text(value: str) -> str:
 
 
 def _printable(value: str) -> str:
-    # It is printed to terminals, which take some characters for commands.
+    # It is printed to terminals, which interpret some characters as commands.
     if not value.isprintable():
         raise ValueError("a character in it cannot be printed")
     return value
 
 
 def _quoted(value: Any) -> Any:
-    """YAML reads 010 as 8 and `no` as false; names and labels must be what was written."""
+    """Refuse unquoted scalars: YAML reads 010 as 8 and `no` as false."""
     if not isinstance(value, str):
         raise ValueError("text is needed here; write it in quotes")  # noqa: TRY004 - pydantic takes ValueError
     return value
@@ -127,7 +127,7 @@ GroupName = Annotated[
 
 
 class Variables(documents.StrictModel):
-    """What a group may say for all its boards. `null` takes away what an outer group said."""
+    """A group's variables for all its boards. `null` removes an outer group's value."""
 
     type: Text | None = None
     transport: Literal["ssh", "direct", "virtual"] | None = None
@@ -137,14 +137,14 @@ class Variables(documents.StrictModel):
     key_file: Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_path_text)] | None = None
     # As `ssh-keygen -lf` prints it.
     host_key: Annotated[str, pydantic.Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")] | None = None
-    # Where the agent listens on the board's own loopback.
+    # The agent's port on the board's loopback.
     agent_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
-    # Where it finds the farm's tracker there.
+    # The farm's tracker on the board's loopback.
     tracker_port: Annotated[int, pydantic.Field(strict=True, ge=1, le=65535)] | None = None
     seed: Annotated[int, pydantic.Field(strict=True, ge=0, lt=1 << 31)] | None = None
-    # What harms a virtual board, for tests and demonstrations; its agent says which there are.
+    # Faults of a virtual board, for tests and demonstrations; its agent defines them.
     faults: list[Annotated[str, pydantic.Field(pattern=r"^[a-z_]+([:@][!-~]+)?$", max_length=200)]] | None = None
-    # Whether a virtual board's time jumps, or passes as this machine's does.
+    # Whether a virtual board's time jumps or runs live.
     time: Literal["lapsed", "live"] | None = None
     # Commands that switch its power, run on the host of the farm's services.
     power: PowerCommands | None = None
@@ -152,13 +152,13 @@ class Variables(documents.StrictModel):
 
 
 class Host(Variables):
-    """What is said of one board, or of the boards of one range. `count` makes several virtual ones of one name."""
+    """One board, or the boards of one range. `count` makes several virtual ones."""
 
     count: Annotated[int, pydantic.Field(strict=True, ge=1, le=MAX_EXPANDED)] | None = None
 
 
 class Group(documents.StrictModel):
-    """Boards that have variables in common, and groups inside it."""
+    """Boards with common variables, and inner groups."""
 
     vars: Variables | None = None
     hosts: dict[Pattern, Host | None] | None = None
@@ -166,7 +166,7 @@ class Group(documents.StrictModel):
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels that were given elsewhere, held to the rule for those of a file. Raises UsageError."""
+    """Validate labels from elsewhere by the rule for a file's. Raises UsageError."""
     try:
         return _LABELS.validate_python(dict(labels))
     except pydantic.ValidationError as error:
@@ -178,5 +178,5 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_groups(path: pathlib.Path) -> Group:
-    """The outermost group of a fleet file. Raises UsageError naming the line and key of everything that is wrong."""
+    """The outermost group of a fleet file. Raises UsageError naming line and key of every error."""
     return documents.read_located(path, Group)

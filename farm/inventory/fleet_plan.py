@@ -1,4 +1,4 @@
-"""What must happen so that the registered boards agree with a fleet file. Pure: nothing is read, nothing is changed."""
+"""Plan the changes that make the registered boards agree with a fleet file. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farm.inventory import fleet_addresses as addresses
 from farm.inventory.fleets import Fleet, FleetBoard
 from farm.values import Ssh, Transport
 
-# Fields that may change while the board is leased.
+# Fields that may change under a lease.
 _ANY_TIME = ("labels.", "power.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredBoard:
-    """What a plan needs to know of a board that the farm knows. `leased_by` is the lease's owner, None where free.
+    """A registered board, for a plan. `leased_by` is the lease's owner, None without one.
 
-    `power` are the commands that switch it, as the store keeps them.
+    `power` holds its power commands in the store's form.
     """
 
     name: str
@@ -32,7 +32,7 @@ class RegisteredBoard:
 
 @dataclasses.dataclass(frozen=True)
 class FieldChange:
-    """One field that differs, such as `transport.port` or `labels.rack`; None on the side that lacks it."""
+    """One differing field, such as `transport.port` or `labels.rack`; None on the side that lacks it."""
 
     field: str
     old: Any
@@ -41,7 +41,7 @@ class FieldChange:
 
 @dataclasses.dataclass(frozen=True)
 class BoardChange:
-    """A registered board and what the file says of it instead."""
+    """A registered board and its description in the file."""
 
     board: FleetBoard
     fields: tuple[FieldChange, ...]
@@ -49,7 +49,7 @@ class BoardChange:
 
 @dataclasses.dataclass(frozen=True)
 class HeldBack:
-    """What cannot happen now, because `owner` holds a lease of the board."""
+    """A change that must wait, because `owner` holds a lease of the board."""
 
     name: str
     action: Literal["change", "remove"]
@@ -58,7 +58,7 @@ class HeldBack:
 
 @dataclasses.dataclass(frozen=True)
 class FleetPlan:
-    """The difference. Each registered or described board is in exactly one of these.
+    """The difference. Each registered or described board is in exactly one part.
 
     `unlisted` boards are registered, not in the file, and stay; `removed` ones go.
     """
@@ -72,17 +72,16 @@ class FleetPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be done now."""
+        """Whether there is nothing to do now."""
         return not (self.added or self.changed or self.removed)
 
 
 def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False) -> FleetPlan:
-    """What makes the registered boards agree with the file.
+    """Plan how the registered boards become those of the file.
 
-    Boards that the file does not name are removed only with `prune`. A leased board is not removed, and neither its
-    type nor how it is reached is changed under its holder; its labels, and what switches its power, may be. A host key
-    that the file leaves open stays what it is as long as address and port do. Raises UsageError where a board of the
-    file has the address of one that stays beside it.
+    Unlisted boards are removed only with `prune`. A leased board is not removed, and keeps its type and transport; its
+    labels and power commands may change. A host key that the file leaves open stays as long as address and port do.
+    Raises UsageError if a board of the file has the address of one that stays beside it.
     """
     registered = {board.name: board for board in current}
     added, changed, unchanged, held_back = [], [], [], []
@@ -115,18 +114,18 @@ def plan(current: Sequence[RegisteredBoard], wanted: Fleet, prune: bool = False)
 
 
 def compare(known: RegisteredBoard, wanted: FleetBoard) -> tuple[FieldChange, ...]:
-    """The fields in which a registered board differs from its description: its type, how it is reached, its labels."""
+    """The fields in which a registered board differs from its description: type, transport, labels, power."""
     old, new = _flatten(known), _flatten(wanted)
     return tuple(
         FieldChange(field, old.get(field), new.get(field))
         for field in dict.fromkeys((*new, *old))
-        # A field that is null and one that is not there say the same.
+        # A null field and a missing one are equal.
         if old.get(field) != new.get(field)
     )
 
 
 def _keep_host_key(known: RegisteredBoard, wanted: FleetBoard) -> FleetBoard:
-    """`wanted` with the host key confirmed at first contact, where the file says none and the place is the same."""
+    """`wanted` with the host key confirmed at first contact, if the file has none and the address is unchanged."""
     old, new = known.transport, wanted.transport
     if (
         not isinstance(old, Ssh)
@@ -150,5 +149,5 @@ def _flatten(board: RegisteredBoard | FleetBoard) -> dict[str, Any]:
 
 
 def _to_text(value: Any) -> str:
-    """A command as people write one, a time as it is."""
+    """Format commands as people write them, and numbers unchanged."""
     return shlex.join(value) if isinstance(value, list) else f"{value:g}"

@@ -1,7 +1,7 @@
-"""Fleet files: which boards there are and how each is reached, in groups whose variables are inherited.
+"""Fleet files: the boards and their transports, in groups with inherited variables.
 
-What the file may hold is in `fleet_document.py`; here it is made into one `FleetBoard` per board. What the store knows
-already is compared in `fleet_plan.py`.
+`fleet_document.py` validates the keys; this module makes one `FleetBoard` per board. `fleet_plan.py` compares them with
+the store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class FleetBoard:
-    """One board as a fleet file describes it."""
+    """One board of a fleet file."""
 
     name: str
     board_type: str
@@ -56,20 +56,20 @@ class FleetBoard:
 
     @property
     def where(self) -> str:
-        """How it is reached, in a few words."""
+        """Its transport in a few words."""
         return describe_transport(self.transport)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Every board that a file describes, in its order. Names are distinct, and so are addresses with their ports."""
+    """Every board of a file, in order. Names are distinct, and so are addresses with ports."""
 
     path: pathlib.Path
     boards: tuple[FleetBoard, ...]
 
 
 def describe_transport(transport: Transport) -> str:
-    """How a board is reached, in a few words."""
+    """Describe a transport in a few words."""
     match transport:
         case Virtual(seed, faults, live):
             return ", ".join((f"virtual, seed {seed}", *["live"] * live, *(f"fault {fault}" for fault in faults)))
@@ -84,8 +84,7 @@ def describe_transport(transport: Transport) -> str:
 def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None) -> Fleet:
     """Read and check a fleet file; `types` are the known board types (default: all).
 
-    Relative paths of key files and of power commands are taken from the file's own folder. Raises UsageError naming
-    lines and keys.
+    Relative paths of key files and power commands start at the file's folder. Raises UsageError naming lines and keys.
     """
     types = load_board_types() if types is None else types
     document = fleet_document.read_groups(path)
@@ -101,7 +100,7 @@ def read_fleet(path: pathlib.Path, types: Mapping[str, BoardType] | None = None)
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """A variable's value, and where it was said."""
+    """A variable's value, and its place in the file."""
 
     value: Any
     place: Place
@@ -114,7 +113,7 @@ class _FaultError(Exception):
 
 
 class _Reading:
-    """A fleet file on its way from groups to boards; mistakes are collected, so that all are reported at once."""
+    """The conversion of a fleet file from groups to boards; collects all mistakes."""
 
     def __init__(self, folder: pathlib.Path, types: Mapping[str, BoardType]) -> None:
         self._folder = folder
@@ -196,11 +195,11 @@ class _Reading:
             )
 
     def _key_path(self, text: str) -> str:
-        # `~` is left: each user of the farm has a home and a key there.
+        # `~` stays: each user of the farm has a home and a key there.
         return text if text.startswith("~") else str(self._folder / text)
 
     def require_distinct(self) -> None:
-        """Note every name, and every address with its port, that a second board has."""
+        """Record duplicate names and duplicate addresses with ports."""
         names: set[str] = set()
         reached: dict[tuple[str, int], str] = {}
         told: set[Place] = set()
@@ -218,7 +217,7 @@ class _Reading:
 
 
 def _override(outer: Mapping[str, _Given], inner: Variables | None, place: Place) -> dict[str, _Given]:
-    """The variables in force inside: the inner ones win, labels one by one, and null takes away."""
+    """The variables in force inside: inner ones win, labels one by one, and null removes."""
     given = dict(outer)
     for variable in sorted(inner.model_fields_set) if inner else ():
         value = getattr(inner, variable)
@@ -252,7 +251,7 @@ def _parse(parse: Callable[[str], T], text: str, said: _Given | None, place: Pla
 
 
 def _spread(given: Mapping[str, _Given], variable: str, names: list[str], default: list[Any]) -> list[Any]:
-    """The variable's value for each board: one for all, or a range with one for each."""
+    """The variable's value for each board: one for all, or a range with one each."""
     if variable not in given:
         return default
     said = given[variable]

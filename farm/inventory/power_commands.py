@@ -1,6 +1,6 @@
-"""Commands of the user's that switch a board's power, as a fleet file gives them and the store keeps them.
+"""The user's commands that switch a board's power, in a fleet file and in the store.
 
-`farm.crew.power` runs them, `farm.services.powering` decides when.
+`farm.crew.power` runs them; `farm.services.powering` decides when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pydantic
 
 from farm.inventory import documents
 
-# Of a command's words, where the board's name goes.
+# The placeholder for the board's name.
 BOARD = "{board}"
 _MOST_WORDS = 64
 
@@ -48,15 +48,15 @@ Command = Annotated[
 
 
 def can_switch(given: Collection[str], action: str) -> bool:
-    """Whether commands of those names can switch a board `off`, `on`, or `cycle` it."""
+    """Whether these commands can switch a board `off`, `on`, or `cycle` it."""
     return action in given or (action == "cycle" and {"off", "on"} <= set(given))
 
 
 class PowerCommands(documents.StrictModel):
-    """What switches a board off, on, and off and on again; times are in seconds.
+    """Commands to switch a board off, on, and to cycle it; times are in seconds.
 
-    Each command ends within `timeout_s`. Without `cycle`, `off` is followed by `on` after `pause_s`. `boot_s` is what
-    the board takes from power to an agent that answers.
+    Each command ends within `timeout_s`. Without `cycle`, `off` is followed by `on` after `pause_s`. `boot_s` is the
+    time from power to an agent that answers.
     """
 
     off: Command | None = None
@@ -83,11 +83,11 @@ class PowerCommands(documents.StrictModel):
         return self
 
     def can(self, action: str) -> bool:
-        """Whether it can be switched `off`, `on`, or `cycle`d."""
+        """Whether it can switch a board `off`, `on`, or `cycle` it."""
         return can_switch([name for name in ("off", "on", "cycle") if getattr(self, name)], action)
 
     def place(self, folder: pathlib.Path) -> PowerCommands:
-        """The same, where a program's path that is relative is taken from `folder`; a bare name is found by PATH."""
+        """Resolve a program's relative path from `folder`; a bare name is found by PATH."""
         moved = {
             name: [str(folder / words[0]) if "/" in words[0] else words[0], *words[1:]]
             for name in ("off", "on", "cycle")

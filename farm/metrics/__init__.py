@@ -1,1 +1,1 @@
-"""The coordinator's metrics for Prometheus. Boards tell their own (`device_agent/metrics.py`)."""
+"""The coordinator's metrics for Prometheus. Boards export their own (`device_agent/metrics.py`)."""

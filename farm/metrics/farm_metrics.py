@@ -1,7 +1,4 @@
-"""The coordinator's metrics: their table, their values, and the server for Prometheus.
-
-The services set values, a scrape reads them.
-"""
+"""The farm's metrics: definitions, the values that the services report, and the exporter."""
 
 from __future__ import annotations
 
@@ -38,12 +35,12 @@ class Metric:
 
     @property
     def kind(self) -> str:
-        """Return the metric's kind; a counter starts at 0 with the process, unless its text says otherwise."""
+        """Its Prometheus type; a counter starts at 0 with the process, unless its text says otherwise."""
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def full_name(self) -> str:
-        """Return the name that Prometheus sees."""
+        """Its name in Prometheus."""
         return PREFIX + self.name
 
 
@@ -60,9 +57,9 @@ BOARD_SEEN = Metric(
     ("board",),
     "When a board last described itself, since the epoch; absent if never.",
 )
-LINK_UP = Metric("board_link_up", ("board",), "Whether the way to a board stands: SSH, or its process.")
+LINK_UP = Metric("board_link_up", ("board",), "Whether the connection to a board is up: SSH, or its process.")
 LINK_CONNECTS = Metric(
-    "board_link_connects_total", ("board",), "How often the way to a board came up; 1 is no loss yet."
+    "board_link_connects_total", ("board",), "How often the connection to a board was established; 1 is no loss yet."
 )
 PROBES = Metric("probes_total", ("board", "result"), "Probes made, by result: passed, failed, skipped.")
 PROBE_SECONDS = Metric("probe_duration_seconds", (), "How long probes took that passed or failed.", _PROBE_BUCKETS_S)
@@ -92,7 +89,7 @@ CAMPAIGN_STATE = Metric(
 CAMPAIGN_TRIALS = Metric(
     "campaign_trials_total",
     ("campaign", "side"),
-    "Trials of a campaign's search: ok, or by the side at fault. From the store, for all engines.",
+    "Trials of a campaign's search: ok, or by whose fault they failed. From the store, for any engine.",
 )
 CAMPAIGN_BUILD = Metric(
     "campaign_build_seconds_total", ("campaign",), "How long compilers were busy for a campaign's trials."
@@ -105,7 +102,7 @@ CAMPAIGN_SEARCH = Metric(
 )
 CAMPAIGN_ELAPSED = Metric("campaign_elapsed_seconds", ("campaign",), "Time since a campaign began, pauses left out.")
 CAMPAIGN_ETA = Metric(
-    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while it is unknown."
+    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while unknown."
 )
 CAMPAIGN_BOARDS = Metric(
     "campaign_boards",
@@ -134,7 +131,7 @@ METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Me
 
 
 HOST = "127.0.0.1"
-# As for the tracker: a second farm on this machine finds room.
+# As for the tracker: a second farm on this machine finds a port.
 TRIES = 10
 
 
@@ -142,7 +139,7 @@ class Exporter(Closing):
     """Serves a registry until `close`."""
 
     def __init__(self, registry: CollectorRegistry, first_port: int) -> None:
-        """Listen on the first free port from `first_port` on. Raises UnavailableError where ten are busy."""
+        """Listen on the first free port from `first_port` on. Raises UnavailableError if ten are busy."""
         self._lock = threading.Lock()
         self._targets: list[dict[str, object]] = []
         self._server, self._thread = _start(registry, first_port)
@@ -151,7 +148,7 @@ class Exporter(Closing):
         self.address: tuple[str, int] = (HOST, int(self._server.server_address[1]))
 
     def set_targets(self, targets: Mapping[str, tuple[str, tuple[str, int]]]) -> None:
-        """Set where boards' own metrics are reached: board, its type, address. Replaces the earlier targets."""
+        """Set the targets of boards' own metrics: board, its type, address. Replaces earlier ones."""
         found: list[dict[str, object]] = [
             {"targets": [f"{host}:{port}"], "labels": {"board": name, "board_type": board_type}}
             for name, (board_type, (host, port)) in sorted(targets.items())
@@ -160,7 +157,7 @@ class Exporter(Closing):
             self._targets = found
 
     def close(self) -> None:
-        """Stop serving. Blocks for half a second at most."""
+        """Stop serving. Blocks for up to half a second."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -194,7 +191,7 @@ Values = dict[Metric, dict[tuple[str, ...], float]]
 
 SIDES = ("ok", *map(str, FaultSide))
 DOINGS = ("idle", "measuring", "verifying")
-# States without a need for boards: winners have theirs, the others wait for an operator.
+# States in which a campaign waits for no board: finalists have theirs, the others wait for an operator.
 _NO_QUEUE = (CampaignState.VERIFYING, CampaignState.INTERRUPTED, CampaignState.PAUSED)
 _TO_RUN = "run"
 
@@ -202,7 +199,7 @@ _TO_RUN = "run"
 def to_values(
     counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
 ) -> Values:
-    """Return all series of campaigns. Values that an engine has not reported are absent, and so are their sums."""
+    """All series of campaigns. Values that no engine reported are absent, and so are sums without trials."""
     values: Values = {
         CAMPAIGNS: {(str(state),): counts.get(state, 0) for state in CampaignState},
         BOARDS_WANTED: {},
@@ -272,9 +269,9 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class FarmMetrics(Collector):
-    """The coordinator's values, for a registry of its own. Thread-safe; every call replaces the earlier values.
+    """The coordinator's metrics, in a registry of its own. Thread-safe; every call replaces earlier values.
 
-    A board that `observe_boards` no longer names is dropped, with all its series.
+    A board missing from `observe_boards` is dropped, with all its series.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
@@ -320,18 +317,18 @@ class FarmMetrics(Collector):
             self._held_since = held
             self._forget_all_but(known)
             for name in known:
-                # Present from the first scrape on: `increase` misses a failure with which a counter appears.
+                # From the first scrape on: `increase` misses the first failure of a counter that appears with it.
                 for each in _RESULTS:
                     self._values[PROBES].setdefault((name, each), 0)
 
     def observe_link(self, name: str, up: bool, connects: int) -> None:
-        """Set the state of the connection to a board, and how often it was established."""
+        """Whether the connection to a board is up, and how often it was established."""
         with self._lock:
             self._values[LINK_UP][name,] = up
             self._values[LINK_CONNECTS][name,] = connects
 
     def observe_probe(self, name: str, report: Mapping[str, Any]) -> None:
-        """Set a probe's result: `passed`, and where known `skipped`, `seconds`, `median_s`, `factor`."""
+        """A probe's result: `passed`, and if present `skipped`, `seconds`, `median_s`, `factor`."""
         result = "skipped" if report.get("skipped") else "passed" if report.get("passed") else "failed"
         with self._lock:
             probes = self._values[PROBES]
@@ -344,13 +341,13 @@ class FarmMetrics(Collector):
                 self._values[GOLDEN_FACTOR][name,] = float(factor)
 
     def observe_tracker(self, up: bool, restarts: int) -> None:
-        """Set whether the tracker runs, and how often it was restarted."""
+        """Whether the tracker runs, and how often it was restarted."""
         with self._lock:
             self._values[TRACKER_UP][()] = up
             self._values[TRACKER_RESTARTS][()] = restarts
 
     def observe_probe_worker(self, restarts: int) -> None:
-        """Set how often a probing process was replaced."""
+        """How often a probing process was replaced."""
         with self._lock:
             self._values[WORKER_RESTARTS][()] = restarts
 
@@ -362,24 +359,24 @@ class FarmMetrics(Collector):
     def observe_campaigns(
         self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Set campaigns by state, the running ones, and sums over their trials by their numbers, as `Store` has them
+        """Campaigns by state, those under way, and the sums over their trials by number, as from `Store`
         (`count_campaigns`, `fetch_standings`, `sum_trials`).
         """
         values = to_values(counts, standings, sums)
         with self._lock:
-            # Types without waiting requests have a queue of 0, not none.
+            # A type without waiting campaigns has a queue of 0, not none.
             for labels in self._values[BOARDS_WANTED]:
                 values[BOARDS_WANTED].setdefault(labels, 0)
             self._values |= values
 
     def observe_disk(self, free_bytes: int, size_bytes: int) -> None:
-        """Set how full the disk of FARM_HOME is."""
+        """The free space and size of FARM_HOME's disk."""
         with self._lock:
             self._values[HOME_FREE][()] = free_bytes
             self._values[HOME_SIZE][()] = size_bytes
 
     def collect(self) -> Iterator[Family]:
-        """Yield every metric of the table but the histogram, in its order; called on a scrape."""
+        """Every metric except the histogram, in order; called on a scrape."""
         now = self._clock()
         with self._lock:
             values = {metric: dict(found) for metric, found in self._values.items()}
@@ -397,7 +394,7 @@ class FarmMetrics(Collector):
             yield family
 
     def describe(self) -> Iterator[Family]:
-        """Yield what `collect` yields, for the registry's check of names."""
+        """As `collect`, for the registry's check of names."""
         return self.collect()
 
     def _forget_all_but(self, known: Collection[str]) -> None:
