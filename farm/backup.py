@@ -1,4 +1,4 @@
-"""The farm's store kept safe: copied while everything runs, put back while nothing does, looked over."""
+"""Back up the farm's store while it is in use, restore it while it is not, and check it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farm.settings import STORE_FILE, Settings, StoreLocation
 from farm.store import Store, database, soundness, sqlite
 
 SCHEMA = database.HEAD
-# What was there before the last restore.
+# The store before the last restore.
 REPLACED_FILE = "farm.db.replaced"
 # Their modules take some 20 to 200 KB each.
 _WORKLOADS_AT_ONCE = 200
@@ -27,10 +27,10 @@ _BACKUP_HINT = "Give a file that `farm backup` wrote."
 
 
 def back_up(home: Path, target: Path, replace: bool = False) -> None:
-    """Copy the store of a FARM_HOME into one file, as it stands at a moment; running processes go on.
+    """Copy the store of a FARM_HOME into one file, as of one moment, while the farm runs.
 
-    The copy has been read back and found whole. Raises UsageError where there is no store, or `target` exists and is
-    not to be replaced; UnavailableError where it cannot be written; PermanentError where the store is damaged.
+    The copy is verified. Raises UsageError without a store, or if `target` exists and may not be replaced;
+    UnavailableError if it cannot be written; PermanentError for a damaged store.
     """
     store = home / STORE_FILE
     if not store.is_file():
@@ -56,11 +56,11 @@ def back_up(home: Path, target: Path, replace: bool = False) -> None:
 
 
 def put_back(home: Path, source: Path) -> None:
-    """Make a backup the store of a FARM_HOME; the store that was there stays beside it as `REPLACED_FILE`.
+    """Restore a backup as the store of a FARM_HOME; the previous store stays beside it as `REPLACED_FILE`.
 
-    Either all of it happens or nothing. Raises UsageError where `source` is no backup of a store, PermanentError where
-    it is damaged, UnavailableError where it is of a newer farm or cannot be read or written, and where the services,
-    the engine of campaigns or a measuring command runs; TransientError where another command uses the store just now.
+    All or nothing. Raises UsageError if `source` is no backup, PermanentError if it is damaged, UnavailableError if it
+    is of a newer farm, unreadable or not writable, or while services, the campaigns' engine or a measuring command
+    runs; TransientError while another command uses the store.
     """
     if not source.is_file():
         raise UsageError(f"there is no file {source}", _BACKUP_HINT)
@@ -77,16 +77,16 @@ def put_back(home: Path, source: Path) -> None:
         finally:
             for suffix in ("", "-journal", "-wal", "-shm"):
                 part.with_name(part.name + suffix).unlink(missing_ok=True)
-            for kept in home.glob(f"{part.name}.*"):  # the copy that its migration made
+            for kept in home.glob(f"{part.name}.*"):  # the copy from its migration
                 kept.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def reading_other(source: Path) -> Iterator[Store]:
-    """Another farm's store to read for the block: a copy of it, found whole; nothing is written where it lies.
+    """Read another farm's store for the block, through a verified copy; nothing is written beside it.
 
-    Raises UsageError where it is no store, PermanentError where it is damaged, UnavailableError where it is of a newer
-    farm or cannot be read.
+    Raises UsageError if it is no store, PermanentError if it is damaged, UnavailableError if it is of a newer farm or
+    unreadable.
     """
     with tempfile.TemporaryDirectory(prefix="tvm-farm-store-") as folder:
         part = Path(folder) / STORE_FILE
@@ -97,10 +97,10 @@ def reading_other(source: Path) -> Iterator[Store]:
 
 
 def shrink(home: Path) -> None:
-    """Give free room in the store of a FARM_HOME back to the disk; its size is needed once more meanwhile.
+    """Return free space in the store of a FARM_HOME to the disk; needs its size once more meanwhile.
 
-    Raises UsageError where there is none, UnavailableError where something of the farm runs or the disk is full;
-    TransientError where another command uses the store just now.
+    Raises UsageError without a store, UnavailableError while the farm runs or if the disk is full; TransientError while
+    another command uses the store.
     """
     store = home / STORE_FILE
     if not store.is_file():
@@ -112,9 +112,9 @@ def shrink(home: Path) -> None:
 
 
 def check(home: Path) -> list[str]:
-    """What is wrong with the store of a FARM_HOME, in words; empty where nothing is.
+    """Describe what is wrong with the store of a FARM_HOME; empty if nothing is.
 
-    Raises UsageError where there is none, UnavailableError where it is none of ours or cannot be read.
+    Raises UsageError without a store, UnavailableError if it is foreign or unreadable.
     """
     path = home / STORE_FILE
     if not path.is_file():
@@ -122,7 +122,7 @@ def check(home: Path) -> list[str]:
     with _translated(f"the store {path} cannot be read"):
         if problems := soundness.find_damage(path):
             return problems
-        Store(path).close()  # of an older schema: migrated, as by any command
+        Store(path).close()  # migrates an older schema, as any command does
         problems = soundness.find_problems(path)
         if stat.S_IMODE(path.stat().st_mode) & 0o007:
             problems.append(f"other users may read {path}: chmod o-rwx {path}")
@@ -130,16 +130,17 @@ def check(home: Path) -> list[str]:
 
 
 def check_any(settings: Settings) -> list[str]:
-    """What is wrong with the farm's store, wherever it is; see `check` and `soundness.find_server_problems`."""
+    """Check the farm's store of either kind; see `check` and `soundness.find_server_problems`."""
     if isinstance(location := settings.store_location, str):
         return soundness.find_server_problems(location)
     return check(settings.home_path)
 
 
 def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
-    """What is wrong with workloads whose module is not the function that their hash says, by hash; "name: what".
+    """Workloads whose module does not match their hash, by hash; "name: problem". Their records belong to another
+    function.
 
-    `say` receives how many of how many were checked. Records of such a workload are those of another function.
+    `say` gets the number checked so far, and the total.
     """
     with Store(settings.store_location) as store:
         hashes = store.fetch_workload_hashes()
@@ -153,9 +154,9 @@ def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[
 
 
 def upgrade(location: StoreLocation) -> str | None:
-    """Make a store, or bring it to `SCHEMA`; returns what it had, None for nothing. Raises what `Store` does.
+    """Create a store, or migrate it to `SCHEMA`; return its previous schema, None for a new store. Raises as `Store`.
 
-    No process may use it: one that did gets errors at best.
+    The store must not be in use: its other users would fail.
     """
     opened = database.connect(location)
     try:
@@ -166,7 +167,7 @@ def upgrade(location: StoreLocation) -> str | None:
 
 @contextlib.contextmanager
 def _nothing_running(home: Path) -> Iterator[None]:
-    """Keep services, the engine and measuring commands from starting; raises UnavailableError where one runs."""
+    """Keep services, the engine and measuring commands from starting. Raises UnavailableError if one runs."""
     with contextlib.ExitStack() as stack:
         for lock, hint in (
             (services_lock(home), "End them first: farm down"),
@@ -181,15 +182,15 @@ def _nothing_running(home: Path) -> Iterator[None]:
 
 
 def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") -> None:
-    """Copy a store that others may have made to `part`, and bring it to the current schema there.
+    """Copy a foreign store to `part`, and migrate it there.
 
-    Nothing of it is run before its objects are found to be a farm's; what is wrong with it shows now.
+    Its objects are verified before SQLite runs any of them.
     """
     try:
         sqlite.copy_others_store(source, part)
         damage = soundness.find_damage(part)
     except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):  # no room, no permission: nothing is said of the file
+        if isinstance(error, sqlite3.OperationalError):  # no space, no permission: says nothing about the file
             raise
         raise UsageError(f"{source} is no store: {error}", _BACKUP_HINT) from error
     if damage:
@@ -201,13 +202,13 @@ def _prepare(source: Path, part: Path, hint: str = "Give an earlier backup.") ->
     if problems := soundness.find_problems(part):
         raise PermanentError(f"{source} is no whole store: {problems[0]}", hint)
     with contextlib.closing(sqlite3.connect(part)) as connection:
-        connection.execute("PRAGMA journal_mode=DELETE")  # one file, so that one step puts it in place
+        connection.execute("PRAGMA journal_mode=DELETE")  # one file, so that one rename puts it in place
 
 
 def _close_down(store: Path) -> int:
     """Bring a store into one file, which works only while no process uses it; return its greatest lease token.
 
-    One that is too damaged for that stays as it is. Raises TransientError where another command uses it, sqlite3.Error.
+    A store too damaged for that stays as it is. Raises TransientError while another command uses it, sqlite3.Error.
     """
     if not store.exists():
         return 0
@@ -215,7 +216,7 @@ def _close_down(store: Path) -> int:
         with contextlib.closing(sqlite3.connect(store, timeout=1.0, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE").fetchone()
             row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'leases'").fetchone()
-            # A counter that is used up must not outlive the store that it spoilt; boards report the tokens they know.
+            # An exhausted counter must not outlive its damaged store; boards report the tokens that they know.
             return int(row[0]) if row and soundness.is_token(row[0]) else 0
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
@@ -224,13 +225,13 @@ def _close_down(store: Path) -> int:
             ) from error
         if "no such table" not in str(error):
             raise
-    except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: why it is being replaced
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: the reason for the restore
         pass
     return 0
 
 
 def _keep(store: Path, replaced: Path) -> None:
-    """Keep a store under another name too, and what lies beside a damaged one: it must not meet the new file."""
+    """Keep a store under another name too, with the side files of a damaged one, which must not meet the new file."""
     if not store.exists():
         return
     replaced.unlink(missing_ok=True)
@@ -242,7 +243,7 @@ def _keep(store: Path, replaced: Path) -> None:
 
 
 def _raise_token(part: Path, greatest: int) -> None:
-    """Have the restored store give greater tokens than the one before it: boards know those."""
+    """Make the restored store issue greater tokens than its predecessor, whose tokens boards know."""
     with contextlib.closing(sqlite3.connect(part)) as connection, connection:
         row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'leases'").fetchone()
         if row is None:
@@ -255,7 +256,7 @@ def _raise_token(part: Path, greatest: int) -> None:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter in what SQLite says of a damaged file
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from SQLite's message about a damaged file
         raise UnavailableError(f"{what}: {error}", "Is the disk full, or the file damaged?") from error
     except OSError as error:
         text = error.strerror or str(error)

@@ -5,18 +5,18 @@
     │   └── ModelRefusedError   TVM has no code for a model on a target
     ├── TransientError      trying again may work                   exit 3 once retries are spent
     │   ├── DeadlineError       a wait ended; says what it waited for
-    │   │   └── BoardBusyError      another holder had the board all the while
+    │   │   └── BoardBusyError      another client held the board throughout
     │   ├── BoardLostError      the connection to a board ended
-    │   ├── InvalidReplyError  an invalid reply of a board
+    │   ├── BoardNonsenseError  a board sent an invalid reply
     │   └── StoreFaultError     the store did not work this time
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
     │   │   └── MachineBusyError    another farm measures on this machine
     │   ├── CodeRefusedError    a compiler or assembler refuses     exit 1
-    │   └── LeaseOverError      a board is no longer ours to use    exit 1
+    │   └── LeaseOverError      this client has lost the board      exit 1
     ├── BoardUnsafeError    a board must not be used                exit 4
     │   └── BoardHostileError   a board attacked its client
-    └── InternalError       our bug                                 exit 1
+    └── InternalError       a bug of the farm                       exit 1
 
 Foreign errors are translated once, where they enter. All classes survive pickling (Ray moves them).
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 
 class FarmError(Exception):
-    """Base of the tree. `hint` says what the user can do about it; empty where there is nothing to do."""
+    """Base of the tree. `hint` is advice to the user; empty if there is nothing to do."""
 
     exit_code = 1
 
@@ -45,7 +45,7 @@ class UsageError(FarmError):
 
 
 class ModelRefusedError(UsageError):
-    """TVM cannot compile a model for a target. For another target it may."""
+    """TVM cannot compile a model for this target, but perhaps for another."""
 
 
 class TransientError(FarmError):
@@ -55,23 +55,23 @@ class TransientError(FarmError):
 
 
 class DeadlineError(TransientError):
-    """A wait reached its deadline. The message says what was waited for, and for how long."""
+    """A wait reached its deadline. The message names what was waited for, and for how long."""
 
 
 class BoardBusyError(DeadlineError):
-    """Another client held the board for as long as we waited. Nothing is wrong with the board."""
+    """Another client held the board for the whole wait. The board is fine."""
 
 
 class BoardLostError(TransientError):
-    """The connection to a board ended before the answer came. The board may or may not have done the work."""
+    """The connection to a board ended before the answer. The board may or may not have done the work."""
 
 
-class InvalidReplyError(TransientError):
-    """A board's answer cannot be true, or is none. It is not believed; the board is suspect, another one may do."""
+class BoardNonsenseError(TransientError):
+    """A board's reply is invalid or impossible, and is discarded. The board is suspect; another one may work."""
 
 
 class StoreFaultError(TransientError):
-    """The store was locked, restarting or out of reach, or the connection to it ended. It may work again soon."""
+    """The store was locked, restarting or unreachable, or its connection ended. It may work again soon."""
 
 
 class PermanentError(FarmError):
@@ -79,37 +79,37 @@ class PermanentError(FarmError):
 
 
 class UnavailableError(PermanentError):
-    """A part of the farm that this needs is not there: tracker, agent, disk, optional package."""
+    """A required part of the farm is missing: tracker, agent, disk, optional package."""
 
     exit_code = 3
 
 
 class MachineBusyError(UnavailableError):
-    """Another farm command measures on this machine, and did so for as long as we waited."""
+    """Another farm command measured on this machine for the whole wait."""
 
 
 class CodeRefusedError(PermanentError):
-    """Code for a GPU is refused, or takes more than the GPU has: a fault of its source."""
+    """Code for a GPU is refused, or exceeds the GPU's resources: its source is at fault."""
 
 
 class LeaseOverError(PermanentError):
-    """A lease was not renewed in time, ended by force, or followed by a later one: let go of the board.
+    """A lease was not renewed in time, was ended by force, or was followed by a later one: release the board.
 
-    `greatest` is the greatest token of the store that the board knows, where it was the board that refused.
+    `greatest` is the store's greatest token known to the board, if the board refused.
     """
 
     greatest = 0
 
 
 class BoardUnsafeError(FarmError):
-    """A board's clocks could not be restored: it must not be used until a person has checked it."""
+    """A board's clocks could not be restored: it must not be used until an operator has checked it."""
 
     exit_code = 4
 
 
 class BoardHostileError(BoardUnsafeError):
-    """A board sent what would have harmed us: it is quarantined until a person has checked it."""
+    """A board sent an attack: it is quarantined until an operator has checked it."""
 
 
 class InternalError(FarmError):
-    """A bug of ours."""
+    """A bug of the farm."""

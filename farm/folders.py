@@ -1,4 +1,4 @@
-"""Folders and files that belong to one user alone, with any umask: FARM_HOME and its contents."""
+"""Private folders and files under any umask: FARM_HOME and its content."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import IO, Any
 
 PRIVATE = 0o700
-# A folder that holds one of these is a FARM_HOME. Any other may be a user's whole home folder.
+# A folder with one of these is a FARM_HOME; another may be a user's home folder.
 _MARKS = ("farm.db", "services.lock", "web.token")
 
 _log = logging.getLogger(__name__)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, with mode 0700. Raises OSError."""
+    """Create a folder and its missing parents with mode 0700. Raises OSError."""
     for each in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         with contextlib.suppress(FileExistsError):
             each.mkdir(PRIVATE)
-    folder.mkdir(exist_ok=True)  # raises FileExistsError where it is a file
+    folder.mkdir(exist_ok=True)  # raises FileExistsError for a file
 
 
 def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
-    """Open a file, made with mode 0600 where there is none; one that other users may open is closed to them."""
+    """Open a file, created with mode 0600; an existing one is closed to other users."""
     number = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     status = os.fstat(number)
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
@@ -34,10 +34,9 @@ def open_private(path: Path, flags: int, mode: str) -> IO[Any]:
 
 
 def require_private(home: Path) -> None:
-    """Make a FARM_HOME with mode 0700, or close one of ours that other users can enter. Raises OSError.
+    """Create a FARM_HOME with mode 0700, or close an existing one to other users. Raises OSError.
 
-    A warning says so, unless the folder was empty. Folders of another owner, and those for everybody's files (`/tmp`),
-    stay as they are.
+    Warns, unless the folder was empty. Folders of another owner, and shared ones (`/tmp`), stay as they are.
     """
     make_private(home)
     status = home.stat()

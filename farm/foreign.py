@@ -1,7 +1,6 @@
-"""Text that others wrote (boards, candidates, files, users), made fit to be shown: nothing in it is obeyed.
+"""Sanitise foreign text (from boards, candidates, files, users) for display.
 
-A terminal obeys only our own controls (`show_controls`), and a Markdown page shows words, no markup (`escaped`).
-HTML pages escape what they show (`farm/report/pages.py`).
+`show_controls` is for terminals, `escaped` for Markdown. HTML pages escape their own text (`farm/report/pages.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# What a terminal acts on instead of showing it (C0 but for tab and newline, DEL, C1), what turns the order of letters
-# around, what else ends a line, and halves of characters, which no terminal can be sent.
+# Characters that a terminal interprets (C0 except tab and newline, DEL, C1), that reverse the text direction, that end
+# a line, and surrogates, which cannot be sent.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -23,27 +22,27 @@ _MARKUP = re.compile(r"[\\`*\[\]<|]")
 
 
 def show_controls(text: str) -> str:
-    r"""The text with its control characters written out, as `\x1b`; tabs and ends of lines stay."""
+    r"""Write control characters as escapes such as `\x1b`; tabs and newlines stay."""
     if text.isascii() and text.isprintable():
         return text
     return _CONTROLS.sub(_write_out, text.replace("\r\n", "\n"))
 
 
 def escape_markdown(text: str) -> str:
-    """The text as one line of Markdown that shows it and does nothing else."""
+    """Escape text as one line of Markdown."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(show_controls(text).splitlines()))
 
 
 def escaped(value: T) -> T:
-    """A document for a Markdown page: every text in it as `escape_markdown` makes it. Keys stay."""
+    """Escape every text in a document by `escape_markdown`. Keys stay."""
     return _escape(value)  # type: ignore[no-any-return]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """A Markdown table; columns hold numbers and go right, except those in `left`."""
+    """A Markdown table; columns are right-aligned, except those in `left`."""
     rule = [":--" if column in left else "--:" for column in range(len(head))]
     lines = [head, rule, *rows]
-    # What came escaped already stays as it is.
+    # Escaped text stays as it is.
     return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line) + " |" for line in lines)
 
 
@@ -65,7 +64,7 @@ def _escape(value: Any) -> Any:
     return value
 
 
-# What pydantic says of a value, as the farm says it.
+# pydantic's messages in the farm's words.
 _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), said)
     for pattern, said in (
@@ -97,7 +96,7 @@ _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def say_plainly(problem: str) -> str:
-    """What pydantic says is wrong with a value, in the farm's words; anything else as it is."""
+    """Translate a pydantic message to the farm's words; any other stays."""
     problem = problem.removeprefix("Value error, ")
     for pattern, said in _PLAIN:
         if found := pattern.fullmatch(problem):
@@ -106,6 +105,6 @@ def say_plainly(problem: str) -> str:
 
 
 def suggest(given: object, known: Iterable[str]) -> str:
-    """`Did you mean jetson-nano?`, or nothing where no known word is near."""
+    """`Did you mean jetson-nano?`, or nothing without a similar word."""
     near = difflib.get_close_matches(str(given), list(known), n=2, cutoff=0.6)
     return f"Did you mean {' or '.join(near)}?" if near else ""

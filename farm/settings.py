@@ -1,4 +1,4 @@
-"""Every setting: default, environment variable and meaning. A command's flags override them."""
+"""Every setting: its default, its environment variable and its meaning. A command's flags override them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STORE_FILE = "farm.db"
 
 
 def _setting(default: Any, env: str, meaning: str, zero: bool = False, known: tuple[str, ...] = ()) -> Any:
-    """`zero`: 0 is allowed, though the default is above it; `known`: the only values there are."""
+    """`zero`: 0 is allowed in addition to positive values; `known`: the only values."""
     metadata = {"env": env, "meaning": meaning, "zero": zero or default == 0, "known": known}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What may be set. Times are in seconds, sizes in bytes."""
+    """All settings. Times are in seconds, sizes in bytes."""
 
     home: str = _setting(
         "", "FARM_HOME", "folder of the store, caches and reports; default: the platform's data folder"
@@ -113,21 +113,21 @@ class Settings:
 
     @property
     def builds_path(self) -> Path:
-        """Return the folder of compiled candidates; it is not created here."""
+        """The folder of compiled candidates; not created here."""
         return (Path(self.shared).expanduser().absolute() if self.shared else self.home_path / "cache") / "builds"
 
     @property
     def models_path(self) -> Path | None:
-        """Return the folder of campaigns' models by content, for all hosts; None where there is none."""
+        """The shared folder of campaigns' models by content; None without one."""
         return Path(self.shared).expanduser().absolute() / "models" if self.shared else None
 
     def share_linker_cache(self) -> None:
-        """Have the linker, in this process and those it starts, keep what it makes on first use in the home."""
+        """Keep the linker's first-use cache in the home, for this process and its children."""
         os.environ.setdefault("FARM_ZIG_CACHE", str(self.home_path / "cache" / "zig"))
 
     @property
     def store_location(self) -> StoreLocation:
-        """Return the store's location. Raises UsageError."""
+        """The store's location. Raises UsageError."""
         if not self.store:
             return self.home_path / STORE_FILE
         if isinstance(location := parse_store(self.store), Path):
@@ -139,7 +139,7 @@ class Settings:
 
 
 def parse_store(text: str) -> StoreLocation:
-    """Return the store that a path or a URL names: `sqlite:///PATH`, `postgresql://…`. Raises UsageError."""
+    """Parse a store's path or URL: `sqlite:///PATH`, `postgresql://…`. Raises UsageError."""
     scheme, found, rest = text.partition("://")
     if not found or scheme == "sqlite":
         path = Path(rest.removeprefix("/") if found else text).expanduser().absolute()
@@ -157,7 +157,7 @@ def parse_store(text: str) -> StoreLocation:
     except ValueError as error:
         raise UsageError(f"{text!r} is no URL: {error}") from error
     if secret:
-        # Settings are kept with campaigns, and a URL is shown in many places.
+        # Settings are stored with campaigns, and a URL is shown in many places.
         raise UsageError(
             "the URL of a store must not hold a password",
             "Put it into ~/.pgpass, as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or into PGPASSWORD.",
@@ -170,7 +170,7 @@ _FOLDERS = ("FARM_HOME", "FARM_SHARED", "FARM_BOARD_TYPES", "FARM_CORE_TYPES")
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
-    """Return settings from the environment. Raises UsageError naming the variable with an impossible value."""
+    """Settings from the environment. Raises UsageError naming the variable with an invalid value."""
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for field in dataclasses.fields(Settings):

@@ -1,4 +1,4 @@
-"""Format figures, time spans and operating points for people; parse time spans such as `100ms`, `10m`, `1.5h`."""
+"""Format figures, durations and operating points for people; parse durations such as `100ms`, `10m`, `1.5h`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 NOTHING = "–"
-# The year 5138: beyond, strftime and localtime fail on some systems.
+# The year 5138: strftime and localtime fail beyond it on some systems.
 _LATEST_S = 1e11
 
 DURATION_EXAMPLES = "90s, 10m, 1.5h"
@@ -42,12 +42,12 @@ class Scale:
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:
-    """Return the unit in which the smallest has a digit before the point."""
+    """The unit in which the smallest value has a digit before the point."""
     return _scale(values, ((1.0, "s"), (1e3, "ms"), (1e6, "µs")))
 
 
 def format_latency(seconds: float) -> str:
-    """Format three significant digits in the fitting unit."""
+    """Three significant digits in a suitable unit."""
     return seconds_scale((seconds,)).text(seconds)
 
 
@@ -75,7 +75,7 @@ def name_some(names: Sequence[str], most: int = 3) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Format as `512 bytes`, `42.1 kB`, `1.23 MB`; only zero is 0."""
+    """`512 bytes`, `42.1 kB`, `1.23 MB`; never rounds to zero."""
     if size < 1000:
         return f"{size} bytes"
     return next(f"{format_number(size / unit)} {name}" for unit, name in _UNITS_BYTES if size >= unit)
@@ -98,7 +98,7 @@ def format_percent(ratio: float, more: str, less: str, same: str) -> str:
 
 
 def parse_duration_s(text: str) -> float:
-    """Return seconds above 0. Raises ValueError."""
+    """Parse a duration in seconds, above 0. Raises ValueError."""
     found = _SPAN.fullmatch(text.strip().lower())
     if found and not found.group(2):
         raise ValueError(f"{text!r} has no unit: {text.strip()}s, {text.strip()}ms or {text.strip()}m?")
@@ -109,7 +109,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_share(share: float) -> str:
-    """Format a probability in percent; a measured one is never 100."""
+    """A probability in percent; a measured one is never shown as 100 or 0."""
     return "over 99 %" if share > 0.99 else "under 1 %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
 
 
@@ -122,24 +122,24 @@ def format_duration(seconds: float) -> str:
 
 
 def to_local_time(at: float) -> time.struct_time:
-    """Return a moment since the epoch in local time; an impossible one becomes the epoch."""
+    """A time since the epoch in local time; an impossible one becomes the epoch."""
     return time.localtime(at if 0 <= at <= _LATEST_S else 0.0)
 
 
 def format_minute(at: float) -> str:
-    """Format a moment since the epoch as a local date and time."""
+    """A time since the epoch as a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M", to_local_time(at))
 
 
 def format_point(key: str, common: Iterable[str] = ()) -> str:
-    """Format an operating point's key: `a57 1420.8 MHz, gpu 921.6 MHz`, without its words in `common`."""
+    """An operating point's key for people: `a57 1420.8 MHz, gpu 921.6 MHz`, without the words in `common`."""
     left_out = set(common)
     words = [_format_word(word) for word in key.split() if word not in left_out]
     return ", ".join(words) or ("as the board had it" if key == "default" else "as above")
 
 
 def find_common_words(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return words that every key has; none where there is only one key."""
+    """Words in every key; none for a single key."""
     split = [key.split() for key in keys]
     if len(split) < 2:
         return ()
@@ -147,7 +147,7 @@ def find_common_words(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def format_label(key: str, common: Iterable[str] = ()) -> str:
-    """Return the shortest label for a chart: the bare frequency where the point has nothing else."""
+    """The shortest text for a chart: a bare frequency if the point has nothing else."""
     words = [word for word in key.split() if word not in set(common)]
     if len(words) == 1 and words[0].endswith("MHz"):
         return words[0].partition("=")[2].replace("MHz", " MHz")
@@ -168,7 +168,7 @@ def _scale(values: Iterable[float], units: tuple[tuple[float, str], ...]) -> Sca
 
 
 def _plan_digits(value: float, width: float) -> int:
-    """Return digits behind the point: three significant ones, up to two more for a narrower interval."""
+    """Digits after the point: three significant ones, up to two more for a narrower interval."""
     usual = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
     needed = max(0, math.ceil(-math.log10(width)) + 1) if width > 0 else 0
     return min(max(usual, needed), usual + 2)

@@ -1,4 +1,4 @@
-"""Frozen value types that the whole coordinator shares. They hold facts and do nothing."""
+"""Frozen value types shared by the whole coordinator. They hold facts and do nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
 
-# The operating point of a board whose clocks are not set.
+# The operating point of a board with untouched clocks.
 DEFAULT_POINT = "default"
 
-# What a trial was for: to find good candidates, or to measure one of the best again and check what it computes.
+# The purpose of a trial: search for candidates, or verify one of the best.
 SEARCH_TRIAL = "search"
 WINNER_TRIAL = "winner"
 
-# The name under which code without a record takes part where winners are measured. It has no trace.
+# The name of code without a record among the finalists. It has no trace.
 UNTUNED = "untuned"
 
 
@@ -37,10 +37,10 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class Direct:
-    """Reached on this machine's loopback. `port` is the agent's, None where the tracker says it.
+    """Reached on this machine's loopback. `port` is the agent's; None: as the tracker says.
 
-    `on_demand`: the board is this machine as commands such as `farm tune` use it, each with an agent of its own; in
-    between there is none, which is no fault.
+    `on_demand`: the board is this machine as used by commands such as `farm tune`, each with its own agent; between
+    commands there is none.
     """
 
     kind: ClassVar[str] = "direct"
@@ -53,8 +53,8 @@ class Ssh:
     """Reached through an SSH connection.
 
     `identity_file` is the path of a private key, never the key; `host_key` is the fingerprint of the host's public key
-    (`SHA256:…`), empty until first contact. On the board's loopback, `agent_port` is where its agent listens and
-    `tracker_port` where it finds the farm's tracker.
+    (`SHA256:…`), empty until first contact. On the board's loopback, `agent_port` is its agent's port and
+    `tracker_port` that of the farm's tracker.
     """
 
     kind: ClassVar[str] = "ssh"
@@ -69,10 +69,10 @@ class Ssh:
 
 @dataclasses.dataclass(frozen=True)
 class Virtual:
-    """A virtual board that the farm itself starts on this machine; `seed` tells individuals of one type apart.
+    """A virtual board that the farm starts on this machine; `seed` selects an individual of the type.
 
-    `faults` harm it from its start on, as `device-agent serve --fault` says them. `live`: its time passes as this
-    machine's does, instead of as fast as it can be computed.
+    `faults` harm it from its start, as `device-agent serve --fault`. `live`: its time passes as this machine's does,
+    instead of as fast as possible.
     """
 
     kind: ClassVar[str] = "virtual"
@@ -81,16 +81,16 @@ class Virtual:
     live: bool = False
 
 
-# How a board is reached. None of its fields is a secret.
+# A board's transport. No field is a secret.
 Transport = Direct | Ssh | Virtual
 
 
 class State(StrEnum):
-    """What a board is doing, as far as the farm can tell."""
+    """What a board is doing, as far as the farm knows."""
 
     IDLE = "idle"
     LEASED = "leased"
-    OFFLINE = "offline"  # cannot be reached; outranks a lease that has not ended yet
+    OFFLINE = "offline"  # unreachable; outranks an open lease
 
 
 class Health(StrEnum):
@@ -99,14 +99,14 @@ class Health(StrEnum):
     GOOD = "good"  # work
     SUSPECT = "suspect"  # nothing but probes, which decide
     QUARANTINED = "quarantined"  # after repeated faults: probes only, after a cool-down
-    MAINTENANCE = "maintenance"  # an operator has it
-    UNSAFE = "unsafe"  # its clocks could not be restored; nothing until an operator has cleared it
+    MAINTENANCE = "maintenance"  # in an operator's hands
+    UNSAFE = "unsafe"  # its clocks could not be restored; unusable until an operator clears it
     RETIRED = "retired"  # kept for its history
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """Whether a board can be reached, whether a lease of it is open, and its health."""
+    """Whether a board is reachable, whether it has an open lease, and its health."""
 
     reachable: bool
     leased: bool
@@ -114,7 +114,7 @@ class Standing:
 
     @property
     def state(self) -> State:
-        """Return the state that follows. The services keep no connection to a retired board."""
+        """The resulting state. A retired board counts as offline, since the farm does not connect to it."""
         if not self.reachable:
             return State.OFFLINE
         if self.leased:
@@ -124,11 +124,12 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True)
 class HealthHistory:
-    """What of a board's past decides about its health. Times are seconds on the farm's clock (`farm.store.clock`).
+    """The part of a board's past that determines its health. Times are seconds on the farm's clock
+    (`farm.store.clock`).
 
-    `faults_s` are board-side faults, oldest first; `passes` counts probes passed in a row since the last that did not;
-    `cooling_since_s` is when the cool-down began; `held` says that an operator ordered the quarantine; `cycles_s` are
-    when the farm cycled its power, or tried to, oldest first, as far as that counts.
+    `faults_s` are board-side faults, oldest first; `passes` counts consecutive passed probes; `cooling_since_s` is the
+    start of the cool-down; `held`: an operator ordered the quarantine; `cycles_s` are the farm's power cycles, tried
+    ones included, oldest first, as far as they count.
     """
 
     faults_s: tuple[float, ...] = ()
@@ -140,7 +141,7 @@ class HealthHistory:
 
 @dataclasses.dataclass(frozen=True)
 class Transition:
-    """What an observation did: the new standing and history. `reason` is empty only where nothing is worth noting."""
+    """The effect of an observation: the new standing and history. `reason` is empty only if nothing changed notably."""
 
     standing: Standing
     history: HealthHistory
@@ -148,7 +149,7 @@ class Transition:
 
 
 class WorkKind(StrEnum):
-    """What a board is wanted for. All but trials is interactive: a person or a script waits for it."""
+    """The kind of work that a board is requested for. All but trials is interactive: a person or a script waits."""
 
     RUN = "run"
     BENCH = "bench"
@@ -161,7 +162,7 @@ class WorkKind(StrEnum):
 
     @classmethod
     def of(cls, purpose: str) -> WorkKind:
-        """The kind of work that a purpose such as "bench resnet-18" names first; what names none is a run."""
+        """The kind of work that a purpose such as "bench resnet-18" names first; a run by default."""
         return {str(kind): kind for kind in cls}.get(purpose.partition(" ")[0], cls.RUN)
 
 
@@ -169,7 +170,8 @@ class WorkKind(StrEnum):
 class BoardRequest:
     """A request for boards: `wanted` of those in `boards`, all of one type, since `waited_s` (s).
 
-    `requested_at` is wall-clock seconds since the epoch, for people. `campaign` is whose trials they are for, or None.
+    `requested_at` is wall-clock seconds since the epoch, for people. `campaign` is the campaign whose trials they are
+    for, or None.
     """
 
     id: int
@@ -190,8 +192,8 @@ class Lease:
     """The exclusive right to use a board until it expires.
 
     Of two leases of one board in one `store` the later has the greater `token`. `acquired_at` and `expires_at` are
-    wall-clock seconds since the epoch, for people; expiry itself is judged on the farm's clock, `ttl_s` after the last
-    renewal. `nonce` is drawn for each lease: a store that was put back to an earlier state gives tokens twice.
+    wall-clock seconds since the epoch, for people; expiry uses the farm's clock, `ttl_s` after the last renewal.
+    `nonce` is drawn for each lease, because a restored store repeats tokens.
     """
 
     board: str
@@ -207,9 +209,9 @@ class Lease:
 
 @dataclasses.dataclass(frozen=True)
 class GoldenSample:
-    """One run of the golden kernel on a board: the median latency in seconds, and all samples that it was taken from.
+    """One run of the golden kernel on a board: the median latency in seconds, and its samples.
 
-    `kernel` names the kernel with its version: times of different ones are never compared. `at` is wall-clock seconds
+    `kernel` names the kernel with its version: times of different ones are not comparable. `at` is wall-clock seconds
     since the epoch.
     """
 
@@ -226,9 +228,9 @@ class GoldenSample:
 class Trial:
     """One candidate measured, or failed, on one board at one operating point.
 
-    The first five fields, `board_type` and `purpose` are its identity: the store refuses a second one. An empty
-    `board_type` is the campaign's own, where it has one alone. `purpose` is SEARCH_TRIAL or WINNER_TRIAL. `build_s` is
-    the compiler's time, `held_s` the time for which the board's session was busy with it.
+    The first five fields, `board_type` and `purpose` are its identity, which is unique in the store. An empty
+    `board_type` is the campaign's own, if it has only one. `purpose` is SEARCH_TRIAL or WINNER_TRIAL. `build_s` is the
+    compiler's time, `held_s` the time in the board's session.
     """
 
     campaign: int
@@ -246,7 +248,7 @@ class Trial:
 
     @property
     def counts(self) -> bool:
-        """Whether it is the candidate's result in its campaign: its time, or its own failure, found in the search."""
+        """Whether it is the candidate's result in its campaign: a time, or its own failure, from the search."""
         status = self.outcome.status
         return (
             self.purpose == SEARCH_TRIAL
@@ -256,7 +258,7 @@ class Trial:
 
     @property
     def median_s(self) -> float | None:
-        """Median latency sample in seconds, or None where the trial is not ok."""
+        """Median latency sample in seconds; None unless the trial is ok."""
         samples = sorted(self.outcome.latency_s)
         if self.outcome.status.fault_side is not None or not samples:
             return None
@@ -268,9 +270,9 @@ class Trial:
 class Record:
     """The best verified trial of a workload for a board type and operating point.
 
-    `max_abs_error` and `max_rel_error` are against the unscheduled function on the same inputs. `evidence` says how it
-    was measured again (boards, samples, interval, tie), None where it was not: then `median_s` is a single trial's.
-    `origin` says which farm, campaign or file an imported record comes from, None where it was made here.
+    `max_abs_error` and `max_rel_error` are against the unscheduled function on the same inputs. `evidence` describes
+    its verification (boards, samples, interval, tie), None without one: then `median_s` is a single trial's. `origin`
+    names the farm, campaign or file of an imported record, None for one made here.
     """
 
     workload: str
@@ -291,17 +293,17 @@ class Record:
 
     @property
     def device(self) -> str:
-        """What ran it: the processor ("cpu") or the GPU ("gpu") of a board."""
+        """What ran it: the board's CPU ("cpu") or GPU ("gpu")."""
         return "gpu" if is_for_gpu(self.pipeline) else "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDecision:
-    """What a model is compiled from, once it was timed itself: from the records, but those that lost in it.
+    """The records from which a model is compiled, after it was timed itself: all but those that lost.
 
-    It holds for the model with these `workloads` (`name_workloads`), on boards of a type at an operating point.
-    `refused` has the candidates of the records that are left out, by workload; where a record has another candidate by
-    now, it is younger, and nothing was decided about it. `evidence` is the whole final, as reports show it.
+    It applies to the model with these `workloads` (`name_workloads`), on boards of a type at an operating point.
+    `refused` maps workloads to the candidates of rejected records; a record with a newer candidate is undecided.
+    `evidence` is the whole A/B test, as reports show it.
     """
 
     model_sha256: str
@@ -316,51 +318,48 @@ class ModelDecision:
 
 
 def name_workloads(hashes: Iterable[str]) -> str:
-    """The name of a model's workloads taken together: with it goes its target, graph pipeline and every shape."""
+    """The name of a model's workloads together, which covers target, graph pipeline and every shape."""
     return hashlib.sha256(" ".join(sorted(hashes)).encode()).hexdigest()
 
 
 def is_for_gpu(pipeline: str) -> bool:
-    """Whether code of a graph pipeline is for boards' GPUs: those pipelines are called so."""
+    """Whether a graph pipeline's code is for GPUs, by its name."""
     return pipeline.startswith("gpu/")
 
 
 def read_pipeline(pipeline: str) -> tuple[bool, str | None]:
-    """Whether a graph pipeline is an exact one, and how it stores weights (None: as the model has them), as `--weights`
-    takes it: its name says so.
-    """
+    """Whether a graph pipeline is exact, and its weight type as for `--weights` (None: the model's), by its name."""
     found = re.fullmatch(r"[^-]+(-exact)?(?:-(bf16(?:-all)?|fp16))?", pipeline)
     return (bool(found[1]), found[2]) if found else (False, None)
 
 
 class CampaignState(StrEnum):
-    """How it stands with a campaign over a fleet."""
+    """The state of a fleet campaign."""
 
-    SUBMITTED = "submitted"  # in the store; no engine has begun with it
+    SUBMITTED = "submitted"  # in the store; no engine has started it
     RUNNING = "running"
-    CONNECTING = "connecting"  # boards that it may use are being brought within reach
-    WAITING = "waiting"  # no board that it may use is there
-    PAUSED = "paused"  # as an operator wanted
-    VERIFYING = "verifying"  # the search is over; winners are measured again
-    INTERRUPTED = "interrupted"  # its engine was killed or told to end; it can be resumed
+    CONNECTING = "connecting"  # connecting to its boards
+    WAITING = "waiting"  # none of its boards is available
+    PAUSED = "paused"  # by an operator
+    VERIFYING = "verifying"  # the search is over; finalists are re-measured
+    INTERRUPTED = "interrupted"  # its engine was killed or stopped; it can be resumed
     FINISHED = "finished"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come of it any more."""
+        """Whether the state is final."""
         return self in (CampaignState.FINISHED, CampaignState.CANCELLED, CampaignState.FAILED)
 
 
 @dataclasses.dataclass(frozen=True)
 class FleetCampaign:
-    """A campaign over a fleet, as the store has it.
+    """A fleet campaign as stored.
 
-    `order` is what was ordered, `budget` what it may use now, `progress` how far its engine has come (None: not begun),
-    all plain data. `wanted` is what operators want of it: `run`, `pause` or `cancel`. `engine` names the process that
-    carries it out, None where none does. `started_at` is when it was submitted; both times are wall-clock seconds
-    since the epoch.
+    `order` is the request, `budget` its present limits, `progress` its engine's progress (None: not started), all plain
+    data. `wanted` is the operators' request: `run`, `pause` or `cancel`. `engine` identifies the process that carries
+    it out, None without one. `started_at` is its submission; both times are wall-clock seconds since the epoch.
     """
 
     id: int
@@ -379,5 +378,4 @@ class FleetCampaign:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come of it any more."""
         return self.state.over

@@ -1,6 +1,4 @@
-"""Processes of the farm that are not Ray's: children die with us, or are stopped so that nothing is left; what serves a
-whole FARM_HOME is started on its own feet.
-"""
+"""The farm's processes outside Ray: children that end with their parent, and detached processes of a FARM_HOME."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from farm.errors import PermanentError, TransientError
 from farm.processes import home_log
 from farm.settings import find_folders
 
-# What held for so long ended for a new reason: begin with short pauses again.
+# After this long up, the next end has a new reason: restart with short pauses.
 STABLE_S = 30.0
 
 
@@ -36,13 +34,13 @@ class Backoff:
     give_up_s: float = float("inf")
 
     def plan_pause_s(self, attempt: int) -> float:
-        """The pause after the `attempt`-th failure in a row, from 1. Random, so that a rack does not come at once."""
+        """The pause after the `attempt`-th failure in a row, from 1. Random, so that a rack does not retry in step."""
         span_s = min(self.last_s, self.first_s * 2.0 ** min(attempt - 1, 32))
         return random.uniform(span_s / 2, span_s)
 
 
 class Restarts:
-    """The attempts at one thing. Not thread-safe."""
+    """Attempts at one thing. Not thread-safe."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
@@ -52,15 +50,14 @@ class Restarts:
 
     @property
     def due(self) -> bool:
-        """Whether the pause is over."""
         return time.monotonic() >= self._again_at
 
     def note_up(self) -> None:
-        """It is there."""
+        """Record that it is up."""
         self._up_since = time.monotonic()
 
     def note_end(self) -> float:
-        """It ended, or did not come up; returns the pause before the next attempt, in s."""
+        """Record its end, or a failed attempt; return the pause before the next one, in s."""
         now = time.monotonic()
         stable = self._up_since is not None and now - self._up_since >= STABLE_S
         self._up_since = None
@@ -70,17 +67,17 @@ class Restarts:
         return pause_s
 
 
-# The end of what a command printed, for people: a line or two.
+# The end of a command's output, for people: a line or two.
 _SAID_BYTES = 400
 
 
 def run(
     command: Sequence[str], timeout_s: float, *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command to its end; returns the last of what it printed. What it left running in its group is ended.
+    """Run a command to its end; return the end of its output. Kills what it left running in its group.
 
-    `environment` comes on top of our own. Raises PermanentError where it cannot be run, TransientError where it does
-    not end in time or ends with another exit code than 0.
+    `environment` is added to this process's. Raises PermanentError if it cannot run, TransientError for a timeout or an
+    exit code other than 0.
     """
     with tempfile.TemporaryFile() as said:
         try:
@@ -116,7 +113,7 @@ STOP_TIMEOUT_S = 5.0
 LOG_BYTES = 4 << 20
 _TAIL_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
-# With less than this a program cannot write what it needs to start, nor a line of its log.
+# With less, a program can write neither its startup files nor a line of its log.
 _LEAST_FREE_BYTES = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -128,12 +125,11 @@ def start(
     cores: set[int] | None = None,
     pipes: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, its output in `log`, pinned to `cores` where given.
+    """Start a child in its own session, its output in `log`, pinned to `cores` if given.
 
-    With `pipes` its standard input and output are pipes to us, and only what it says on stderr goes to `log`.
-
-    A session of its own keeps the terminal's Ctrl-C away from it, so that we decide the order in which things end.
-    Raises TransientError where the machine has no room for it: no process, no memory, no disk.
+    With `pipes` its standard input and output are pipes, and only its stderr goes to `log`. Its own session protects it
+    from the terminal's Ctrl-C, so that this process decides the order of ends. Raises TransientError if the machine
+    lacks processes, memory or disk.
     """
     parent = os.getpid()
 
@@ -161,9 +157,9 @@ def start(
 def start_for_home(
     home: Path, module: Sequence[str], output: str, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a module of ours, with its options, on its own feet: it does not end when we do.
+    """Start one of the farm's modules detached: it does not end with this process.
 
-    What it says before it has a log of its own goes to the file `output` among the home's logs.
+    Output before it has a log of its own goes to the file `output` among the home's logs.
     """
     logs = home / "logs"
     folders.make_private(logs)
@@ -174,7 +170,7 @@ def start_for_home(
             stdout=file,
             stderr=file,
             env=os.environ | find_folders() | {"FARM_HOME": str(home)},
-            # It outlives the command: the folder of that may be removed or unmounted.
+            # It outlives the command, whose folder may be removed or unmounted.
             cwd="/",
             start_new_session=True,
         )
@@ -182,7 +178,7 @@ def start_for_home(
 
 @contextlib.contextmanager
 def room_for_process() -> Iterator[None]:
-    """Raise TransientError where what the block starts has no room on this machine."""
+    """Raise TransientError if the machine lacks resources for what the block starts."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
@@ -192,7 +188,7 @@ def room_for_process() -> Iterator[None]:
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Ask the child to end, then end its whole group."""
+    """Stop the child, then kill its whole group."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -203,7 +199,7 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) ->
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a log, for an error message; of a long one nothing but its end is read."""
+    """The last lines of a log, for an error message; reads only the end of a long one."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL_BYTES))
@@ -212,9 +208,8 @@ def tail(log: Path, lines: int = 5) -> str:
 
 
 def explain_end(log: Path | None, code: int | None = None, logged: str = "") -> str:
-    """Why a child ended, or does not answer: its exit code where given, the last lines of its log, and a full disk,
-    which keeps it from saying anything. `logged` stands in for an empty log. Never empty; without a log it is the code
-    alone.
+    """Why a child ended, or does not answer: its exit code if given, the end of its log, and a full disk, which
+    silences it. `logged` replaces an empty log. Never empty; without a log it is the code alone.
     """
     said = [] if code is None else [f"killed by signal {-code}" if code < 0 else f"exit code {code}"]
     if log is None:
@@ -228,14 +223,14 @@ def explain_end(log: Path | None, code: int | None = None, logged: str = "") -> 
 
 
 def trim_logs(folder: Path) -> None:
-    """Truncate every log of a child below `folder` that is longer than `LOG_BYTES`, and keep one older piece of each.
+    """Truncate every child's log below `folder` that is longer than `LOG_BYTES`, and keep one older piece of each.
 
-    The child has it open for appending, as `start` opens it, and goes on; some lines may be lost meanwhile.
+    The child appends to it, as opened by `start`, and goes on; some lines may be lost meanwhile.
     """
     for log in folder.rglob("*.log"):
         if log.name == home_log.LOG_FILE:  # its writers rotate it
             continue
-        with contextlib.suppress(OSError):  # removed just now, or the disk is full: next time
+        with contextlib.suppress(OSError):  # just removed, or the disk is full: next time
             if log.stat().st_size > LOG_BYTES:
                 older = log.with_name(log.name + ".1")
                 older.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Work with TVM's compiler in a process of its own: it takes seconds and hundreds of megabytes, holds up signals, and
-cannot be loaded beside the runtime that talks to boards.
+"""Run TVM's compiler in a separate process: it takes seconds and hundreds of megabytes, blocks signals, and cannot be
+loaded beside the runtime that talks to boards.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 from farm.errors import FarmError, InternalError
 from farm.processes.worker_processes import Child, Parent
 
-# The biggest models take a minute to import and some to build; the linker's first use half a minute.
+# The largest models take a minute to import and some to build; the linker's first use half a minute.
 TIMEOUT_S = 900.0
-# How often a user hears that it goes on.
+# How often to report progress to the user.
 _TELL_S = 5.0
 
 T = TypeVar("T")
 
 
 class Apart:
-    """Jobs in a process of its own, made one after the other, which begins at once and ends with the block."""
+    """Jobs in a separate process, run in sequence; it starts at once and ends with the block."""
 
     def __init__(self, jobs: Sequence[Callable[[], Any]]) -> None:
-        """`jobs`, and what they return and raise, must be fit to be pickled."""
+        """`jobs`, their results and errors must be picklable."""
         self._child = Child.start(__name__)
         self._child.send(*jobs)  # where it is gone, its answer tells how it ended
 
@@ -36,23 +36,22 @@ class Apart:
         self._child.kill()
 
     def give(self, job: Callable[[], Any]) -> None:
-        """One more job, done after the others."""
+        """Add a job after the others."""
         self._child.send(job)
 
     def has_answer(self, wait_s: float = 0.0) -> bool:
-        """Whether `take` need not wait: for a job's end, or the process's. Waits `wait_s` for that."""
+        """Whether `take` returns at once, for a finished job or a dead process. Waits up to `wait_s` for that."""
         try:
             return self._child.connection.poll(wait_s)
         except (OSError, EOFError):
             return True
 
     def is_alive(self) -> bool:
-        """Whether the process is there."""
         return self._child.process.poll() is None
 
     def take(self, timeout_s: float, what: str) -> Any:
-        """What the next job returned. Raises what it raised, DeadlineError beginning with `what`, and InternalError
-        where the process ended.
+        """The result of the next job. Raises its error, DeadlineError beginning with `what`, and InternalError if the
+        process ended.
         """
         result, error = self._child.receive(timeout_s, what)
         if error is not None:
@@ -60,9 +59,9 @@ class Apart:
         return result
 
     def take_compiled(self, name: str, timeout_s: float = TIMEOUT_S, say: Callable[[str], None] | None = None) -> Any:
-        """What the next job returned, which compiles `name`; `say` gets a line now and then until it is there.
+        """The result of the next job, which compiles `name`; `say` gets a progress line from time to time.
 
-        Raises what `take` raises.
+        Raises as `take`.
         """
         began_s = time.monotonic()
         while say is not None and not self.has_answer(_TELL_S) and time.monotonic() - began_s < timeout_s:
@@ -73,9 +72,9 @@ class Apart:
 def compile_in_subprocess(
     job: Callable[[], T], name: str, timeout_s: float = TIMEOUT_S, say: Callable[[str], None] | None = None
 ) -> T:
-    """What a single job returns; `name` is of what is compiled, for people. `say`: see `Apart.take_compiled`.
+    """The result of a single job that compiles `name`. `say`: see `Apart.take_compiled`.
 
-    Raises what `Apart.take` raises.
+    Raises as `Apart.take`.
     """
     with Apart([job]) as apart:
         answer: T = apart.take_compiled(name, timeout_s, say)
@@ -83,8 +82,8 @@ def compile_in_subprocess(
 
 
 def main(parent: Parent) -> None:
-    """The life of the process: jobs come, and their answers go back."""
-    # A compiler in the middle of its work hears no signal, and leaves memory and a temporary folder behind.
+    """The process's main loop: receive jobs, send answers."""
+    # A running compiler handles no signal, and would leave memory and a temporary folder behind.
     parent.on_stop = functools.partial(os._exit, 1)
     while True:
         for job in parent.receive() or ():
@@ -92,5 +91,5 @@ def main(parent: Parent) -> None:
                 parent.send(job(), None)
             except FarmError as error:
                 parent.send(None, error)
-            except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told, not this end's stderr
+            except Exception as error:  # noqa: BLE001 - the edge of a process: the error is sent to the caller
                 parent.send(None, InternalError(f"{type(error).__name__}: {error}"))

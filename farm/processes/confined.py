@@ -1,7 +1,7 @@
-"""Work on what a stranger wrote, in a confined process of its own: bytes go in, bytes come out, nothing else.
+"""Process foreign input in a confined process: bytes in, bytes out, nothing else.
 
-What the process may do is said in `confinement`. Its answer is bytes that are never unpickled: it may have been taken
-over by what it read. Work of our own that only takes long is in `compile_in_subprocess`.
+`confinement` defines what the process may do. Its answer is never unpickled, because its input may have taken it over.
+Long work of the farm's own is in `compile_subprocess`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from farm import errors
 from farm.errors import FarmError, InternalError, UsageError
 from farm.processes import children, confinement
 
-# The process may write in its home alone: what it was given and its log are out of its reach.
+# The process may write only in its home: its input and its log are outside.
 _GIVEN, _LOG, _HOME = "given", "log", "home"
 _ANSWER, _ERROR = "home/answer", "home/error.json"
 _ERROR_BYTES = 64 << 10
-# The child's own words that it met its memory limit.
+# The child's exit code for its memory limit.
 _OUT_OF_MEMORY = 7
-# What a child needs of the environment; the rest may hold what is nobody's business.
+# The environment that a child needs; the rest may be confidential.
 _KEPT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TZ")
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfinedLimits:
-    """What a confined process may take; `answer_bytes` is the longest answer that is believed."""
+    """Limits of a confined process; `answer_bytes` bounds its answer."""
 
     memory_bytes: int = 4 << 30
     timeout_s: float = 120.0
@@ -43,12 +43,11 @@ class ConfinedLimits:
 def call(
     function: str, payload: bytes, what: str, limits: ConfinedLimits = ConfinedLimits(), *, trusted: bool = False
 ) -> bytes:
-    """What the function `module:name`, which takes and returns bytes, makes of `payload` in a confined process.
+    """Apply the function `module:name`, from bytes to bytes, to `payload` in a confined process.
 
-    `what` begins the message where it comes to nothing ("model.pt2 was not converted"). The process works in an empty
-    folder, which is its home and removed afterwards. With `trusted`, the user vouches for the payload: the process has
-    limits of memory and time, and no more. Raises the FarmError that the function
-    raised, and UsageError where the process crashed, took too much memory or time, or answered too much.
+    `what` begins error messages ("model.pt2 was not converted"). The process works in an empty temporary folder, its
+    home. With `trusted` the user vouches for the payload, and only memory and time are limited. Raises the function's
+    FarmError, and UsageError if the process crashed or exceeded memory, time or answer length.
     """
     with tempfile.TemporaryDirectory(prefix="farm-confined-") as text:
         folder = Path(text)
@@ -80,7 +79,7 @@ def _take_answer(folder: Path, code: int, what: str, limits: ConfinedLimits) -> 
 
 
 def _read(path: Path, most: int, what: str) -> bytes:
-    """A plain file of a bounded length; a link could lead to what the process itself may not read."""
+    """Read a plain file of bounded length; a link could lead to files that the process itself may not read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -95,7 +94,7 @@ def _read(path: Path, most: int, what: str) -> bytes:
 
 
 def _error(data: bytes, what: str) -> FarmError:
-    """The error that the function raised; of a class that is ours, else as `what` with its words."""
+    """The function's error: of its class if that is the farm's, else one beginning with `what`."""
     try:
         name, message, hint = (str(part) for part in json.loads(data))
     except (ValueError, TypeError, RecursionError):
@@ -107,7 +106,7 @@ def _error(data: bytes, what: str) -> FarmError:
 
 
 def main(folder: Path, function: str, memory_bytes: int, timeout_s: float, trusted: bool) -> int:
-    """The life of the process."""
+    """The process's main function."""
     os.chdir(folder / _HOME)
     payload = (folder / _GIVEN).read_bytes()
     confinement.limit(memory_bytes, timeout_s)
@@ -121,7 +120,7 @@ def main(folder: Path, function: str, memory_bytes: int, timeout_s: float, trust
         return _OUT_OF_MEMORY
     except FarmError as error:
         return _say(folder, type(error).__name__, error.message, error.hint)
-    except Exception as error:  # noqa: BLE001 - the edge of a process: who waits is told
+    except Exception as error:  # noqa: BLE001 - the edge of a process: the error is the answer
         return _say(folder, "", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "")
     return 0
 
@@ -134,5 +133,5 @@ def _say(folder: Path, kind: str, message: str, hint: str) -> int:
 if __name__ == "__main__":
     _status = main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5] == "trusted")
     sys.stderr.flush()
-    # What it loaded may have threads and destructors of its own: nothing of it is waited for.
+    # Loaded libraries may have threads and destructors: do not wait for them.
     os._exit(_status)

@@ -1,7 +1,7 @@
-"""Take rights away from this process for good, before it reads what a stranger wrote: files, network, other processes.
+"""Drop this process's rights for good before it reads foreign input: files, network, other processes.
 
-By Linux's own means, none of which needs root: resource limits, Landlock (since 5.13) and a seccomp filter. A kernel
-without Landlock leaves the user's files readable and writable; one without seccomp is refused.
+Uses resource limits, Landlock (since Linux 5.13) and a seccomp filter; none needs root. A kernel without Landlock
+leaves the user's files accessible; one without seccomp is refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from farm.errors import UnavailableError
 
-# What libraries map without writing: TVM's and PyTorch's take some 2 GiB each of addresses, threads' stacks more.
+# Address space that libraries map without writing: some 2 GiB each for TVM and PyTorch, and threads' stacks.
 _MAPPED_BYTES = 16 << 30
-# No file may grow beyond this: a model of protobuf's greatest size, and its weights beside it.
+# The largest file: a model of protobuf's maximal size, with its weights beside it.
 _FILE_BYTES = 8 << 30
-# What Python and its libraries look at outside their own folders; nothing of it is a user's, and of /proc nothing tells
-# of other processes.
+# Files that Python and its libraries read outside their own folders; none is a user's, and none of /proc is about other
+# processes.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd",
     "/etc/group", "/etc/os-release", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
@@ -34,7 +34,7 @@ _SYSTEM = (
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
-# include/uapi/linux/landlock.h: rights by the ABI that brought them, the calls' numbers (the same on x86-64 and Arm).
+# include/uapi/linux/landlock.h: rights by ABI version, and call numbers (the same on x86-64 and Arm).
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
@@ -45,7 +45,7 @@ _NETWORK, _SCOPES = 0b11, 0b11  # binding and connecting TCP (ABI 4); abstract s
 
 @dataclasses.dataclass(frozen=True)
 class _Calls:
-    """Numbers of system calls on one architecture; `arch` is its AUDIT_ARCH (include/uapi/linux/audit.h)."""
+    """System call numbers of one architecture; `arch` is its AUDIT_ARCH (include/uapi/linux/audit.h)."""
 
     arch: int
     refused: tuple[int, ...]
@@ -53,8 +53,8 @@ class _Calls:
     tgkill: int
 
 
-# Refused: sockets, other processes' memory and life (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork,
-# leaving the process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
+# Refused: sockets, access to other processes (kill, tkill, ptrace, process_vm_*, pidfd_*), fork and vfork, leaving the
+# process group that is killed (setsid, setpgid), io_uring (does all of that unseen), bpf, mounts, keys.
 _MODERN = (425, 426, 427, 424, 434, 438)  # io_uring_*, pidfd_send_signal, pidfd_open, pidfd_getfd
 _CALLS = {
     "x86_64": _Calls(
@@ -69,11 +69,11 @@ _CALLS = {
 }
 _CLONE3 = 435
 _CLONE_THREAD = 0x10000
-_X32 = 0x40000000  # x86-64's second set of numbers for the same calls
+_X32 = 0x40000000  # x86-64's second numbers for the same calls
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:
-    """Limit this process's memory, processor time and files, for good."""
+    """Limit this process's memory, CPU time and files, permanently."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(cpu_s) + 1)
     _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
@@ -82,10 +82,9 @@ def limit(memory_bytes: int, cpu_s: float) -> None:
 
 
 def confine(folder: Path) -> None:
-    """From now on nothing is written outside `folder`, and nothing read but it and the programs themselves; no socket,
-    no other process. Call with one thread; there is no way back.
+    """Confine writes to `folder`, reads to it and the programs themselves; forbid sockets and other processes.
 
-    Raises UnavailableError where the kernel cannot filter system calls.
+    Call with one thread; it is irreversible. Raises UnavailableError if the kernel cannot filter system calls.
     """
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise _unavailable("PR_SET_NO_NEW_PRIVS")
@@ -94,7 +93,7 @@ def confine(folder: Path) -> None:
 
 
 def files_are_confined() -> bool:
-    """Whether this kernel knows Landlock, so that `confine` keeps files of the user's apart."""
+    """Whether this kernel has Landlock, so that `confine` protects the user's files."""
     return _landlock_abi() > 0
 
 
@@ -130,7 +129,7 @@ def _restrict_files(folder: Path) -> None:
 
 
 def _program_folders() -> Iterator[Path]:
-    """Where Python, its packages and the farm's own modules and data lie; of a checkout not the folder around them."""
+    """Folders of Python, its packages and the farm's modules and data; of a checkout not the folder around them."""
     ours = Path(__file__).resolve().parents[1]
     for name in ("farm", "device_agent", "inventory"):
         yield ours.parent / name
@@ -157,14 +156,14 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
 
 
 def _filter_calls() -> None:
-    """Refuse system calls with EPERM; threads may be made and may signal each other, processes not."""
+    """Refuse system calls with EPERM; threads may be created and signal each other, processes may not."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         raise _unavailable(f"seccomp on {platform.machine()}")
     program = [_load(4), _jump_equal(calls.arch, 1, 0), _give(0), _load(0)]
     if platform.machine() == "x86_64":
         program += [_jump_at_least(_X32, 0, 1), _give(errno.EPERM)]
-    # glibc then takes clone, whose flags can be looked at.
+    # glibc then falls back to clone, whose flags can be filtered.
     program += [_jump_equal(_CLONE3, 0, 1), _give(errno.ENOSYS)]
     for number in calls.refused:
         program += [_jump_equal(number, 0, 1), _give(errno.EPERM)]
@@ -209,5 +208,5 @@ _ALLOW = _instruction(0x06, 0, 0, 0x7FFF0000)
 def _unavailable(what: str) -> UnavailableError:
     return UnavailableError(
         f"this kernel does not let the farm confine a process ({what}: {os.strerror(ctypes.get_errno())})",
-        "Files of strangers are read in a confined process only; a container may need another seccomp profile.",
+        "Foreign files are read in a confined process only; a container may need another seccomp profile.",
     )

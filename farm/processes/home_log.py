@@ -1,6 +1,6 @@
 """The log of a home, `FARM_HOME/logs/farm.log`: JSON lines of its services, engine, searches and take-overs.
 
-What other programs print (the tracker, agents, boards' processes) stays in files of its own beside it.
+Output of other programs (the tracker, agents, boards' processes) is in separate files beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farm import folders
 from farm.store.happenings import Happening
 
 LOG_FILE = "farm.log"
-# What a line may be about: given as `extra={"board": name}` where something is logged.
+# The ids of a line: given as `extra={"board": name}` when logging.
 IDS = ("campaign", "board")
 _BYTES, _OLDER = 4 << 20, 3
 _TAIL_BYTES = 1 << 16
@@ -30,7 +30,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class LogLine:
-    """A line of the log, or an event of the store. `at` is seconds since the epoch, `kind` an event's; absent ids are
+    """A line of the log, or an event of the store. `at` is seconds since the epoch, `kind` an event's; a missing id is
     "".
     """
 
@@ -44,11 +44,11 @@ class LogLine:
     kind: str = ""
 
     def to_document(self) -> dict[str, Any]:
-        """As `--json` has it: ids and the like only where there are some."""
+        """For `--json`: empty ids are left out."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value not in ("", None)}
 
     def to_text(self) -> str:
-        """Format for people: when, who, about what, what. Several lines where the text has several; not sanitised."""
+        """Format for people: time, process, ids, text. A multi-line text stays so; not sanitised."""
         when = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.at))}.{int(self.at * 1000) % 1000:03d}"
         about = " ".join(filter(None, (self.campaign, self.board)))
         level = "" if self.level == "info" else f"{self.level.upper()} "
@@ -59,33 +59,32 @@ class LogLine:
 
 @dataclasses.dataclass(frozen=True)
 class LogFilter:
-    """Which lines: about a campaign, about a board, since when (seconds since the epoch); "" and None take any."""
+    """A filter by campaign, board and start time (seconds since the epoch); "" and None match any."""
 
     campaign: str = ""
     board: str = ""
     since: float | None = None
 
     def takes(self, line: LogLine) -> bool:
-        """Whether a line is about all of these: by its ids, or because its text names them."""
+        """Whether a line matches all of these, by its ids or by names in its text."""
         pairs = ((self.campaign, line.campaign), (self.board, line.board))
         is_about = all(not wanted or wanted == own or names(line.text, wanted) for wanted, own in pairs)
         return is_about and (self.since is None or line.at >= self.since)
 
 
 def names(text: str, name: str) -> bool:
-    """Whether a text holds a name as a whole: nano-1 is not in nano-10."""
+    """Whether a text contains a whole name: nano-1 is not in nano-10."""
     return name in text and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", text) is not None
 
 
 class LineFormatter(logging.Formatter):
-    """Makes a record a line. A traceback is a part of its text."""
+    """Formats a record as a JSON line, with its traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line without its end."""
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
@@ -102,9 +101,9 @@ class LineFormatter(logging.Formatter):
 
 
 def start_log(process: str, logs: Path, *, foreground: bool = False) -> None:
-    """Send everything that this process logs to the log in the folder `logs`; with `foreground`, to stderr, too.
+    """Send this process's log records to the log in the folder `logs`; with `foreground`, to stderr too.
 
-    The log is rotated at 4 MiB, and three older ones are kept.
+    The log rotates at 4 MiB, and three older pieces are kept.
     """
     folders.make_private(logs)
     handlers: list[logging.Handler] = [
@@ -119,7 +118,7 @@ def start_log(process: str, logs: Path, *, foreground: bool = False) -> None:
 
 
 def read_line(raw: bytes) -> LogLine | None:
-    """Read a line; None for what is none of ours."""
+    """Parse a line; None for an invalid one."""
     try:
         document = json.loads(raw)
         at, pid = float(document["at"]), document.get("pid")
@@ -132,7 +131,7 @@ def read_line(raw: bytes) -> LogLine | None:
 
 
 def read_event(event: Happening) -> LogLine:
-    """An event of the store as a line."""
+    """Convert an event of the store to a line."""
     text = event.text
     if event.before != event.after and event.after:
         text = f"{event.before or 'new'} -> {event.after}: {text}"
@@ -141,7 +140,7 @@ def read_event(event: Happening) -> LogLine:
     line = LogLine(event.at, "store", text, kind=event.kind)
     if event.of_board:
         return dataclasses.replace(line, board=event.subject)
-    # Boards by their key at the tracker; any other subject is named in the text.
+    # Boards by their tracker key; any other subject is named in the text.
     board_type, slash, board = event.subject.partition("/")
     if slash and is_name(board_type) and is_name(board):
         return dataclasses.replace(line, board=board)
@@ -151,10 +150,10 @@ def read_event(event: Happening) -> LogLine:
 
 
 def read_log(logs: Path, wanted: LogFilter) -> list[LogLine]:
-    """Read the log and its older pieces, the oldest line first."""
+    """Read the log and its older pieces, oldest line first."""
     found = []
     for number in range(_OLDER, -1, -1):
-        # A piece that is moved meanwhile is missing: the next call has it.
+        # A piece that is being rotated is missing: the next call has it.
         piece = logs / f"{LOG_FILE}{f'.{number}' * bool(number)}"
         with contextlib.suppress(FileNotFoundError), piece.open("rb") as file:
             found += [line for line in map(read_line, file) if line is not None and wanted.takes(line)]
@@ -162,7 +161,7 @@ def read_log(logs: Path, wanted: LogFilter) -> list[LogLine]:
 
 
 def read_end(logs: Path, process: str, lines: int = 5) -> str:
-    """The last lines of one process, for an error message; only the end of the log is read."""
+    """The last lines of one process, for an error message; reads only the end of the log."""
     with contextlib.suppress(OSError), (logs / LOG_FILE).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         own = [line.text for line in map(read_line, file) if line is not None and line.process == process]
@@ -171,27 +170,26 @@ def read_end(logs: Path, process: str, lines: int = 5) -> str:
 
 
 class Follower:
-    """What is written to a file from now on, also after it is moved aside or emptied. Not thread-safe; never waits."""
+    """Follows a file's new lines, across rotation and truncation. Not thread-safe; never waits."""
 
     def __init__(self, path: Path) -> None:
-        """The file need not exist yet; one that appears later is read from its start."""
+        """The file need not exist yet; a later one is read from its start."""
         self._path, self._cut = path, b""
         self._file = self._open()
         if self._file is not None:
             self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
     def read(self) -> list[bytes]:
-        """The whole lines that have come since."""
+        """The whole lines since the last call."""
         data = self._cut + self._read()
         self._file = self._file or self._open()
         with contextlib.suppress(OSError):
             if self._file is not None and not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
-                data += self._read()  # what came between the last read and the move
+                data += self._read()  # written between the last read and the rotation
                 self._file.close()
                 self._file = self._open()
         data += self._read()

@@ -1,4 +1,4 @@
-"""One farm command at a time on this machine; what becomes of the campaigns and sweeps of those that were killed."""
+"""Only one farm command measures on this machine at a time; and campaigns and sweeps of killed commands are closed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from farm.store.clock import read_boot, read_namespace
 from farm.store.engines import name_engine
 
 _LOOK_S = 0.2
-# How often a command that waits for another one says so.
+# How often a waiting command reports.
 _TELL_S = 10.0
-# That of a host itself: PROC_PID_INIT_INO of Linux.
+# The host's own pid namespace: PROC_PID_INIT_INO of Linux.
 _HOST_NAMESPACE = str(0xEFFFFFFC)
 
 
@@ -38,7 +38,7 @@ _LOCK_HINT = "Remove it, or set XDG_RUNTIME_DIR to a folder that is yours alone.
 
 
 def name_user(otherwise: str = "unknown") -> str:
-    """Who gives an order, so that a person can find them: `user@host`; `otherwise` for a user without a name here."""
+    """Who gives an order, for people: `user@host`; `otherwise` for a user without a name."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
@@ -47,7 +47,7 @@ def name_user(otherwise: str = "unknown") -> str:
 
 
 def name_coordinator(home: Path | None = None) -> str:
-    """Which of the coordinators that share a store this is: `host:FARM_HOME`, and in a container which one.
+    """Identify this coordinator among those that share a store: `host:FARM_HOME`, and in a container its id.
 
     Containers may share both.
     """
@@ -57,7 +57,7 @@ def name_coordinator(home: Path | None = None) -> str:
 
 
 def process_identity() -> dict[str, Any]:
-    """Which process this is, in a form that no other has: later ones, and those of other hosts and containers."""
+    """A unique identity of this process, across restarts, hosts and containers."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -68,62 +68,61 @@ def process_identity() -> dict[str, Any]:
 
 
 def close_abandoned_campaigns(store: Store) -> None:
-    """Note as `interrupted` what killed processes of this machine left as `running`."""
+    """Mark as `interrupted` the `running` campaigns of killed processes on this machine."""
     for campaign in store.fetch_campaigns():
         if campaign["state"] == "running" and is_gone((campaign["settings"] or {}).get("process")):
             store.finish_campaign(campaign["id"], "interrupted")
 
 
 def close_abandoned_sweeps(store: Store) -> list[int]:
-    """The same for sweeps; returns those that it noted. To be called before sweeps are shown or resumed."""
+    """As for campaigns; return the sweeps marked. Call it before sweeps are shown or resumed."""
     return store.interrupt_sweeps(lambda settings: is_gone(settings.get("process")))
 
 
 def is_here(identity: Mapping[str, Any]) -> bool:
-    """Whether a process (`process_identity`) is, or was, one that can be seen from here.
+    """Whether a process (`process_identity`) is, or was, visible from here.
 
-    Its number says nothing on another host, after another start of the kernel, or in another container, whatever these
-    are called. Identities of earlier versions have the host's name alone.
+    A pid means nothing on another host, after a reboot, or in another container, even under equal names. Identities of
+    earlier versions hold only the host's name.
     """
     ours = {"host": socket.gethostname(), "boot": read_boot(), "namespace": read_namespace()}
     return all(identity.get(key, value) == value for key, value in ours.items())
 
 
 def is_gone(identity: Mapping[str, Any] | None) -> bool:
-    """Whether a process (`process_identity`) was one of this machine and is no more; False for None."""
+    """Whether a process (`process_identity`) of this machine has ended; False for None."""
     if not identity:
         return False
     if not is_here(identity):
         return _was_before_restart(identity)
     try:
         process = psutil.Process(identity["pid"])
-        # Nobody waits for the children of some containers: what is left of a killed one works on nothing.
+        # Some containers reap no orphans: a killed process's zombie works on nothing.
         return process.create_time() != identity["created"] or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
 def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
-    """Tells of an engine (`process_identity`) in a store that hosts share whether it is no more: its process was here
-    and is gone, or it is another host's and has given no sign of life for long.
+    """Make a test whether an engine (`process_identity`) in a shared store is gone: its process was here and ended, or
+    it is another host's and has been silent for long.
     """
     living = store.fetch_living_engines()
     return lambda engine: is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living)
 
 
 def _was_before_restart(identity: Mapping[str, Any]) -> bool:
-    """Whether a process ran here before the machine was started anew. Unknown for containers."""
+    """Whether a process ran here before the last boot. Unknown for containers."""
     host, namespaces = socket.gethostname(), {identity.get("namespace"), read_namespace()}
     return identity["host"] == host and identity.get("boot") != read_boot() and namespaces == {_HOST_NAMESPACE}
 
 
 @contextlib.contextmanager
 def machine_lock(wait_s: float = 0.0, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Keep a second farm from measuring on this machine at the same time: each would be the other's noise.
+    """Keep a second farm from measuring on this machine, which would disturb both.
 
-    One that does is waited for, and `say` is told which. Raises MachineBusyError naming it where it goes on, and
-    UnavailableError naming the file where the lock cannot be trusted. The kernel frees the lock of a process that is
-    killed. Within a block of the same process another one changes nothing.
+    Waits for a running one, which `say` reports. Raises MachineBusyError naming it if it goes on, and UnavailableError
+    naming a lock file that cannot be trusted. The kernel frees a killed process's lock. Reentrant within a process.
     """
     if _LOCK.held:
         yield
@@ -132,7 +131,7 @@ def machine_lock(wait_s: float = 0.0, say: Callable[[str], None] = lambda text: 
     with _open_own(path) as file:
         _acquire(file, wait_s, say)
         file.truncate(0)
-        with contextlib.suppress(OSError):  # a full disk: it holds, without a name
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, without a name
             os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         try:
             _LOCK.held = True
@@ -168,7 +167,7 @@ def _acquire(file: IO[str], wait_s: float, say: Callable[[str], None]) -> None:
 
 
 def _name_holder(file: IO[str]) -> str:
-    """The command that holds the lock, with its process, as far as can be told."""
+    """The command that holds the lock, with its process, as far as known."""
     file.seek(0)
     pid = file.read().strip()
     if not pid.isdigit():
@@ -182,13 +181,13 @@ def _name_holder(file: IO[str]) -> str:
 
 
 def wait_for_machine(timeout_s: float, say: Callable[[str], None] = lambda text: None) -> None:
-    """Wait until no other farm measures on this machine, for so long at most; whoever measures next finds out."""
+    """Wait until no other farm measures on this machine, up to a time; the next measurement detects the rest."""
     with contextlib.suppress(MachineBusyError), machine_lock(timeout_s, say):
         return
 
 
 def _find_lock_folder() -> Path:
-    """The folder that is this user's alone where the system has one, else the one for everybody's temporary files."""
+    """The user's private runtime folder if the system has one, else the shared temporary folder."""
     named = os.environ.get("XDG_RUNTIME_DIR")
     with contextlib.suppress(OSError):
         if named and Path(named).stat().st_uid == os.getuid():
@@ -197,9 +196,9 @@ def _find_lock_folder() -> Path:
 
 
 def _open_own(path: Path) -> IO[str]:
-    """Open a file that anybody could have put there first. Raises UnavailableError where it is not a file of ours."""
+    """Open a file that another user could have created first. Raises UnavailableError unless it is ours."""
     try:
-        # Not a link to a file of ours that would then be truncated, and not a pipe on which to wait for ever.
+        # Not a link to a file of ours, which would be truncated, and not a pipe, which would block.
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UnavailableError(f"the lock {path} cannot be opened: {error.strerror}", _LOCK_HINT) from error

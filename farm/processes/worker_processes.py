@@ -1,7 +1,6 @@
-"""Child processes that are spoken to: Python of ours, started apart, pickled messages over a pipe, ended with us.
+"""Child processes with a message pipe: separate Pythons, pickled messages, ended with their parent.
 
-A child ends when its connection does or its parent is gone, so also with a program that was killed. What children do is
-their modules'; children that are not spoken to are in `children`.
+A child ends with its connection or its parent, even a killed one. Children without a pipe are in `children`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ from farm.errors import DeadlineError, InternalError
 from farm.processes import children
 from farm.settings import find_folders
 
-# A board's child may be within a call on the board, which the cut ends at once, or write to a store that is busy.
+# A child may be in a call on its board, which a cut ends at once, or writing to a busy store.
 STOP_TIMEOUT_S = 10.0
-# How often a child looks whether its parent is still there: a copy of the connection in some other child of the parent
-# would keep it open.
+# How often a child checks its parent: a copy of the connection in another child would keep the connection open.
 _PARENT_LOOK_S = 1.0
-# How often who waits for an answer hears signals, which a thread of TVM's may have taken from the main one.
+# How often a waiting call handles signals, which a thread of TVM's may have taken from the main thread.
 _LOOK_S = 0.1
 # No pickle begins with it.
 _URGENT = b"!"
@@ -40,18 +38,18 @@ _CODE = "import sys; from farm.processes.worker_processes import run; run(*sys.a
 
 
 def run(module: str, connection: str, pid: str) -> None:
-    """A child's life: what `Child.start` runs."""
+    """A child's main function, run by `Child.start`."""
     with contextlib.suppress(StoppedError):
         importlib.import_module(module).main(Parent(int(connection), int(pid)))
 
 
 class StoppedError(BaseException):
-    """The parent is gone or wants us gone. No `Exception`: nothing on the way may take it for a fault."""
+    """The parent is gone or wants this child to end. Not an `Exception`, so that no handler takes it for a fault."""
 
 
 @dataclasses.dataclass(eq=False)
 class Child:
-    """A child process and the connection to it; `log` takes what it prints, else our stderr does."""
+    """A child process and its connection; its output goes to `log`, else to this process's stderr."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -61,8 +59,8 @@ class Child:
     def start(cls, module: str, log: Path | None = None, environment: Mapping[str, str] | None = None) -> Child:
         """Run `main(Parent)` of a module.
 
-        Not a process of multiprocessing's own: that would run the caller's program once more, up to here. Raises
-        TransientError where the machine has no room for it.
+        Not a multiprocessing process, which would run the caller's program again up to this point. Raises
+        TransientError if the machine lacks resources.
         """
         with children.room_for_process(), contextlib.ExitStack() as stack:
             ours, theirs = Pipe()
@@ -79,13 +77,13 @@ class Child:
                 env={**(os.environ if environment is None else environment), **find_folders()},
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
-                # Out of the reach of a terminal's Ctrl-C from its first moment on: who started us decides.
+                # Isolated from a terminal's Ctrl-C from its first moment: the parent decides.
                 start_new_session=True,
             )
         return cls(process, ours, log)
 
     def send(self, *message: Any) -> bool:
-        """Hand over a message. Returns False where the child is gone."""
+        """Send a message. Returns False if the child is gone."""
         try:
             self.connection.send(message)
         except OSError:
@@ -93,12 +91,12 @@ class Child:
         return True
 
     def send_urgent(self, text: str) -> None:
-        """Say something past the messages that wait (`Parent.on_urgent`). A child that is gone is noticed elsewhere."""
+        """Send a text ahead of queued messages (`Parent.on_urgent`). A dead child is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.connection.send_bytes(_URGENT + text.encode())
 
     def receive(self, timeout_s: float, what: str) -> tuple[Any, ...]:
-        """The next message. Raises DeadlineError beginning with `what`, InternalError where the child has ended."""
+        """The next message. Raises DeadlineError beginning with `what`, InternalError if the child has ended."""
         deadline = time.monotonic() + timeout_s
         while not self.connection.poll(_LOOK_S):
             if time.monotonic() > deadline:
@@ -110,19 +108,19 @@ class Child:
         return message
 
     def hang_up(self) -> None:
-        """Ask it to end; waits for nothing. Safe to call twice."""
+        """Ask it to end, without waiting. Idempotent."""
         if not self.connection.closed:
             self.connection.close()
 
     def kill(self) -> None:
-        """End it and whatever it started, now."""
+        """Kill it and its children."""
         self.hang_up()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Wait until it has ended after `hang_up`; what does not end is killed."""
+        """Wait for its end after `hang_up`; kill it at the timeout."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
@@ -139,13 +137,13 @@ class Parent:
     """A child's side of the connection. Made on the main thread, whose work `StoppedError` then ends."""
 
     def __init__(self, connection: int, pid: int) -> None:
-        """`connection` is a descriptor, `pid` whose child we are."""
+        """`connection` is a descriptor, `pid` the parent's."""
         self._connection = Connection(connection)
         self._pid = pid
-        # Called once, on another thread, when it is time to end: for work that no signal reaches.
+        # Called once, on another thread, at the end: for work that signals do not reach.
         self.on_stop: Callable[[], None] = lambda: None
         self._hear: Callable[[str], None] | None = None
-        # What was said urgently before anybody heard it: a child that begins is spoken to already.
+        # Urgent texts that arrived before a listener: a child may get some at once.
         self._unheard: list[str] = []
         self._arrived = threading.Condition()
         self._inbox: list[bytes] = []
@@ -155,7 +153,7 @@ class Parent:
         threading.Thread(target=self._read, name="farm-parent", daemon=True).start()
 
     def on_urgent(self, hear: Callable[[str], None]) -> None:
-        """Have `hear` called with what `Child.send_urgent` said, also before now: on the thread that reads, or here."""
+        """Call `hear` with each text of `Child.send_urgent`, earlier ones included: on the reading thread, or here."""
         with self._arrived:
             self._hear = hear
             unheard, self._unheard = self._unheard, []
@@ -163,23 +161,23 @@ class Parent:
             hear(said)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Any, ...] | None:
-        """The next message, or None after `timeout_s`, where given. Raises StoppedError."""
+        """The next message; None after `timeout_s`, if given. Raises StoppedError."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._inbox or self._stopping, timeout_s)
             if self._stopping:
                 self._leaving = True
                 raise StoppedError
             message = self._inbox.pop(0) if self._inbox else None
-        # Here, on the main thread: it may import modules, and fail.
+        # On the main thread, because it may import modules and fail.
         return None if message is None else pickle.loads(message)  # noqa: S301 - our own parent's
 
     def send(self, *message: Any) -> None:
-        """Tell the parent. One that is gone is noticed by `receive`."""
+        """Send a message to the parent. `receive` notices a dead one."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
     def leave(self) -> None:
-        """From now on nothing interrupts the main thread: it is putting things back."""
+        """Stop interrupting the main thread: it is cleaning up."""
         self._leaving = True
 
     def _read(self) -> None:

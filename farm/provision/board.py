@@ -1,4 +1,4 @@
-"""Provision one board over SSH: look, decide, do what is left, prove it, or put back what was there before."""
+"""Provision one board over SSH: survey, plan, install, prove, or roll back."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from farm.provision.plan import (
 from farm.provision.shell import BoardShell
 from farm.provision.survey import BoardSurvey, Login, describe_system, fetch_login, fetch_survey
 
-# Deadlines of the steps on a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
+# Step deadlines for a slow board with a slow SD card: an unpacked bundle is 150 MB in 3,000 files.
 QUICK_S = 60.0
 # 42 MB over a bad Wi-Fi.
 SEND_S = 600.0
 UNPACK_S = 180.0
 PYTHON_S = 300.0
 INSTALL_S = 900.0
-# Importing TVM and looking at the sensors took 9 s under emulation, and 76 s where the emulator had a third of a core.
+# Importing TVM and reading the sensors took 9 s under emulation, and 76 s with a third of a core.
 START_S = 180.0
 REMOVE_S = 120.0
 _RECONNECTS = 3
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class ProvisioningTarget:
-    """A board to provision: who it is, where its sshd is, and what its agent is told."""
+    """A board to provision: its name, its sshd, and its agent's options."""
 
     name: str
     address: SshAddress
@@ -67,19 +67,19 @@ class ProvisioningTarget:
 
     @property
     def key(self) -> str:
-        """Its name at the tracker."""
+        """Its key at the tracker."""
         return f"{self.options.board_type}/{self.name}"
 
 
-# Proves a board end to end and says in a line what it saw; raises FarmError where it is not proven.
+# Proves a board end to end and returns a line on it; raises FarmError if it fails.
 Probe = Callable[[ProvisioningTarget], str]
-# Keeps others from a board while its agent is stopped and started; raises FarmError where somebody uses it.
+# Reserves a board while its agent restarts; raises FarmError if it is in use.
 Hold = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProvisioningJob:
-    """What is wanted of every board of one call. `show` hears of each step as it ends, from any thread."""
+    """The request for every board of one call. `show` gets each finished step, from any thread."""
 
     bundles: BundleCache
     probe: Probe
@@ -93,11 +93,11 @@ class ProvisioningJob:
 
 
 class Interrupted(Exception):
-    """The work on a board was ended from outside, between two of its steps or within one."""
+    """The work on a board was interrupted from outside."""
 
 
 class Provisioner:
-    """The work on one board. `run` is called once; `interrupt` may be called from another thread."""
+    """The work on one board. Call `run` once; `interrupt` is for other threads."""
 
     def __init__(self, target: ProvisioningTarget, job: ProvisioningJob) -> None:
         self.target = target
@@ -112,12 +112,12 @@ class Provisioner:
         self._state = "nothing was done to it"
 
     def run(self) -> BoardReport:
-        """Do it; every way to fail is in the report."""
+        """Run it; the report contains every failure."""
         try:
             outcome = self._uninstall() if self._job.uninstall else self._provision()
         except Interrupted:
             outcome = ProvisioningOutcome.INTERRUPTED
-        except FarmError:  # the failed step is reported already
+        except FarmError:  # the failed step is already reported
             outcome = ProvisioningOutcome.INTERRUPTED if self._stop.is_set() else ProvisioningOutcome.FAILED
         finally:
             if self._connection is not None:
@@ -127,7 +127,7 @@ class Provisioner:
         )
 
     def interrupt(self) -> None:
-        """End the work soon: a step that waits for the board ends with the connection."""
+        """End the work soon: a step that waits for the board ends with its connection."""
         self._stop.set()
         if self._connection is not None:
             self._connection.close("interrupted")
@@ -174,7 +174,7 @@ class Provisioner:
         return self._timed("connect", work)
 
     def _note_login(self, login: Login) -> None:
-        """Say why sudo is not had. Raises PermanentError where an installation stands that only root may change."""
+        """Report why sudo is unavailable. Raises PermanentError if the installation belongs to root."""
         if login.uid == 0 or login.may_sudo:
             return
         if login.standing is not None and not self._job.prefix:
@@ -205,7 +205,7 @@ class Provisioner:
     def _find_bundle(
         self, survey: BoardSurvey, layout: Layout, files: tuple[BoardFile, ...]
     ) -> tuple[tuple[Bundle | None, ProvisioningPlan], StepStatus, str]:
-        """The bundle, and what is left to do. A dry run makes none: that fetches its parts."""
+        """The bundle, and the remaining steps. A dry run builds none, which would fetch its parts."""
         look = self._job.bundles.find if self._job.dry_run else self._job.bundles.require
         bundle = look(survey.arch, choose_pythons(survey))
         plan = plan_steps(survey, layout, bundle, files)
@@ -214,7 +214,7 @@ class Provisioner:
         return (bundle, plan), StepStatus.OK, f"{bundle.manifest.key}, {bundle.size / 1e6:.0f} MB"
 
     def _install(self, shell: BoardShell, layout: Layout, bundle: Bundle, plan: ProvisioningPlan) -> None:
-        """Everything that the running agent cannot notice."""
+        """The steps that do not affect the running agent."""
         manifest = bundle.manifest
 
         def send() -> str:
@@ -248,7 +248,7 @@ class Provisioner:
     def _activate(
         self, shell: BoardShell, layout: Layout, plan: ProvisioningPlan, key: str, files: tuple[BoardFile, ...]
     ) -> bool:
-        """Everything that the running agent does notice. False where it failed and what was there before is back."""
+        """The steps that affect the running agent. False if they failed and the previous state is restored."""
         stamp = f"{key} {compute_digest(files)}"
 
         def services() -> str:
@@ -281,7 +281,7 @@ class Provisioner:
     def _prove(
         self, shell: BoardShell, layout: Layout, plan: ProvisioningPlan, survey: BoardSurvey, key: str, busy: str
     ) -> ProvisioningOutcome:
-        """Run something on the board, then drop what it replaced. `busy` says who uses it, whom nothing may disturb."""
+        """Run a proof on the board, then remove what it replaced. `busy` names a user, who must not be disturbed."""
         changing = bool(plan.needed)
         if changing:
             self._state = f"{key} runs and is not proven yet; run the command again"
@@ -306,7 +306,7 @@ class Provisioner:
         return ProvisioningOutcome.PROVISIONED if changing else ProvisioningOutcome.UNCHANGED
 
     def _roll_back(self, layout: Layout, key: str, error: BaseException) -> bool:
-        """Put back what was there before; False where the board cannot be reached or nothing was there to put back."""
+        """Restore the previous state; False if the board is unreachable or there was none."""
         if isinstance(error, Interrupted) or self._stop.is_set():
             return False
 
@@ -328,13 +328,13 @@ class Provisioner:
         return False
 
     def _clean_up(self, layout: Layout, key: str) -> None:
-        """Free what a failed step took on the board; where that fails too, the next run does it."""
+        """Remove a failed step's files on the board; if that fails too, the next run does it."""
         if not self._stop.is_set():
             with contextlib.suppress(FarmError):
                 self._reconnected().change(layout, scripts.clean_up(layout, key), REMOVE_S, "cleaning up")
 
     def _reconnected(self) -> BoardShell:
-        """A shell on a connection that lives; a new one where the old one was cut."""
+        """A shell on a live connection, reconnected if necessary."""
         assert self._connection is not None
         for _ in range(_RECONNECTS):
             if not self._connection.lost.is_set():
@@ -386,7 +386,7 @@ class Provisioner:
         return ProvisioningOutcome.PLANNED
 
     def _change(self, plan: ProvisioningPlan, name: str, work: Callable[[], str]) -> None:
-        """Do a step if the plan says so."""
+        """Run a step if it is in the plan."""
         if name in plan.needed:
             self._step(name, lambda: (None, StepStatus.DONE, work()))
         else:

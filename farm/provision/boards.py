@@ -1,4 +1,4 @@
-"""Provision several boards at once; one that fails does not stop the others."""
+"""Provision several boards in parallel; a failure of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from farm.store import Store
 from farm.values import Health, State
 
 PURPOSE = "provision"
-# A probe that has the board just now ends within this; work does not, and is not waited for.
+# A running probe ends within this; longer work is not waited for.
 WAIT_S = 15.0
 _LOOK_S = 0.25
 
 
 class StoreHold:
-    """Takes leases for the length of a block. Thread-safe."""
+    """Takes leases for a block. Thread-safe."""
 
     def __init__(self, open_store: Callable[[], Store], owner: str) -> None:
-        """`owner` says who, so that a person can find them."""
+        """`owner` names the person."""
         self._open_store = open_store
         self._owner = owner
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Hold a board. One that is out of reach for the farm is nobody's to use: it is worked on without a lease.
+        """Hold a board. An offline board is worked on without a lease, since no client can use it.
 
-        An operator's word about its health does not matter here: this is an operator too. Raises TransientError where
-        somebody uses the board, UsageError where there is none of that name.
+        A board's health does not matter: provisioning is an operator's act. Raises TransientError for a board in use,
+        UsageError for an unknown one.
         """
         deadline = time.monotonic() + WAIT_S
         while True:
@@ -63,14 +63,14 @@ class StoreHold:
             yield
 
 
-# The agent looks for its tracker every second or two; a slow board takes some more to register.
+# The agent retries its tracker every second or two; a slow board needs more time to register.
 FIND_TIMEOUT_S = 45.0
 
 
 def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningTarget) -> str:
-    """Borrow the board from a tracker that it can reach, run the golden kernel, and say what was seen.
+    """Take the board from a tracker that it can reach, run the golden kernel, and describe the result.
 
-    Raises PermanentError for a kernel that fails or computes something else, and what `BoardSession` raises.
+    Raises PermanentError for a failing or wrong kernel, and as `BoardSession`.
     """
     with BoardSession(tracker, target.key, FIND_TIMEOUT_S) as session:
         about = session.description
@@ -80,16 +80,16 @@ def prove(tracker: Tracker, kernels: golden.GoldenKernels, target: ProvisioningT
     return f"agent {about.agent_version}, protocol {about.protocol_version}, golden kernel {median_s * 1e3:.2f} ms"
 
 
-# A step that waits for its board ends with the connection, which is at once; closing it takes 2 s at most.
+# An interrupted step ends with the connection, at once; closing it takes up to 2 s.
 INTERRUPT_S = 10.0
 
 
 def provision_boards(
     targets: Sequence[ProvisioningTarget], job: ProvisioningJob, jobs: int = 8
 ) -> tuple[BoardReport, ...]:
-    """Work on all boards, `jobs` of them at a time; the reports come in the order of `targets`.
+    """Provision all boards, `jobs` at a time; reports are in the order of `targets`.
 
-    A KeyboardInterrupt ends the work on all boards within seconds; it is told by the reports, not raised.
+    A KeyboardInterrupt ends the work on all boards within seconds; the reports show it, and it is not raised.
     """
     workers = [Provisioner(target, job) for target in targets]
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="provision") as pool:

@@ -1,7 +1,6 @@
-"""A bundle: one tar file with everything that a board needs, and a manifest with the SHA-256 of each file in it.
+"""A bundle: one tar file with everything that a board needs, and a manifest with the SHA-256 of each file.
 
-Reading and writing; what goes into one is decided in `bundle_build.py`. The sums find damage, not an attacker: whoever
-can write the file can write its manifest.
+`bundle_build.py` decides on the content. The sums detect damage, not an attacker, who could change the manifest too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 1 << 20
 _CHUNK = 1 << 20
-# Also what a board's shell may meet unquoted: no blank, no dot or dash first, no way upwards.
+# Safe even unquoted in a board's shell: no blank, no leading dot or dash, no way upwards.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!-]*(/[A-Za-z0-9_][A-Za-z0-9._+!-]*)*")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,9 +32,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class BundleManifest:
     """What a bundle holds.
 
-    `version` is the agent's, `arch` the machine as `uname -m` says it, `pythons` those that it has wheels for (`3.11`),
-    `managed_python` the folder name of the interpreter that it brings, empty where it brings none. `unpacked_bytes` is
-    what a board needs to install it. `files`: name -> SHA-256.
+    `version` is the agent's, `arch` the machine as in `uname -m`, `pythons` the series with wheels (`3.11`),
+    `managed_python` the folder name of the included interpreter, empty without one. `unpacked_bytes` is the space for
+    an installation. `files`: name -> SHA-256.
     """
 
     version: str
@@ -47,17 +46,17 @@ class BundleManifest:
 
     @property
     def key(self) -> str:
-        """The name of the folder it is installed to: version and hash, another for every other content."""
+        """The name of its installation folder: version and content hash."""
         return f"{self.version}-{hashlib.sha256(self.to_json().encode()).hexdigest()[:12]}"
 
     def to_json(self) -> str:
-        """As it lies in the bundle; equal manifests give equal texts."""
+        """Its text in the bundle; equal manifests give equal texts."""
         return json.dumps({"format": FORMAT} | dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """A bundle whose every file was found to be what the manifest says. `size` in bytes."""
+    """A bundle whose every file was verified. `size` in bytes."""
 
     path: Path
     manifest: BundleManifest
@@ -65,7 +64,7 @@ class Bundle:
 
 
 def write_bundle(folder: Path, manifest: BundleManifest, output: Path) -> Bundle:
-    """Pack the manifest's files from `folder` in one step. Equal contents give equal bytes. Raises OSError."""
+    """Pack the manifest's files from `folder` atomically and reproducibly. Raises OSError."""
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
@@ -81,7 +80,7 @@ def write_bundle(folder: Path, manifest: BundleManifest, output: Path) -> Bundle
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read a bundle and check every file in it. Raises UsageError where it is damaged, changed, or none of ours."""
+    """Read a bundle and verify every file. Raises UsageError if it is damaged, changed, or not a bundle."""
     found: dict[str, str] = {}
     manifest: BundleManifest | None = None
     try:
@@ -130,7 +129,7 @@ def _parse_manifest(path: Path, data: bytes) -> BundleManifest:
             or not all(_NAME.fullmatch(name) and _DIGEST.fullmatch(digest) for name, digest in manifest.files.items())
         ):
             raise _refused(path, "its manifest says what no manifest does")
-        # Written by us, byte for byte: the hash of the text names the installation on boards.
+        # Written by the farm, byte for byte: the text's hash names installations on boards.
         if manifest.to_json().encode() != data:
             raise _refused(path, "its manifest was changed")
         return manifest

@@ -1,6 +1,6 @@
-"""Make bundles: fetch and pack what a board of one machine and one Python needs; keep them, so that they are made once.
+"""Build bundles: fetch and pack what a board of one machine and one Python needs, and cache them.
 
-This runs on the coordinator alone. What a bundle looks like is in `bundle.py`.
+Runs on the coordinator. `bundle.py` defines the format.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from farm.provision.wheels import pack_wheel
 
 NAME = "tvm-farm"
 _VERSION = re.compile(r'(?m)^__version__ = "([A-Za-z0-9.+_-]+)"$')
-# A board's agent reads the same variable (device_agent/platforms/board_types.py): what the user added here comes along.
+# A board's agent reads the same variable (device_agent/platforms/board_types.py): the user's types are included.
 _EXTRA_FOLDER_VARIABLE = "FARM_BOARD_TYPES"
 
 
 def find_agent_source() -> Path:
-    """The folder of the package `device_agent` that belongs to this farm."""
+    """The folder of this farm's package `device_agent`."""
     return Path(device_agent.protocol.__file__).resolve().parents[1]
 
 
 def read_agent_version(source: Path) -> str:
-    """The version that an agent from `source` gives itself. Raises UnavailableError."""
+    """The version of the agent in `source`. Raises UnavailableError."""
     try:
         found = _VERSION.search((source / "__init__.py").read_text(encoding="utf-8"))
     except OSError as error:
@@ -48,10 +48,10 @@ def read_agent_version(source: Path) -> str:
 
 
 def pack_agent(source: Path, folder: Path, added: Mapping[str, bytes] | None = None, system: str = "any") -> Path:
-    """Write the wheel into `folder` and return its path. `added` is what it has besides, by its place in the wheel; it
-    may then be for one `system` alone, such as `manylinux_2_27_aarch64`.
+    """Write the agent's wheel into `folder`; return its path. `added` maps further files to their content; the wheel
+    may then be for one `system` only, such as `manylinux_2_27_aarch64`.
 
-    Raises UnavailableError where the sources are not there.
+    Raises UnavailableError without the sources.
     """
     version = read_agent_version(source)
     contents = {
@@ -85,16 +85,16 @@ def _type_folders() -> list[Path]:
     return folders
 
 
-# What a board has besides Python code, as it lies in a bundle.
+# A board's files beside Python code, as named in a bundle.
 SERVICE_FILES = ("tvm-farm-agent.service", "tvm-farm-clock-helper.service", "supervisor.py")
 
 
 @dataclasses.dataclass(frozen=True)
 class BundleRecipe:
-    """What a bundle is made for and from.
+    """The parameters of a bundle.
 
-    `pythons`: the series to have wheels for; `archive`: an interpreter to bring along, None for none; `managed`: fetch
-    one. `source` is the folder of the package `device_agent`.
+    `pythons`: the series with wheels; `archive`: an interpreter to include, None for none; `managed`: fetch one.
+    `source` is the folder of the package `device_agent`.
     """
 
     arch: str
@@ -104,7 +104,7 @@ class BundleRecipe:
     source: Path = dataclasses.field(default_factory=find_agent_source)
 
     def compute_key(self) -> str:
-        """A short hash over everything that decides about the bundle's contents."""
+        """A short hash over everything that determines the bundle's content."""
         digest = hashlib.sha256()
         with tempfile.TemporaryDirectory(prefix="farm-agent-") as folder:
             digest.update(pack_agent(self.source, Path(folder)).read_bytes())
@@ -119,10 +119,10 @@ class BundleRecipe:
 
 
 def build_bundle(recipe: BundleRecipe, output: Path, note: Callable[[str], None] = lambda text: None) -> Bundle:
-    """Make a bundle at `output`. Equal recipes give equal bytes.
+    """Build a bundle at `output`, reproducibly.
 
-    Raises UsageError (arch, Python or archive that no board has), UnavailableError (pip, disk, no interpreter to be
-    had), TransientError (nothing to be fetched), DeadlineError, PermanentError (the GPU plug-in does not build).
+    Raises UsageError (arch, Python or archive that no board has), UnavailableError (pip, disk, no interpreter),
+    TransientError (nothing could be fetched), DeadlineError, PermanentError (the GPU plug-in does not build).
     """
     recipe = _require_sound(recipe)
     try:
@@ -139,7 +139,7 @@ def build_bundle(recipe: BundleRecipe, output: Path, note: Callable[[str], None]
                 for path in sorted(folder.rglob("*"))
                 if path.is_file()
             }
-            # An interpreter's archive is a third of what it unpacks to.
+            # An interpreter's archive is a third of its unpacked size.
             unpacked += sum(4 * path.stat().st_size for path in (folder / "python").glob("*.tar.*"))
             version = read_agent_version(recipe.source)
             manifest = BundleManifest(version, recipe.arch, recipe.pythons, managed, unpacked, files)
@@ -151,7 +151,7 @@ def build_bundle(recipe: BundleRecipe, output: Path, note: Callable[[str], None]
 
 
 def serves_gpus(arch: str) -> bool:
-    """Whether boards of some type with this machine have a GPU that code is made for."""
+    """Whether boards of some type with this machine have a supported GPU."""
     return any(
         kind.target is not None
         and kind.target.mtriple.partition("-")[0] == arch
@@ -162,12 +162,12 @@ def serves_gpus(arch: str) -> bool:
 
 
 class BundleCache:
-    """Bundles of this coordinator: each made once, by whichever thread asks first. Thread-safe."""
+    """Bundles of this coordinator: each is built once, by the first thread that asks. Thread-safe."""
 
     def __init__(
         self, folder: Path, given: Path | None = None, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`given` is a bundle to use for every board; else they are made, and kept in `folder`."""
+        """`given` is a bundle for every board; otherwise they are built, and cached in `folder`."""
         self._folder = folder
         self._given = given
         self._note = note
@@ -175,9 +175,9 @@ class BundleCache:
         self._made: dict[tuple[str, str, bool], Bundle] = {}
 
     def find(self, arch: str, pythons: Sequence[str]) -> Bundle | None:
-        """The bundle that `require` gives, where it is there already; None where one would be made.
+        """The bundle that `require` would return, if it exists already; else None.
 
-        Raises UsageError where the given one is not for such a board.
+        Raises UsageError if the given one does not fit such a board.
         """
         if self._given is not None:
             return self.require(arch, pythons)
@@ -188,9 +188,9 @@ class BundleCache:
             return None
 
     def require(self, arch: str, pythons: Sequence[str]) -> Bundle:
-        """A bundle for a board of `arch` that has these Pythons, in order of preference, maybe none.
+        """A bundle for a board of `arch` with these Pythons, in order of preference, possibly none.
 
-        Raises UsageError where the given one is not for such a board, and what `build_bundle` raises.
+        Raises UsageError if the given one does not fit such a board, and as `build_bundle`.
         """
         with self._lock:
             if self._given is not None:
@@ -219,7 +219,7 @@ class BundleCache:
         return bundle
 
     def _drop_old(self, newest: Path) -> None:
-        """Bundles of the same kind are of no use once a newer one is there."""
+        """Remove older bundles of the same kind."""
         kind = newest.name.rsplit("-", 1)[0]
         for path in self._folder.glob(f"{kind}-*.tar"):
             if path != newest:
@@ -227,7 +227,7 @@ class BundleCache:
 
 
 def _make_recipe(arch: str, pythons: Sequence[str]) -> BundleRecipe:
-    """For a board with these Pythons, or none: then an interpreter comes along."""
+    """A recipe for a board with these Pythons; without any, an interpreter is included."""
     return BundleRecipe(arch, (pythons[0] if pythons else interpreters.MANAGED_PYTHON,), managed=not pythons)
 
 
@@ -248,7 +248,7 @@ def _require_fit(bundle: Bundle, arch: str, pythons: Sequence[str]) -> Bundle:
 
 
 def _require_sound(recipe: BundleRecipe) -> BundleRecipe:
-    """The recipe with the archive's Python among its own. Raises UsageError."""
+    """Check the recipe and add the archive's Python to its series. Raises UsageError."""
     if recipe.arch not in wheels.ARCHS:
         raise UsageError(f"there are no wheels for {recipe.arch!r}", f"Boards are one of {', '.join(wheels.ARCHS)}.")
     known = [f"3.{minor}" for minor in range(interpreters.LEAST_PYTHON[1], interpreters.LAST_PYTHON[1] + 1)]
@@ -266,7 +266,7 @@ def _require_sound(recipe: BundleRecipe) -> BundleRecipe:
 
 
 def _add_interpreter(recipe: BundleRecipe, folder: Path, note: Callable[[str], None]) -> str:
-    """The interpreter's archive and uv's list with it; returns the folder name it will have on boards, or nothing."""
+    """Include the interpreter's archive and uv's list with it; return its folder name on boards, or ""."""
     if recipe.archive is None and not recipe.managed:
         return ""
     place = folder / "python"
@@ -283,7 +283,7 @@ def _add_interpreter(recipe: BundleRecipe, folder: Path, note: Callable[[str], N
 
 
 def _add_wheels(recipe: BundleRecipe, folder: Path, note: Callable[[str], None]) -> int:
-    """Wheels for every Python and what is to be installed of them; returns the bytes that the largest set takes."""
+    """Include wheels and requirements for every Python; return the unpacked size of the largest set."""
     place = folder / "wheels"
     place.mkdir()
     if serves_gpus(recipe.arch):
@@ -303,7 +303,7 @@ def _add_wheels(recipe: BundleRecipe, folder: Path, note: Callable[[str], None])
         for wheel in wheels.fetch_wheels(chosen, python, recipe.arch, scratch):
             wheels.slim_wheel(wheel)
             size += wheels.unpacked_bytes(wheel)
-            # The same wheel may serve several Pythons.
+            # Several Pythons may share a wheel.
             lines.append(_line(wheel.replace(place / wheel.name)))
         os.rmdir(scratch)  # noqa: PTH106 - fails if pip left something, which it must not
         (folder / f"requirements-{python}.txt").write_text("".join(sorted(lines)))
@@ -312,7 +312,7 @@ def _add_wheels(recipe: BundleRecipe, folder: Path, note: Callable[[str], None])
 
 
 def _line(wheel: Path) -> str:
-    """A wheel as a requirement: what a board installs is what was packed, TVM's slimmed wheel too."""
+    """A requirement line for a wheel as packed, TVM's slimmed wheel included."""
     name, version = wheel.name.split("-")[:2]
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 

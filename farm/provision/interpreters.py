@@ -1,6 +1,6 @@
-"""Pythons for boards whose own is too old: uv's managed builds, as the archives that their makers publish.
+"""Pythons for boards whose own is too old: uv's managed builds, as published archives.
 
-The coordinator has uv fetch an archive for the board's machine, and the board's uv unpacks it without a network.
+The coordinator's uv fetches an archive for the board's machine; the board's uv unpacks it offline.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from farm.errors import FarmError, TransientError, UnavailableError, UsageError
 from farm.provision.layout import read_resource
 from farm.provision.wheels import choose_pins, fetch_wheels, pip_environment, run_tool
 
-# What boards get that lack a Python of their own: the version that this project is tested with.
+# The Python for boards without a usable one: the version that this project is tested with.
 MANAGED_PYTHON = "3.11"
 LEAST_PYTHON, LAST_PYTHON = (3, 10), (3, 14)
 # For uv to fetch a Python of 30 MB.
 FETCH_TIMEOUT_S = 600.0
-# In a bundle's list of downloads, for the folder that it was unpacked to.
+# In a bundle's list of downloads, the placeholder of the unpacked folder.
 FOLDER_MARK = "@FOLDER@"
-# cpython-3.11.14+20251120-aarch64-unknown-linux-gnu-install_only_stripped.tar.gz; a cache of uv's writes + as %2B.
+# cpython-3.11.14+20251120-aarch64-unknown-linux-gnu-install_only_stripped.tar.gz; uv's cache writes + as %2B.
 _NAME = re.compile(
     r"(?:[A-Za-z0-9._-]+-)?(?P<name>cpython-3\.(?P<minor>\d+)\.(?P<patch>\d+)(?:\+|%2B)(?P<build>\d+)-"
     r"(?P<arch>aarch64|x86_64)-unknown-linux-gnu-install_only(?:_stripped)?\.tar\.(?:gz|zst))"
@@ -34,7 +34,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Interpreter:
-    """What the name of an archive says: `version` such as `3.11.14`, `build` its date, `arch` the machine."""
+    """The parts of an archive's name: `version` such as `3.11.14`, `build` its date, `arch` the machine."""
 
     minor: int
     patch: int
@@ -44,7 +44,7 @@ class Interpreter:
 
     @property
     def version(self) -> str:
-        """As `python --version` says it."""
+        """As printed by `python --version`."""
         return f"3.{self.minor}.{self.patch}"
 
     @property
@@ -54,7 +54,7 @@ class Interpreter:
 
     @property
     def key(self) -> str:
-        """Its name in uv, also the name of the folder that it is unpacked to."""
+        """Its name in uv, and of its unpacked folder."""
         return f"cpython-{self.version}-linux-{self.arch}-gnu"
 
     def to_downloads(self, sha256: str) -> str:
@@ -77,7 +77,7 @@ class Interpreter:
 
 
 def parse_interpreter(path: Path) -> Interpreter:
-    """What an archive is, by its name. Raises UsageError."""
+    """Parse an archive's name. Raises UsageError."""
     found = _NAME.fullmatch(path.name)
     if found is None or not LEAST_PYTHON <= (3, int(found["minor"])) <= LAST_PYTHON:
         raise UsageError(
@@ -90,7 +90,7 @@ def parse_interpreter(path: Path) -> Interpreter:
 
 
 def fetch_uv(arch: str, folder: Path) -> Path:
-    """Fetch uv's program for a machine into `folder`, by pip and its pinned hash. Raises what `fetch_wheels` does."""
+    """Fetch uv's program for a machine into `folder`, by pip and its pinned hash. Raises as `fetch_wheels`."""
     pins = choose_pins(read_resource("board-tools.txt"), MANAGED_PYTHON, arch)
     (wheel,) = fetch_wheels(pins, MANAGED_PYTHON, arch, folder)
     program = folder / "uv"
@@ -103,10 +103,10 @@ def fetch_uv(arch: str, folder: Path) -> Path:
 
 
 def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
-    """Have uv here fetch the newest managed build of a Python for another machine; returns the archive in `folder`.
+    """Fetch the newest managed build of a Python for another machine with uv; return the archive in `folder`.
 
-    Where it comes from is uv's own configuration (UV_PYTHON_INSTALL_MIRROR names a mirror, a `file://` one too).
-    Raises UnavailableError where it cannot be had.
+    The source is uv's own configuration (UV_PYTHON_INSTALL_MIRROR names a mirror, also a `file://` one). Raises
+    UnavailableError if it is not available.
     """
     with tempfile.TemporaryDirectory(prefix="farm-python-") as text:
         scratch = Path(text)

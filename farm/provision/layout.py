@@ -1,7 +1,7 @@
-"""Where an installation lies on a board, and what its parts are called. Paths only: nothing here connects.
+"""Paths and names of an installation on a board. Connects to nothing.
 
-Everything is below one prefix but what has to be elsewhere: two units, their runtime and state folders, and one user.
-An installation under another prefix than the usual one has names of its own, so that one machine may have several.
+Everything is below one prefix, except two units, their runtime and state folders, and one user. An installation under
+another prefix has its own names, so that a machine may have several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farm.errors import UnavailableError, UsageError
 
-# Name -> where a checkout has it; a wheel has all of them in `data/` beside this module (`tool.hatch`).
+# Name -> its path in a checkout; a wheel has all of them in `data/` beside this module (`tool.hatch`).
 _PLACES = {
     "agent.txt": "requirements/agent.txt",
     "board-tools.txt": "requirements/board-tools.txt",
@@ -26,7 +26,7 @@ _PLACES = {
 
 
 def read_resource(name: str) -> str:
-    """The text of one of the files above. Raises UnavailableError where the installation lacks it."""
+    """The text of one of these files. Raises UnavailableError if it is missing."""
     here = Path(__file__).resolve().parent
     for path in (here / "data" / name, here.parents[1] / _PLACES[name]):
         if path.is_file():
@@ -35,20 +35,20 @@ def read_resource(name: str) -> str:
 
 
 ROOT_PREFIX = "/opt/tvm-farm"
-# Below the home of a login that may not become root.
+# Below the home of a login without root's rights.
 HOME_PREFIX = ".local/share/tvm-farm-board"
 UNIT_FOLDER = "/etc/systemd/system"
-# What a board's shell, systemd and a units' specifiers take as it is.
+# Accepted unquoted by a shell, by systemd and in unit specifiers.
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9._-]*)+")
 # sun_path of unix(7) has 108 bytes; the longest socket below a prefix takes 30.
 _MAX_PREFIX = 75
-# These are the system's own: an installation is a folder below them.
+# Shorter paths are the system's: an installation is a folder below them.
 _TOO_SHORT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One installation. `as_root`: with units, a user and the clock helper; `systemd`: it is the service manager."""
+    """One installation. `as_root`: with units, a user and the clock helper; `systemd`: the service manager."""
 
     prefix: str
     as_root: bool
@@ -57,25 +57,25 @@ class Layout:
 
     @property
     def suffix(self) -> str:
-        """What tells names of this installation from those of the usual one."""
+        """The suffix of this installation's names, if it is not at the usual prefix."""
         if self.prefix in (ROOT_PREFIX, posixpath.join(self.home, HOME_PREFIX)):
             return ""
         return "-" + hashlib.sha256(self.prefix.encode()).hexdigest()[:8]
 
     @property
     def user(self) -> str:
-        """Whom the agent runs as; empty for the login itself."""
+        """The agent's user; empty for the login itself."""
         return f"tvm-farm{self.suffix}" if self.as_root else ""
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The clock helper's and the agent's, in the order of starting."""
+        """The clock helper's and the agent's units, in starting order."""
         names = ("clock-helper", "agent") if self.systemd else ()
         return tuple(f"tvm-farm-{name}{self.suffix}.service" for name in names)
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Folders that are not below the prefix, for the removal."""
+        """Folders outside the prefix, for removal."""
         if not self.systemd:
             return ()
         states = (f"/var/lib/tvm-farm-{name}{self.suffix}" for name in ("clock-helper", "agent"))
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def program(self) -> str:
-        """The supervisor's command, where there is no systemd."""
+        """The supervisor's command, without systemd."""
         return self.below("bin/tvm-farm-board")
 
     def below(self, name: str) -> str:
@@ -96,7 +96,7 @@ class Layout:
 
 
 def plan_layout(prefix: str, uid: int, may_sudo: bool, systemd: bool, home: str) -> Layout:
-    """The layout for a login; an empty `prefix` means the usual one. Raises UsageError for a prefix that cannot be."""
+    """The layout for a login; an empty `prefix` means the usual one. Raises UsageError for an invalid prefix."""
     as_root = uid == 0 or may_sudo
     prefix = prefix or (ROOT_PREFIX if as_root else posixpath.join(home, HOME_PREFIX))
     layout = Layout(prefix, as_root, systemd and as_root, home)
@@ -114,16 +114,16 @@ def plan_layout(prefix: str, uid: int, may_sudo: bool, systemd: bool, home: str)
     return layout
 
 
-# Everything that units name after the project: services, folders in /run and /var/lib, the user and its group.
+# Names in units after the project: services, folders in /run and /var/lib, the user and its group.
 _OWN_NAME = re.compile(r"tvm-farm(?:-agent|-clock-helper)?(?![\w-])")
 _MARK = "\0"
-# The default of `device-agent metrics`; a second installation on one machine goes without.
+# The default of `device-agent metrics`; a second installation on one machine has none.
 METRICS_PORT = 9101
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentOptions:
-    """What one board's agent is told. Ports are on the board's loopback."""
+    """Options of one board's agent. Ports are on the board's loopback."""
 
     name: str
     board_type: str
@@ -131,7 +131,7 @@ class AgentOptions:
     tracker_port: int
 
     def to_arguments(self) -> list[str]:
-        """Options of `device-agent serve`, which listens on loopback by itself; the port is the one registered."""
+        """Options of `device-agent serve`, which listens on loopback by default; the port is the registered one."""
         return [
             *("--name", self.name),
             *("--board-type", self.board_type),
@@ -144,7 +144,7 @@ class AgentOptions:
 
 @dataclasses.dataclass(frozen=True)
 class BoardFile:
-    """One file on a board; `mode` as chmod takes it."""
+    """One file on a board; `mode` as for chmod."""
 
     path: str
     text: str
@@ -152,12 +152,11 @@ class BoardFile:
 
     @property
     def sha256(self) -> str:
-        """Of its contents."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def render_files(layout: Layout, options: AgentOptions) -> tuple[BoardFile, ...]:
-    """Every file that the services of one board need besides a version."""
+    """Every file of a board's services, beside a version."""
     if layout.systemd:
         units = (
             BoardFile(posixpath.join(UNIT_FOLDER, unit), render_unit(read_resource(name), layout))
@@ -180,12 +179,12 @@ def render_files(layout: Layout, options: AgentOptions) -> tuple[BoardFile, ...]
 
 
 def render_unit(text: str, layout: Layout) -> str:
-    """A unit of `deploy/systemd/` for an installation under another prefix, with names of its own."""
+    """Adapt a unit of `deploy/systemd/` to an installation under another prefix, with its own names."""
     text = text.replace(ROOT_PREFIX + "/", _MARK)
     text = _OWN_NAME.sub(lambda found: found[0] + layout.suffix, text)
     return text.replace(_MARK, layout.prefix + "/")
 
 
 def compute_digest(files: tuple[BoardFile, ...]) -> str:
-    """A short hash over files, to tell whether services were started with these."""
+    """A short hash over files, which tells whether services were started with them."""
     return hashlib.sha256("".join(f"{file.path}{file.mode}{file.sha256}" for file in files).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Decide whether a board can have an agent, and which steps are left to do. Pure: a survey in, decisions out."""
+"""Decide whether a board can have an agent, and which steps remain. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farm.provision.wheels import ARCHS, LEAST_GLIBC_MINOR
 class StepStatus(StrEnum):
     """How a step ended."""
 
-    OK = "ok"  # it only looks, and found what it needs
+    OK = "ok"  # a check that passed
     DONE = "done"  # it changed the board
     ALREADY = "already"  # there was nothing left to change
     WOULD = "would"  # it would change the board, in a dry run
@@ -27,18 +27,18 @@ class StepStatus(StrEnum):
 
 
 class ProvisioningOutcome(StrEnum):
-    """How a board came out of it."""
+    """The outcome for a board."""
 
     PROVISIONED = "provisioned"  # changed and proven
     UNCHANGED = "unchanged"  # everything was there already
     PLANNED = "planned"  # a dry run
     REMOVED = "removed"
-    ROLLED_BACK = "rolled back"  # the new version failed; what was there before runs again
+    ROLLED_BACK = "rolled back"  # the new version failed; the previous one runs again
     FAILED = "failed"
     INTERRUPTED = "interrupted"
 
 
-# What an operator may build on: the board does what was asked for.
+# Outcomes with the board as requested.
 GOOD = frozenset(
     {
         ProvisioningOutcome.PROVISIONED,
@@ -51,7 +51,7 @@ GOOD = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """One step. `seconds` is how long it took."""
+    """One step, with its duration `seconds`."""
 
     name: str
     status: StepStatus
@@ -61,9 +61,9 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True)
 class BoardReport:
-    """One board. `version` is what runs there as far as is known; `notes` is what an operator should know of it.
+    """One board. `version` is what runs there as far as known; `notes` are for the operator.
 
-    `state` says in a sentence how the board is left.
+    `state` describes in a sentence how the board is left.
     """
 
     board: str
@@ -74,7 +74,6 @@ class BoardReport:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
         document = dataclasses.asdict(self)
         return document | {
             "outcome": str(self.outcome),
@@ -82,24 +81,24 @@ class BoardReport:
         }
 
 
-# In the order in which they are done. `connect` and `check` look, `bundle` happens here, `probe` uses the board.
+# In order of execution. `connect` and `check` only read, `bundle` runs on the coordinator, `probe` uses the board.
 STEPS = (
     *("connect", "check", "bundle", "folder", "send", "python", "install", "user", "services", "switch", "start"),
     *("probe", "finish"),
 )
-# Beyond what is installed: logs, a session's uploads.
+# Beyond the installation: logs, a session's uploads.
 _ROOM_TO_LIVE_BYTES = 64 << 20
 _ROOM_TO_LIVE_FILES = 1000
 _FILES_PER_BYTE = 1 / 12_000
-# Certificates and logs are of no use with a clock that is this far off. Nothing here depends on it.
+# Certificates and logs are useless with a clock this far off. Nothing here depends on it.
 CLOCK_TOLERANCE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class ProvisioningPlan:
-    """Which of `STEPS` change something on the board, and the Python that a version is made with.
+    """The `STEPS` that change the board, and the Python of the version's environment.
 
-    `python` is a program on the board, empty where the bundle brings its own, of the series `series`.
+    `python` is a program on the board, empty for the bundle's own; its series is `series`.
     """
 
     needed: frozenset[str]
@@ -108,12 +107,12 @@ class ProvisioningPlan:
 
     @property
     def disturbs(self) -> bool:
-        """Whether the agent that runs would notice."""
+        """Whether it affects the running agent."""
         return bool({"services", "switch", "start"} & self.needed)
 
 
 def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: BoardType | None = None) -> list[str]:
-    """What an operator should know of a board that can have an agent. Raises PermanentError for one that cannot."""
+    """Notes for the operator on a board that can have an agent. Raises PermanentError for one that cannot."""
     if survey.arch not in ARCHS:
         raise PermanentError(
             f"the board is {survey.arch or 'of an unknown machine'}, and there are wheels for {' and '.join(ARCHS)}",
@@ -152,16 +151,16 @@ def check_board(survey: BoardSurvey, layout: Layout, now: float, board_type: Boa
 
 
 def choose_pythons(survey: BoardSurvey) -> tuple[str, ...]:
-    """The series that a bundle may be made for, in order of preference."""
+    """The Python series for a bundle, in order of preference."""
     return tuple(survey.pythons)
 
 
 def plan_steps(
     survey: BoardSurvey, layout: Layout, bundle: Bundle | None, files: Sequence[BoardFile]
 ) -> ProvisioningPlan:
-    """What is left to do; None for a bundle that is still to be made, and so is on no board.
+    """The remaining steps; `bundle` is None if it is still to be built, and so on no board.
 
-    Raises PermanentError where the board has no room for it.
+    Raises PermanentError if the board lacks space.
     """
     pythons, key, managed = tuple(survey.pythons)[:1], "", ""
     if bundle is not None:
@@ -191,7 +190,7 @@ def plan_steps(
 
 
 def describe_span(seconds: float) -> str:
-    """A duration as a person says it: `4 min`, `3 h`, `12 days`, `1.1 years`."""
+    """Format a duration for people: `4 min`, `3 h`, `12 days`, `1.1 years`."""
     for unit, name in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= unit:
             return f"{seconds / unit:.1f} {name}" if name == "years" else f"{seconds / unit:.0f} {name}"
@@ -199,7 +198,7 @@ def describe_span(seconds: float) -> str:
 
 
 def plan_removals(survey: BoardSurvey, key: str) -> tuple[str, ...]:
-    """The versions to remove once `key` has proven itself: all but it and the one before it."""
+    """The versions to remove once `key` is proven: all but it and its predecessor."""
     others = [version for version in survey.versions if version != key]
     before = survey.pending if survey.pending in others else survey.current
     keep = before if before in others else next(iter(others), "")
@@ -207,7 +206,7 @@ def plan_removals(survey: BoardSurvey, key: str) -> tuple[str, ...]:
 
 
 def _require_room(survey: BoardSurvey, layout: Layout, bundle: Bundle) -> None:
-    # Bytecode adds about a third; the bundle lies there too, whole and unpacked, until everything is installed.
+    # Bytecode adds about a third; until the end the bundle is there too, packed and unpacked.
     manifest = bundle.manifest
     need = int(1.4 * manifest.unpacked_bytes) + 2 * bundle.size + _ROOM_TO_LIVE_BYTES
     if survey.free_bytes < need:

@@ -1,9 +1,9 @@
-"""The shell scripts that change a board, each a whole that may be cut off anywhere and run again. Text only.
+"""The shell scripts that change a board; each may be interrupted anywhere and run again. Text only.
 
-What makes that true: versions lie side by side and count only with their stamp `complete`, files are replaced by
-renaming, and before the first change that the running agent could notice the version before is noted in `pending`.
-Files of an installation, beside what `Layout` names: `tvm-farm-board` says that the folder is ours, `made-folders` and
-`made-user` what we made outside of it, `started` with what the services were last started.
+Versions are side by side and valid only with their stamp `complete`, files are replaced by renaming, and `pending`
+records the previous version before the first change that affects the running agent. Files of an installation beside
+`Layout`'s: `tvm-farm-board` marks the folder as the farm's, `made-folders` and `made-user` list what was created
+outside it, `started` identifies what the services were last started with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farm.provision.shell import join_lines
 from farm.provision.survey import MARKER, find_agent
 
 BUNDLE = "incoming/bundle.tar"
-# Everything that starts on a board: its agent and clock helper, their metrics, the commands for people.
+# Everything that starts on a board: agent, clock helper, metrics, commands.
 _LOADED = tuple(
     f"device_agent.{name}"
     for name in (
@@ -33,15 +33,15 @@ _LOADED = tuple(
         "worker.worker",
     )
 )
-# Ends the wait for an agent that is started again and again: three failed starts are no coincidence.
+# Stop waiting for an agent after three failed starts.
 _FAILED_STARTS = 3
-# Memory of a Jetson's GPU: what its driver cannot do without. On JetPack it is of the group `video`.
+# The device node of a Jetson's GPU memory, which its driver needs. On JetPack its group is `video`.
 GPU_NODE = "/dev/nvmap"
 _PAUSE = "sleep 0.1 2>/dev/null || sleep 1"
 
 
 def make_folder(layout: Layout) -> str:
-    """Make the prefix, and note which folders that took."""
+    """Create the prefix, and record which folders were created."""
     return join_lines(
         f"prefix={shlex.quote(layout.prefix)}",
         'made=""; folder=$prefix',
@@ -54,7 +54,7 @@ def make_folder(layout: Layout) -> str:
 
 
 def make_incoming(layout: Layout) -> str:
-    """The folder that files are sent to; the login's own where we are root by sudo."""
+    """Create the folder for uploads, owned by the login also under sudo."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "rm -rf incoming; mkdir -m 700 incoming",
@@ -63,7 +63,7 @@ def make_incoming(layout: Layout) -> str:
 
 
 def unpack(layout: Layout) -> str:
-    """Unpack what was sent, and drop the tar file."""
+    """Unpack the upload and remove the tar file."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "mkdir -p incoming/files incoming/tmp",
@@ -74,7 +74,7 @@ def unpack(layout: Layout) -> str:
 
 
 def install_python(layout: Layout, manifest: BundleManifest) -> str:
-    """Have uv unpack the interpreter that came along; prints `already` where it is there."""
+    """Install the included interpreter with uv; prints `already` if it is there."""
     program = shlex.quote(layout.below(f"python/{manifest.managed_python}/bin/python3"))
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
@@ -90,11 +90,11 @@ def install_python(layout: Layout, manifest: BundleManifest) -> str:
 
 
 def install_version(layout: Layout, manifest: BundleManifest, plan: ProvisioningPlan) -> str:
-    """Make the version's folder: a virtual environment with the pinned wheels, stamped when it is whole."""
+    """Create the version's folder: a virtual environment with the pinned wheels, stamped once complete."""
     folder = shlex.quote(layout.version(manifest.key))
     python = plan.python or layout.below(f"python/{manifest.managed_python}/bin/python3")
-    # As the owner of the folder, so this also leaves the bytecode of what an agent loads, which the agent's user could
-    # not write. Compiling all of TVM's 2,000 modules would take a slow board a minute.
+    # As the folder's owner, so that the agent's bytecode is cached, which its user could not write. Compiling all of
+    # TVM's 2,000 modules would take a slow board a minute.
     check = f"import {', '.join(_LOADED)}, tvm.rpc, numpy"
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
@@ -108,14 +108,14 @@ def install_version(layout: Layout, manifest: BundleManifest, plan: Provisioning
         f"cp incoming/files/supervisor.py incoming/files/{MANIFEST} {folder}/",
         f"chmod -R a+rX {folder}",
         f"cd /; TVM_USE_RUNTIME_LIB=1 {folder}/bin/python -I -c '{check}'",
-        # A stamp that reaches the disk before the files would survive a power cut that they do not.
+        # The stamp must not reach the disk before the files, in case of a power cut.
         f"sync; date >{folder}/complete",
         f"rm -rf {shlex.quote(layout.below('incoming'))}",
     )
 
 
 def make_user(layout: Layout) -> str:
-    """An account without a home, a password or a shell. Noted first: a cut must not leave one that nobody removes."""
+    """Create an account without home, password or shell; record it first, so that an interruption leaves no trace."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         f"if id {layout.user} >/dev/null 2>&1; then exit 0; fi",
@@ -126,12 +126,12 @@ def make_user(layout: Layout) -> str:
 
 
 def write_files(layout: Layout, files: Sequence[BoardFile]) -> str:
-    """Replace those files, each in one step, and keep what they were in `previous`."""
+    """Replace these files, each atomically, and keep the old ones in `previous`."""
     lines = [_note_pending(layout), "mkdir -p previous"]
     for file in files:
         path, name = shlex.quote(file.path), shlex.quote(file.path.replace("/", "%"))
         part = shlex.quote(f"{file.path}.part")
-        # What a cut run has kept already is what was there before it.
+        # Files kept by an interrupted run are the originals.
         lines.append(
             f"if [ ! -e previous/{name} ] && [ ! -e previous/{name}.absent ]; then "
             f"if [ -e {path} ]; then cp -p {path} previous/.part; mv previous/.part previous/{name}; "
@@ -142,12 +142,12 @@ def write_files(layout: Layout, files: Sequence[BoardFile]) -> str:
 
 
 def switch(layout: Layout, key: str) -> str:
-    """Point `current` to a version, in one step."""
+    """Point `current` to a version, atomically."""
     return join_lines(_note_pending(layout), _link(key))
 
 
 def _let_use_gpu(layout: Layout) -> str:
-    """Let the account that we made use the GPU, where a board has one: by the group of the driver's device node."""
+    """Give the created account access to a GPU, through the group of the driver's device node."""
     return (
         f"if [ -e made-user ] && [ -e {GPU_NODE} ]; then group=$(stat -c %G {GPU_NODE}); "
         f'case "$group" in root|UNKNOWN) ;; *) usermod -a -G "$group" {layout.user} ;; esac; fi'
@@ -155,7 +155,7 @@ def _let_use_gpu(layout: Layout) -> str:
 
 
 def start(layout: Layout, stamp: str, agent_port: int, timeout_s: float) -> str:
-    """Start the services anew with what is there now, and wait until the agent says that it is ready."""
+    """Restart the services, and wait until the agent is ready."""
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "if [ -f started ]; then mv -f started started.before; fi",
@@ -166,9 +166,9 @@ def start(layout: Layout, stamp: str, agent_port: int, timeout_s: float) -> str:
 
 
 def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> str:
-    """Put back what was there before the change that is not proven, start it, and remove the version `key`.
+    """Restore the state before an unproven change, start it, and remove the version `key`.
 
-    Prints `back VERSION`, or `none` where there was nothing before.
+    Prints `back VERSION`, or `none` without an earlier one.
     """
     stop = f"current/bin/python -I current/supervisor.py --prefix {shlex.quote(layout.prefix)} stop || true"
     if layout.systemd:
@@ -180,7 +180,7 @@ def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> st
         f"cd {shlex.quote(layout.prefix)}",
         "if [ ! -f pending ]; then echo nothing; exit 0; fi",
         "before=$(cat pending)",
-        # Not restarted where nothing has been stopped yet.
+        # Not restarted if nothing has been stopped yet.
         'running=""; if [ -f started ] && [ "$(readlink current)" = "versions/$before" ]; then running=1; fi',
         f'if [ -z "$running" ]; then {stop}; fi',
         f'if [ ! -f "versions/$before/complete" ]; then before=none; {off}; fi',
@@ -199,13 +199,13 @@ def roll_back(layout: Layout, key: str, agent_port: int, timeout_s: float) -> st
 
 
 def finish(layout: Layout, removals: Sequence[str]) -> str:
-    """What was new is proven: forget what it replaced, but for the version before."""
+    """Clean up after a proven change; keeps the previous version."""
     folders = " ".join(shlex.quote(f"versions/{name}") for name in removals)
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
         "rm -f pending started.before; rm -rf previous incoming",
         f"rm -rf {folders}" if folders else ":",
-        # An interpreter of ours that no version uses any more.
+        # An interpreter of the farm's that no version uses any more.
         "for python in python/cpython-*.*.*; do",
         '  if [ -d "$python" ] && ! grep -qsF "/$python/" versions/*/pyvenv.cfg; then rm -rf "$python"; fi; done',
         "sync",
@@ -213,7 +213,7 @@ def finish(layout: Layout, removals: Sequence[str]) -> str:
 
 
 def clean_up(layout: Layout, key: str) -> str:
-    """After a failed step: remove what was sent, and a version that did not become whole."""
+    """Clean up after a failed step: remove uploads, and an incomplete version."""
     folder = shlex.quote(layout.version(key))
     return join_lines(
         f"cd {shlex.quote(layout.prefix)}",
@@ -223,7 +223,7 @@ def clean_up(layout: Layout, key: str) -> str:
 
 
 def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
-    """Remove everything, the marker last: a run that was cut off is completed by the next. Prints what was removed."""
+    """Remove everything, the marker last, so that an interrupted run can be completed. Prints what was removed."""
     lines = [
         f"prefix={shlex.quote(layout.prefix)}",
         f'if [ ! -f "$prefix/{MARKER}" ]; then echo nothing; exit 0; fi',
@@ -232,7 +232,7 @@ def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
     if layout.systemd:
         lines.append(f"systemctl disable -q --now {' '.join(reversed(layout.units))} 2>/dev/null || true")
     else:
-        # Any whole version can end the supervisor; `current` may be gone.
+        # Any complete version can stop the supervisor; `current` may be missing.
         lines.append(
             "for version in current versions/*; do if [ -f $version/complete ]; then "
             f"$version/bin/python -I $version/supervisor.py --prefix {shlex.quote(layout.prefix)} stop; break; fi; done"
@@ -251,10 +251,10 @@ def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
         )
     lines += [
         "made=$(cat made-folders 2>/dev/null || true)",
-        # The marker and the list go last, so that what is left of a cut removal is still known to be ours.
+        # The marker and the list go last, so that the rest of an interrupted removal is still known as the farm's.
         f"find . -mindepth 1 -maxdepth 1 ! -name {MARKER} ! -name made-folders ! -name .lock -exec rm -rf {{}} +",
         f'cd /; rm -f "$prefix/made-folders" "$prefix/.lock" "$prefix/{MARKER}"',
-        # Deepest first; one that somebody else uses by now stays.
+        # Deepest first; a folder in other use stays.
         'for folder in $made; do rmdir "$folder" 2>/dev/null || true; done',
         "echo removed",
     ]
@@ -262,7 +262,7 @@ def uninstall(layout: Layout, files: Sequence[BoardFile]) -> str:
 
 
 def _uv_environment() -> str:
-    """Have uv keep everything on the installation's disk: /tmp may be small, and links work only within one disk."""
+    """Keep uv's files on the installation's disk: /tmp may be small, and hard links need one disk."""
     return (
         'UV_CACHE_DIR="$PWD/incoming/cache"; TMPDIR="$PWD/incoming/tmp"; export UV_CACHE_DIR TMPDIR; mkdir -p "$TMPDIR"'
     )
@@ -289,7 +289,7 @@ def _restart(layout: Layout, agent_port: int, timeout_s: float) -> str:
     else:
         program = shlex.quote(layout.program)
         begin = f"{program} stop >/dev/null\n{program} start >/dev/null"
-        # Nobody holds the lock: the supervisor itself has ended.
+        # The lock is free: the supervisor itself has ended.
         gone = "flock -n run/supervisor.pid true"
         log = "tail -q -n 4 log/supervisor.log log/agent.log"
     return join_lines(

@@ -1,4 +1,4 @@
-"""Shell scripts run on a board over SSH, as root where that is had, one installation's changes one at a time."""
+"""Run shell scripts on a board over SSH, as root if possible; changes of one installation are serialised."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError, TransientError
 from farm.provision.layout import Layout
 
-# A run that was cut off may still be at work on the board for as long as its step was given.
+# An interrupted run may still be active on the board for its step's time.
 LOCK_TIMEOUT_S = 60.0
 
 
-# What `flock -E` is told to answer where another one holds the lock; EX_TEMPFAIL of sysexits.h.
+# The exit code for `flock -E` if the lock is held; EX_TEMPFAIL of sysexits.h.
 _LOCKED = 75
 
 
-# A login over SSH that runs a command gets a short PATH on some systems. As root nothing else is looked at, as sudo
-# does it: what root has in its home, a Python for one, the agent's user may not even see.
+# SSH commands get a short PATH on some systems. As root only these are used, as under sudo: the agent's user may not
+# even see a Python in root's home.
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class BoardShell:
-    """Runs scripts on one board. `as_root`: they are to be root's; `sudo`: which takes sudo."""
+    """Runs scripts on one board. `as_root`: as root; `sudo`: through sudo."""
 
     def __init__(self, connection: SshConnection, as_root: bool = False, sudo: bool = False) -> None:
         self.connection = connection
@@ -30,20 +30,20 @@ class BoardShell:
         self._sudo = sudo
 
     def run(self, script: str, timeout_s: float, what: str) -> str:
-        """What a POSIX script prints; it is ended by its first command that fails.
+        """Run a POSIX script and return its output; the first failing command ends it.
 
-        Raises PermanentError with what the board said, DeadlineError, BoardLostError.
+        Raises PermanentError with the board's message, DeadlineError, BoardLostError.
         """
         return self._run(f"sh -c {shlex.quote(self._prepare(script))}", timeout_s, what)
 
     def change(self, layout: Layout, script: str, timeout_s: float, what: str) -> str:
-        """The same for a script that changes the installation: it waits for another that does, if there is one.
+        """As `run`, for a script that changes the installation: waits for another change.
 
-        The prefix must be there. Raises TransientError where the other one does not end in time.
+        The prefix must exist. Raises TransientError if the other change does not end in time.
         """
         lock = shlex.quote(layout.below(".lock"))
-        # -o: what a script leaves running in the background must not go on holding the lock.
-        # Another user of the board who could open the lock could hold it.
+        # -o: background processes of the script must not keep the lock. Mode 600: another user who can open the lock
+        # could hold it.
         own = f"(umask 077; : >>{lock}) && chmod 600 {lock}"
         script = shlex.quote(self._prepare(script))
         held = f"{own} && exec flock -o -w {int(LOCK_TIMEOUT_S)} -E {_LOCKED} {lock} sh -c {script}"

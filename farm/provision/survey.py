@@ -1,6 +1,6 @@
-"""What a board is and what is installed there: two read-only scripts, and the reading of what they print.
+"""Survey a board and its installation: two read-only scripts, and the parsing of their output.
 
-What follows from it is in `plan.py`.
+`plan.py` decides what follows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from farm.provision.interpreters import LAST_PYTHON, LEAST_PYTHON
 from farm.provision.layout import Layout
 from farm.provision.shell import BoardShell
 
-# For the script that looks at a board; a worn SD card is slow.
+# For the survey script; a worn SD card is slow.
 SURVEY_TIMEOUT_S = 60.0
-# The marker of a folder that is ours; what is in it is said by `scripts.py`.
+# The marker of an installation's folder; `scripts.py` describes the files in it.
 MARKER = "tvm-farm-board"
-# sudo lectures at the first time; what it refuses is in its first lines.
+# sudo's first message is long; its refusal is in the first lines.
 _MAX_REFUSAL = 300
 TOOLS = ("awk", "df", "flock", "gzip", "readlink", "sed", "sha256sum", "tar", "timeout")
 
@@ -74,10 +74,10 @@ if agent_listens; then say agent_pid "$pid"; fi
 
 @dataclasses.dataclass(frozen=True)
 class Login:
-    """Who we are on a board, and what it starts services with.
+    """The login on a board, and its service manager.
 
-    `refused` is what sudo said to one who may not use it without a password. `standing` is the version installed for
-    the whole system at the usual place, empty where it is between two; None: there is none.
+    `refused` is sudo's message to a user who needs a password. `standing` is the version installed system-wide at the
+    usual place, empty during a change; None without one.
     """
 
     uid: int
@@ -90,12 +90,11 @@ class Login:
 
 @dataclasses.dataclass(frozen=True)
 class BoardSurvey:
-    """What a board is and what is installed there. Empty texts mean that there is no such thing.
+    """A board and its installation. An empty text means that there is none.
 
     `pythons`: series -> program, the preferred first. `clock_s` is its wall clock, seconds since the epoch. `current`
-    is the version that runs or would; `pending` the one before a switch that was never proven (`none`: there was none).
-    `started`: with what the services were last started. `files`: path -> SHA-256. `foreign`: the prefix is somebody
-    else's.
+    is the active version; `pending` the one before an unproven switch (`none`: there was none). `started`: what the
+    services were last started with. `files`: path -> SHA-256. `foreign`: the prefix has other content.
     """
 
     arch: str = ""
@@ -122,12 +121,12 @@ class BoardSurvey:
 
 
 def describe_system(survey: BoardSurvey) -> str:
-    """A board's system, with its release of L4T where it has one."""
+    """Describe a board's system, with its L4T release if any."""
     return ", ".join(each for each in (survey.os_name, describe_release(survey.l4t)) if each)
 
 
 def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
-    """Ask a board who we are there, and what is installed at `system_prefix`.
+    """Find out the login's rights, and what is installed at `system_prefix`.
 
     Raises PermanentError, DeadlineError, BoardLostError.
     """
@@ -149,12 +148,12 @@ def fetch_login(shell: BoardShell, system_prefix: str) -> Login:
 
 
 def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_port: int) -> BoardSurvey:
-    """Look at a board; `files` are those whose sums are wanted. Changes nothing. Raises what `fetch_login` does."""
+    """Survey a board; `files` are paths to hash. Changes nothing. Raises as `fetch_login`."""
     newest_first = range(LAST_PYTHON[1], LEAST_PYTHON[1] - 1, -1)
     script = _SURVEY.format(
         prefix=shlex.quote(layout.prefix),
         tools=" ".join((*TOOLS, *(("useradd", "userdel") if layout.as_root else ()))),
-        # The system's own first: what it is made from is what other programs on it were tested with.
+        # The system's own Python first: other programs on the board were tested with it.
         pythons=" ".join(("python3", *(f"python3.{minor}" for minor in newest_first))),
         version='import sys, ctypes, sqlite3, ssl, zlib; print("%d.%d" % sys.version_info[:2])',
         marker=MARKER,
@@ -168,8 +167,8 @@ def fetch_survey(shell: BoardShell, layout: Layout, files: Sequence[str], agent_
 def find_agent(layout: Layout, agent_port: int) -> str:
     """A shell function `agent_listens`: whether the agent has its port; sets `pid` and `failures`.
 
-    The port's socket is looked for among the files of the agent's process: another program may have the port. Its own
-    word, the ready file, comes only once it has found a tracker. The working folder is the prefix.
+    Looks for the port's socket among the agent's files, because another program may have the port. The agent's ready
+    file comes only once it has found a tracker. The working folder is the prefix.
     """
     if layout.systemd:
         look = (
@@ -178,7 +177,7 @@ def find_agent(layout: Layout, agent_port: int) -> str:
     else:
         pattern = r'.*"agent": {"pid": \([0-9]*\), "restarts": \([0-9]*\).*'
         look = f"set -- $(sed -n 's/{pattern}/\\1 \\2/p' run/state.json 2>/dev/null)\n"
-    # In /proc/net/tcp an address is hexadecimal, its bytes swapped on every machine that there are wheels for.
+    # In /proc/net/tcp addresses are hexadecimal, byte-swapped on all supported machines.
     address = f"0100007F:{agent_port:04X}"
     return (
         f"agent_listens() {{\n{look}"
@@ -189,7 +188,7 @@ def find_agent(layout: Layout, agent_port: int) -> str:
 
 
 def parse_survey(text: str) -> BoardSurvey:
-    """Read what the script prints. Raises PermanentError where it cannot be what it printed."""
+    """Parse the script's output. Raises PermanentError for anything else."""
     facts = _read(text)
 
     def one(name: str) -> str:
@@ -240,8 +239,8 @@ def _read(text: str) -> dict[str, list[str]]:
     return facts
 
 
-# By line: the newest release known, its JetPack, and the chips it is for. NVIDIA's archive of Jetson Linux; the table
-# of jetson-stats (rbonghi/jetson_stats, jtop/core/jetson_variables.py); OE4T/meta-tegra (38.4.0 is JetPack 7.1).
+# By line: the newest known release, its JetPack, and its chips. NVIDIA's archive of Jetson Linux; the table of
+# jetson-stats (rbonghi/jetson_stats, jtop/core/jetson_variables.py); OE4T/meta-tegra (38.4.0 is JetPack 7.1).
 _LINES = {
     "R28": ((2, 0), "JetPack 3", ("t186", "t210")),
     "R32": ((7, 6), "JetPack 4", ("t186", "t194", "t210")),
@@ -253,7 +252,7 @@ _LINES = {
 }
 
 
-# As /etc/nv_tegra_release begins, `# R36 (release), REVISION: 4.7, …`, and as the package nvidia-l4t-core has it,
+# As in /etc/nv_tegra_release, `# R36 (release), REVISION: 4.7, …`, and as the package nvidia-l4t-core,
 # `36.4.7-20250918154033`.
 _FILE = re.compile(r"#?\s*R(\d{1,3}) \(release\), REVISION: (\d{1,3})(?:\.(\d{1,3}))?")
 
@@ -262,7 +261,7 @@ _PACKAGE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-~+].*)?")
 
 
 def parse_release(text: str) -> str:
-    """`36.4.7` of either form; "" for anything else."""
+    """`36.4.7` from either form; "" for anything else."""
     found = _FILE.match(text) or _PACKAGE.fullmatch(text.strip())
     return "" if found is None else ".".join(part or "0" for part in found.groups())
 
@@ -276,7 +275,7 @@ def describe_release(release: str) -> str:
 
 
 def find_doubt(release: str, board_type: BoardType | None) -> str:
-    """Why a release may not be what is known of a board type; "" where it is, or nothing is known of either."""
+    """Why a release may not fit a board type; "" if it does, or nothing is known of either."""
     if not release:
         return ""
     major, *rest = (int(part) for part in release.split("."))

@@ -1,6 +1,6 @@
-"""Wheels for a board of another machine: fetched by pip with their pinned hashes, TVM's without its compiler.
+"""Wheels for a board of another machine: fetched by pip with pinned hashes, TVM's without its compiler.
 
-Where wheels come from is the user's own pip configuration. Nothing is built and nothing is installed here.
+The user's own pip configuration chooses the source. Builds and installs nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclasses.dataclass(frozen=True)
 class PinnedPackage:
-    """One package at one version; `sha256` are those of its files, any of which may be taken."""
+    """One package at one version; `sha256` lists its files' hashes, any of which may match."""
 
     name: str
     version: str
     sha256: tuple[str, ...]
 
     def to_text(self) -> str:
-        """As pip reads it in a requirements file."""
+        """A line of a requirements file."""
         return f"{self.name}=={self.version}" + "".join(f" --hash=sha256:{digest}" for digest in self.sha256)
 
 
 def choose_pins(text: str, python: str, arch: str) -> tuple[PinnedPackage, ...]:
     """The pins of a requirements file that apply on Linux with `python` (`3.11`) and `arch` (`aarch64`).
 
-    Raises InternalError where a line is neither a pin nor its hash.
+    Raises InternalError for a line that is neither a pin nor its hash.
     """
     chosen = []
     for logical in text.replace("\\\n", " ").splitlines():
@@ -59,12 +59,12 @@ def choose_pins(text: str, python: str, arch: str) -> tuple[PinnedPackage, ...]:
 
 
 def to_requirements(pins: Iterable[PinnedPackage]) -> str:
-    """A requirements file of pins with hashes and without markers."""
+    """Format pins as a requirements file, with hashes and without markers."""
     return "".join(f"{pin.to_text()}\n" for pin in sorted(pins, key=lambda pin: pin.name))
 
 
 def _environment(python: str, arch: str) -> dict[str, str]:
-    """What PEP 508 calls the environment of a board."""
+    """A board's environment in PEP 508's terms."""
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
@@ -79,12 +79,12 @@ def _environment(python: str, arch: str) -> dict[str, str]:
 
 
 ARCHS = ("aarch64", "x86_64")
-# The oldest a board may have: what TVM's wheels ask for, and what JetPack 4 has.
+# The oldest supported glibc: TVM's wheels require it, and JetPack 4 has it.
 LEAST_GLIBC_MINOR = 27
 # For pip to fetch a board's wheels.
 FETCH_TIMEOUT_S = 900.0
-# The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime asks for a
-# libcudart of release 13, which no board here has. Headers and sources serve whoever builds against TVM.
+# The compiler (248 MB), which an agent never loads: it runs with TVM_USE_RUNTIME_LIB=1. The CUDA runtime needs a
+# libcudart of release 13, which no supported board has. Headers and sources are for building against TVM.
 _TVM = "apache_tvm-"
 _LEFT_OUT = (
     "tvm/lib/libtvm_compiler",
@@ -94,7 +94,7 @@ _LEFT_OUT = (
     "tvm/src/",
     "tvm/web/",
 )
-# The earliest that a zip can say; a repacked wheel must not depend on when it was packed.
+# The earliest date in a zip: repacking must be reproducible.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _running: set[subprocess.Popen[str]] = set()
 
@@ -102,7 +102,7 @@ _running: set[subprocess.Popen[str]] = set()
 def fetch_wheels(pins: Collection[PinnedPackage], python: str, arch: str, folder: Path) -> tuple[Path, ...]:
     """Fetch the wheels of `pins` into `folder`, each checked against its pinned hash.
 
-    Raises UnavailableError (no pip here), TransientError (pip found or reached nothing), DeadlineError.
+    Raises UnavailableError (no pip), TransientError (pip found or reached nothing), DeadlineError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / "requirements.txt"
@@ -120,7 +120,7 @@ def fetch_wheels(pins: Collection[PinnedPackage], python: str, arch: str, folder
 
 
 def plan_platforms(arch: str) -> tuple[str, ...]:
-    """The platform tags that a board of `arch` with the oldest glibc takes, newest first."""
+    """The platform tags that a board of `arch` with the oldest glibc accepts, newest first."""
     older = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1")}.get(arch, ("manylinux2014",))
     first = 5 if arch == "x86_64" else 17
     minors = range(LEAST_GLIBC_MINOR, first - 1, -1)
@@ -128,10 +128,7 @@ def plan_platforms(arch: str) -> tuple[str, ...]:
 
 
 def slim_wheel(wheel: Path) -> None:
-    """Replace TVM's wheel by one without what a board does not need; others stay as they are.
-
-    Equal wheels give equal bytes.
-    """
+    """Remove from TVM's wheel what a board does not need, reproducibly; other wheels stay unchanged."""
     if not wheel.name.startswith(_TVM):
         return
     with zipfile.ZipFile(wheel) as archive:
@@ -149,7 +146,7 @@ def slim_wheel(wheel: Path) -> None:
 
 
 def pack_wheel(path: Path, contents: Mapping[str, bytes], record: str) -> None:
-    """Write a wheel of `contents` (name -> bytes), with a RECORD of that name. Equal contents give equal bytes."""
+    """Write a wheel of `contents` (name -> bytes), with a RECORD of that name, reproducibly."""
     lines = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
@@ -160,7 +157,7 @@ def pack_wheel(path: Path, contents: Mapping[str, bytes], record: str) -> None:
 
 
 def run_tool(command: list[str], what: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
-    """Run a program of ours and return what it prints. Raises DeadlineError, TransientError, UnavailableError."""
+    """Run a tool and return its output. Raises DeadlineError, TransientError, UnavailableError."""
     try:
         process = subprocess.Popen(
             command,
@@ -180,7 +177,7 @@ def run_tool(command: list[str], what: str, timeout_s: float, environment: Mappi
             raise DeadlineError(f"{what} did not finish within {timeout_s:g} s") from error
         finally:
             _running.discard(process)
-            process.kill()  # of no effect once it has ended
+            process.kill()  # no effect after its end
     if process.returncode == 0:
         return out
     said = " | ".join(line for line in err.strip().splitlines()[-6:] if not line.startswith("WARNING"))
@@ -196,7 +193,7 @@ def run_tool(command: list[str], what: str, timeout_s: float, environment: Mappi
 
 
 def end_tools() -> None:
-    """End every tool that runs now, as somebody asked the whole command to end; whoever waits for one gets an error."""
+    """End all running tools after an interruption; their callers get an error."""
     for process in list(_running):
         process.kill()
 
@@ -205,7 +202,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, _EPOCH)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = (0o755 if name.endswith((".so", "/bin/uv")) or ".so." in name else 0o644) << 16
-    info.create_system = 3  # Unix, wherever this runs
+    info.create_system = 3  # Unix, on every host
     return info
 
 
@@ -214,11 +211,11 @@ def _quote(name: str) -> str:
 
 
 def unpacked_bytes(wheel: Path) -> int:
-    """How much a wheel takes on disk once it is installed."""
+    """A wheel's installed size."""
     with zipfile.ZipFile(wheel) as archive:
         return sum(info.file_size for info in archive.infolist())
 
 
 def pip_environment() -> dict[str, str]:
-    """Our environment without what would let an interpreter of ours leak into a tool's."""
+    """Return the environment without variables that would leak this interpreter into a tool's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
