@@ -7,7 +7,7 @@
     │   ├── DeadlineError       a wait ended; says what it waited for
     │   │   └── BoardBusyError      another client held the board throughout
     │   ├── BoardLostError      the connection to a board ended
-    │   ├── BoardNonsenseError  a board sent an invalid reply
+    │   ├── InvalidReplyError   a board sent an invalid reply
     │   └── StoreFaultError     the store did not work this time
     ├── PermanentError      trying again cannot work                exit 1
     │   ├── UnavailableError    a part of the farm is missing       exit 3
@@ -66,7 +66,7 @@ class BoardLostError(TransientError):
     """The connection to a board ended before the answer. The board may or may not have done the work."""
 
 
-class BoardNonsenseError(TransientError):
+class InvalidReplyError(TransientError):
     """A board's reply is invalid or impossible, and is discarded. The board is suspect; another one may work."""
 
 

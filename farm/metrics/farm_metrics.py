@@ -89,7 +89,7 @@ CAMPAIGN_STATE = Metric(
 CAMPAIGN_TRIALS = Metric(
     "campaign_trials_total",
     ("campaign", "side"),
-    "Trials of a campaign's search: ok, or by whose fault they failed. From the store, for any engine.",
+    "Trials of a campaign's search: ok, or by the side at fault. From the store, for all engines.",
 )
 CAMPAIGN_BUILD = Metric(
     "campaign_build_seconds_total", ("campaign",), "How long compilers were busy for a campaign's trials."
@@ -101,7 +101,9 @@ CAMPAIGN_SEARCH = Metric(
     "campaign_search_seconds_total", ("campaign",), "How long a campaign's search has been looking for candidates."
 )
 CAMPAIGN_ELAPSED = Metric("campaign_elapsed_seconds", ("campaign",), "Time since a campaign began, pauses left out.")
-CAMPAIGN_ETA = Metric("campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while unknown.")
+CAMPAIGN_ETA = Metric(
+    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while it is unknown."
+)
 CAMPAIGN_BOARDS = Metric(
     "campaign_boards",
     ("campaign", "board_type", "doing"),
