@@ -101,9 +101,7 @@ CAMPAIGN_SEARCH = Metric(
     "campaign_search_seconds_total", ("campaign",), "How long a campaign's search has been looking for candidates."
 )
 CAMPAIGN_ELAPSED = Metric("campaign_elapsed_seconds", ("campaign",), "Time since a campaign began, pauses left out.")
-CAMPAIGN_ETA = Metric(
-    "campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while it is unknown."
-)
+CAMPAIGN_ETA = Metric("campaign_eta_seconds", ("campaign",), "Until a campaign is finished; absent while unknown.")
 CAMPAIGN_BOARDS = Metric(
     "campaign_boards",
     ("campaign", "board_type", "doing"),

@@ -304,7 +304,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
 
 
 _WITHOUT_RIGHTS = """
-import os, pathlib, sys
+import os, pathlib, sqlite3, sys
 import alembic.autogenerate, alembic.command, farm.store.sqlite
 from farm.errors import FarmError
 from farm.settings import parse_store
