@@ -29,7 +29,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_board import name_owner
 from farm.errors import FarmError, TransientError
 from farm.processes.machine import name_coordinator
-from farm.services.ways import WayLeases
+from farm.services.routes import RouteLeases
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
 from farm.values import Lease, Ssh, WorkKind
@@ -45,7 +45,7 @@ class Coordinator:
     def __init__(self, store: Store, number: int, names: list[str], trial_s: float) -> None:
         self.store, self.number, self.names, self.trial_s = store, number, names, trial_s
         self.me = name_coordinator()
-        self.ways = WayLeases(store, self.me)
+        self.ways = RouteLeases(store, self.me)
         self.queue = TrialQueue(store)
         campaign = f"campaign-{number}"
         self.queue.ask([BoardsAsked(campaign, f"trials of {campaign}", BOARD_TYPE, frozenset(names))])
@@ -241,7 +241,7 @@ def keep_ways(url: str, home: str, names: list[str], ready: Any) -> None:
     """Keep ways until killed."""
     os.environ["FARM_HOME"] = home
     with Store(url) as store:
-        ways = WayLeases(store, name_coordinator())
+        ways = RouteLeases(store, name_coordinator())
         ready.wait()
         while True:
             ways.look(dict.fromkeys(names, ""))

@@ -21,7 +21,7 @@ from farm.campaign import plan as planned
 from farm.campaign import watch
 from farm.campaign.artifacts import make_artifacts
 from farm.campaign.engine import control
-from farm.campaign.engine.client import engine_ahead, ensure_engine
+from farm.campaign.engine.client import engine_prestart, ensure_engine
 from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan import make_plan
 from farm.campaign.plan_models import to_variant
@@ -123,7 +123,7 @@ class Campaign:
         Raises UsageError where it is impossible, or its name is taken; UnavailableError where no engine can run.
         """
         file = self._require_file("submitted")
-        with self._open() as store, engine_ahead(self._settings) as engine:
+        with self._open() as store, engine_prestart(self._settings) as engine:
             submit(file, store, self._settings, name_user(), "farm.Campaign", note, engine.begin)
             engine.ensure()
         return self

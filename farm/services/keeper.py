@@ -30,7 +30,7 @@ from farm.processes.machine import name_coordinator
 from farm.services.foreign_clients import ForeignClients
 from farm.services.powering import Powering
 from farm.services.probing import Probing
-from farm.services.ways import DirectWay, OthersWay, VirtualWay, Way, WayLeases, WayState, make_way
+from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, VirtualRoute, make_route
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import is_on_demand, parse_transport, unknown_board
@@ -63,8 +63,8 @@ class KeptBoard:
     name: str
     board_type: str
     transport: Transport
-    way: Way
-    state: WayState
+    route: Route
+    state: RouteState
     registered: bool = False
 
     @property
@@ -84,7 +84,7 @@ class KeptBoard:
             return ""
         if not self.state.up:
             return self.state.error
-        hint = "" if isinstance(self.way, DirectWay) else f"; `farm board doctor {self.name}` looks closer"
+        hint = "" if isinstance(self.route, DirectRoute) else f"; `farm board doctor {self.name}` looks closer"
         return f"its agent has not registered with the tracker{hint}"
 
 
@@ -112,7 +112,7 @@ class Keeper:
         self.probing = Probing(settings, (self.tracker.host, self.tracker.port), logs, self._defer)
         self.powering = Powering(store, self._defer)
         self._foreign_clients = ForeignClients(store)
-        self.leases = WayLeases(store, self._me)
+        self.leases = RouteLeases(store, self._me)
         # Called on every turn, such as the exporter of metrics.
         self.watchers: list[Callable[[Keeper], None]] = []
 
@@ -206,7 +206,7 @@ class Keeper:
         """Reconnect these boards now, as after a host key was confirmed."""
         for name in set(names) & self._boards.keys():
             if not self._boards[name].state.up:
-                self._boards.pop(name).way.close()
+                self._boards.pop(name).route.close()
         self._boards_at = 0.0
 
     def close(self) -> None:
@@ -273,29 +273,29 @@ class Keeper:
             # Virtual boards run here, whichever coordinator owns them; a board elsewhere has one connection.
             others = isinstance(transport, Ssh) and not self.leases.is_mine(name)
             same = kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"])
-            if kept is not None and same and others == isinstance(kept.way, OthersWay):
-                kept.way = OthersWay(leased.keeper) if others else kept.way
+            if kept is not None and same and others == isinstance(kept.route, ForeignRoute):
+                kept.route = ForeignRoute(leased.keeper) if others else kept.route
                 continue
             if kept is not None:
-                kept.way.close()
+                kept.route.close()
             if others:
-                way: Way = OthersWay(leased.keeper)
-                self._boards[name] = KeptBoard(name, row["board_type"], transport, way, way.look())
+                route: Route = ForeignRoute(leased.keeper)
+                self._boards[name] = KeptBoard(name, row["board_type"], transport, route, route.look())
                 continue
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
             gpu = native.find_folder(self._settings.home_path)
             emulator = functools.partial(self._find_emulator, row["board_type"])
             about = (name, row["board_type"], transport)
-            way = make_way(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
-            if isinstance(way, VirtualWay):
-                way.may_start = self._may_start
+            route = make_route(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
+            if isinstance(route, VirtualRoute):
+                route.may_start = self._may_start
             gone = leased.before if leased.before not in ("", self._me) else ""
             why = f"{gone} had its connection and is gone" if gone else "not tried yet"
-            untried = WayState(False, time.monotonic(), why)
-            self._boards[name] = KeptBoard(name, row["board_type"], transport, way, untried)
+            untried = RouteState(False, time.monotonic(), why)
+            self._boards[name] = KeptBoard(name, row["board_type"], transport, route, untried)
         for name in [name for name in self._boards if name not in seen]:
-            self._boards.pop(name).way.close()
+            self._boards.pop(name).route.close()
 
     def _list_lent(self) -> list[str]:
         """List the connected boards that this coordinator owns."""
@@ -303,16 +303,16 @@ class Keeper:
 
     def _list_own(self) -> set[str]:
         """List boards that no other coordinator connects, connected or not."""
-        return {name for name, board in self._boards.items() if not isinstance(board.way, OthersWay)}
+        return {name for name, board in self._boards.items() if not isinstance(board.route, ForeignRoute)}
 
     def _look_at_leases(self) -> None:
         """Renew our leases of connections, and release those that others get."""
         names = [row["name"] for row in self._rows if self._is_wanted(row)]
-        sessions = {name: self._boards[name].way.session if name in self._boards else "" for name in names}
+        sessions = {name: self._boards[name].route.session if name in self._boards else "" for name in names}
         self.leases.look(sessions)
         asked = self.leases.list_asked()
         handed = {
-            name: (to, self._boards[name].way.session if name in self._boards else "") for name, to in asked.items()
+            name: (to, self._boards[name].route.session if name in self._boards else "") for name, to in asked.items()
         }
         left = [name for name in asked if name in self._boards and isinstance(self._boards[name].transport, Ssh)]
         _close_all([self._boards.pop(name) for name in left])
@@ -331,12 +331,12 @@ class Keeper:
         return emulation.prepare(self._settings) if own else None
 
     def _may_start(self) -> bool:
-        return sum(board.way.starting for board in self._boards.values()) < self._most_starting
+        return sum(board.route.starting for board in self._boards.values()) < self._most_starting
 
     def _look_at_boards(self) -> None:
         for board in self._boards.values():
-            board.state = board.way.look()
-            if refused := board.way.take_refused():
+            board.state = board.route.look()
+            if refused := board.route.take_refused():
                 self._tell(board.name, Kind.HOSTILE, f"it sent a client {refused}")
         summary = self._note_registered()
         said = {row["name"]: row for row in self._rows}
@@ -349,7 +349,7 @@ class Keeper:
             elif self.leases.is_settling(board.name):
                 continue
             elif self.leases.give_up(board.name, board.trouble):
-                board.way.close()
+                board.route.close()
                 self._boards.pop(board.name)
             if board.reachable == (row["state"] != State.OFFLINE):
                 why = Observation(Kind.LOST, board.trouble).text
@@ -395,4 +395,4 @@ def _close_all(boards: Sequence[KeptBoard]) -> None:
     """Close several boards together: each takes some seconds where a board does not answer."""
     if boards:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda board: board.way.close(), boards))
+            list(pool.map(lambda board: board.route.close(), boards))

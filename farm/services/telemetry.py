@@ -113,7 +113,7 @@ class Telemetry:
         self.metrics.observe_boards(keeper.rows)
         for name, board in keeper.boards.items():
             self.metrics.observe_link(name, board.state.up, board.state.connects)
-        addresses = {name: (board.board_type, board.way.metrics_address) for name, board in keeper.boards.items()}
+        addresses = {name: (board.board_type, board.route.metrics_address) for name, board in keeper.boards.items()}
         self.set_targets({name: (kind, address) for name, (kind, address) in addresses.items() if address})
         self.metrics.observe_tracker(keeper.tracker.is_alive, keeper.tracker_restarts)
         self.metrics.observe_probe_worker(keeper.probing.restarts)

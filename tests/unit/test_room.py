@@ -23,7 +23,7 @@ from farm.connectivity.tunnels import MAX_LINKS, Forward
 from farm.errors import TransientError
 from farm.processes import children, listening
 from farm.services.probing import Probing
-from farm.services.ways import VirtualWay
+from farm.services.routes import VirtualRoute
 from farm.settings import Settings
 
 PATIENCE_S = 20.0
@@ -157,7 +157,7 @@ def test_a_process_that_cannot_be_started_is_said(tmp_path: pathlib.Path) -> Non
 
 def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
     """Its way says why it is down, and starts it once there is room."""
-    way = VirtualWay("v", "local", 0, ("127.0.0.1", 1), tmp_path)
+    way = VirtualRoute("v", "local", 0, ("127.0.0.1", 1), tmp_path)
     with no_descriptors():
         error = way.look().error
     assert "cannot be started" in error

@@ -87,7 +87,7 @@ def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subproc
 _STDIN = 0
 
 
-class Ahead:
+class EnginePrestart:
     """A command's hold on the engine that it may start; see `engine_prestart`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -111,13 +111,13 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def engine_ahead(settings: Settings) -> Iterator[Ahead]:
+def engine_prestart(settings: Settings) -> Iterator[EnginePrestart]:
     """Start an engine early for what the block will submit; it ends with the block if that submits nothing."""
-    ahead = Ahead(settings)
+    prestart = EnginePrestart(settings)
     try:
-        yield ahead
+        yield prestart
     finally:
-        ahead.close()
+        prestart.close()
 
 
 def is_expected() -> bool:

@@ -47,7 +47,7 @@ Run = Callable[[Settings, Store, Callable[[], bool], Callable[[str], None]], Non
 # A run that fails at once this often has met an error that it takes for no end.
 _MAX_EMPTY_RUNS = 5
 _EMPTY_S = 1.0
-_TOLD_TO_END = "its engine was ended by a signal"
+_STOPPED = "its engine was ended by a signal"
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def serve(settings: Settings, store: Store, run: Run) -> None:
 
 
 def _serve(settings: Settings, store: Store, run: Run) -> None:
-    told = Told()
+    stop = StopSignal()
     home, me = settings.home_path, process_identity()
     for name in close_abandoned(store, me):
         _log.warning("campaign %s was left by an engine that is gone", name, extra={"campaign": name})
@@ -91,12 +91,12 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
 
     def carry_out() -> None:
         nonlocal empty
-        while not told.yes and empty < _MAX_EMPTY_RUNS:
+        while not stop.arrived and empty < _MAX_EMPTY_RUNS:
             publish(home)
             _take_up(store)
             if _is_needed(store, me):
                 began = time.monotonic()
-                run(settings, store, lambda: told.yes, lambda text: _log.info("%s", text))
+                run(settings, store, lambda: stop.arrived, lambda text: _log.info("%s", text))
                 empty = empty + 1 if time.monotonic() - began < _EMPTY_S else 0
             withdraw(home)
             # What was ordered before a command saw the file go is in the store by now.
@@ -104,13 +104,13 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
                 break
 
     try:
-        run_through_outages(carry_out, store, me, lambda: told.yes)
-        if told.yes:
-            reason = _TOLD_TO_END
+        run_through_outages(carry_out, store, me, lambda: stop.arrived)
+        if stop.arrived:
+            reason = _STOPPED
         elif empty == _MAX_EMPTY_RUNS:
             reason = "its engine could not begin with it; the log of the engine may say why"
     except FarmError as error:
-        reason = _TOLD_TO_END if told.yes else explain_end(error)
+        reason = _STOPPED if stop.arrived else explain_end(error)
         raise
     except BaseException as error:
         reason = f"its engine ended with {type(error).__name__}: {error}"
@@ -132,16 +132,16 @@ def explain_end(error: FarmError) -> str:
     return ENDED_BY_FAULT + error.message if is_fault else error.message
 
 
-class Told:
+class StopSignal:
     """Whether a signal asked for the end. A plain flag: a handler may interrupt anything, locks included."""
 
     def __init__(self) -> None:
-        self.yes = False
+        self.arrived = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._hear)
 
     def _hear(self, *_: object) -> None:
-        self.yes = True
+        self.arrived = True
 
 
 def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
-"""Connections to boards, one per board: an SSH link, a virtual board as a child process, or an agent on this machine.
+"""Routes to boards, one per board: an SSH link, a virtual board as a child process, or an agent on this machine.
 
-A connection repairs itself when it is polled. A board is reachable once its agent has also registered with the tracker,
-which the keeper checks. Here is also which coordinator owns the connection to each board.
+A route repairs itself when it is polled. A board is reachable once its agent has also registered with the tracker,
+which the keeper checks. Here is also which coordinator owns the route to each board.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _WANTED_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class WayLeases:
+class RouteLeases:
     """The connections that this coordinator owns. Used by the keeper's main thread alone."""
 
     def __init__(self, store: Store, me: str) -> None:
         """`me`: this coordinator's unique name."""
         self._store, self._me = store, me
-        self._ways: dict[str, BoardWay] = {}
+        self._routes: dict[str, BoardWay] = {}
         self._settling: dict[str, float] = {}
         self._late_since: dict[str, float] = {}
         self._wanted: dict[str, float] = {}
@@ -56,17 +56,19 @@ class WayLeases:
         now = time.monotonic()
         self._wanted = {name: until for name, until in self._wanted.items() if until > now}
         overdue = {name for name, since in self._late_since.items() if now - since >= OVERDUE_S}
-        before, self._ways = self._ways, self._store.keep_ways(self._me, sessions, self._wanted.keys(), overdue)
+        before, self._routes = self._routes, self._store.keep_ways(self._me, sessions, self._wanted.keys(), overdue)
         self._late_since = {
-            name: self._late_since.get(name, now) for name, way in self._ways.items() if way.lapsed and way.keeper
+            name: self._late_since.get(name, now)
+            for name, route in self._routes.items()
+            if route.lapsed and route.keeper
         }
-        for name, way in self._ways.items():
-            if way.keeper == self._me and (name not in before or before[name].keeper != self._me):
+        for name, route in self._routes.items():
+            if route.keeper == self._me and (name not in before or before[name].keeper != self._me):
                 self._wanted.pop(name, None)
-                if way.handed:
+                if route.handed:
                     self._settling[name] = now + SETTLE_S
-                if way.before not in ("", self._me):
-                    _log.info("%s is gone: the connection to %s is ours", way.before, name, extra={"board": name})
+                if route.before not in ("", self._me):
+                    _log.info("%s is gone: the connection to %s is ours", route.before, name, extra={"board": name})
         self._settling = {name: until for name, until in self._settling.items() if self.is_mine(name)}
 
     def want(self, names: Collection[str]) -> None:
@@ -75,7 +77,7 @@ class WayLeases:
 
     def find(self, name: str) -> BoardWay:
         """Return a board's owner as last seen."""
-        return self._ways.get(name, BoardWay(""))
+        return self._routes.get(name, BoardWay(""))
 
     def is_mine(self, name: str) -> bool:
         """Whether this coordinator connects a board for all."""
@@ -91,12 +93,12 @@ class WayLeases:
 
     def list_asked(self) -> dict[str, str]:
         """List the boards of ours that others get now, and who."""
-        return {name: way.asked_by for name, way in self._ways.items() if way.asked_by and self.is_mine(name)}
+        return {name: route.asked_by for name, route in self._routes.items() if route.asked_by and self.is_mine(name)}
 
     def hand(self, boards: Mapping[str, tuple[str, str]]) -> None:
         """Pass on connections, which are closed, to their requesters: `boards` has requester and session."""
         for name in self._store.hand_ways(self._me, boards) if boards else ():
-            self._ways[name] = BoardWay(boards[name][0])
+            self._routes[name] = BoardWay(boards[name][0])
             _log.info("the connection to %s goes to %s", name, boards[name][0], extra={"board": name})
 
     def give_up(self, name: str, reason: str) -> bool:
@@ -105,7 +107,7 @@ class WayLeases:
             return False
         del self._settling[name]
         self._store.bar_way(self._me, name, reason)
-        self._ways[name] = BoardWay("")
+        self._routes[name] = BoardWay("")
         return True
 
     def close(self) -> None:
@@ -125,7 +127,7 @@ _VIRTUAL_START_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
-class WayState:
+class RouteState:
     """Whether the connection is up, since when (monotonic seconds), why not, and how often it came up.
 
     `refused`: the board is up and refuses our login.
@@ -138,7 +140,7 @@ class WayState:
     refused: bool = False
 
 
-class Way(Protocol):
+class Route(Protocol):
     """The connection to one board. Used by the keeper's main thread alone."""
 
     @property
@@ -153,7 +155,7 @@ class Way(Protocol):
     def session(self) -> str:
         """The connection's session on the board, for its next owner; "" where there is none."""
 
-    def look(self) -> WayState:
+    def look(self) -> RouteState:
         """Return its state; restart what ended. Never waits."""
 
     def take_refused(self) -> str:
@@ -163,7 +165,7 @@ class Way(Protocol):
         """Close it. Blocks for some seconds at most."""
 
 
-class SshWay:
+class SshRoute:
     """An SSH connection that reconnects, with a forward to the agent and one back to the tracker."""
 
     starting = False
@@ -177,14 +179,14 @@ class SshWay:
         self._transport, self._key, self._tracker, self._known_hosts = transport, key, tracker, known_hosts
         self._link: BoardLink | None = None
         self._agent: Forward | None = None
-        self._failed = WayState(False, time.monotonic(), "not tried yet")
+        self._failed = RouteState(False, time.monotonic(), "not tried yet")
         self._connects = 0
 
     @property
     def session(self) -> str:
         return "" if self._link is None else self._link.session
 
-    def look(self) -> WayState:
+    def look(self) -> RouteState:
         now = time.monotonic()
         if self._link is not None:
             state = self._link.state
@@ -197,7 +199,7 @@ class SshWay:
         try:
             self._link = self._open()
         except FarmError as error:  # a missing key file
-            self._failed = WayState(False, now, str(error), self._connects)
+            self._failed = RouteState(False, now, str(error), self._connects)
             return self._failed
         return self._show(self._link.state)
 
@@ -225,12 +227,12 @@ class SshWay:
             raise
         return link
 
-    def _show(self, state: LinkState) -> WayState:
+    def _show(self, state: LinkState) -> RouteState:
         error = "" if state.up else str(state.error) if state.error else "connecting"
-        return WayState(state.up, state.since, error, self._connects + state.connects, state.final)
+        return RouteState(state.up, state.since, error, self._connects + state.connects, state.final)
 
 
-class VirtualWay:
+class VirtualRoute:
     """A virtual board: an agent of our own, which lives as long as we do. Start from the main thread only."""
 
     metrics_address = None
@@ -270,14 +272,14 @@ class VirtualWay:
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._restarts, self._connects = Restarts(_BACKOFF), 0
-        self._state = WayState(False, time.monotonic(), "not started yet")
+        self._state = RouteState(False, time.monotonic(), "not started yet")
         self.may_start: Callable[[], bool] = lambda: True
 
     @property
     def starting(self) -> bool:
         return self._process is not None and not self._state.up
 
-    def look(self) -> WayState:
+    def look(self) -> RouteState:
         now = time.monotonic()
         if self._process is None:
             if self._restarts.due and self.may_start():
@@ -287,7 +289,7 @@ class VirtualWay:
         elif not self._state.up and self._ready_file.exists():
             self._connects += 1
             self._restarts.note_up()
-            self._state = WayState(True, now, "", self._connects)
+            self._state = RouteState(True, now, "", self._connects)
         elif not self._state.up and now - self._began > _VIRTUAL_START_S:
             self._give_up(now, f"its agent was not ready within {_VIRTUAL_START_S:g} s")
         return self._state
@@ -300,7 +302,7 @@ class VirtualWay:
             self._ready_file.unlink()
 
     def take_refused(self) -> str:
-        """See `Way`. Clients connect to our own agent directly."""
+        """See `Route`. Clients connect to our own agent directly."""
         return ""
 
     def _start(self, now: float) -> None:
@@ -314,15 +316,15 @@ class VirtualWay:
         except FarmError as error:
             self._give_up(now, error.message)
             return
-        self._state = WayState(False, now, "starting", self._connects)
+        self._state = RouteState(False, now, "starting", self._connects)
 
     def _give_up(self, now: float, error: str) -> None:
         self.close()
         self._restarts.note_end()
-        self._state = WayState(False, now, error, self._connects)
+        self._state = RouteState(False, now, error, self._connects)
 
 
-class DirectWay:
+class DirectRoute:
     """An agent on this machine that another process starts: it is up when it has registered with our tracker."""
 
     starting = False
@@ -330,29 +332,29 @@ class DirectWay:
     session = ""
 
     def __init__(self) -> None:
-        self._state = WayState(True, time.monotonic())
+        self._state = RouteState(True, time.monotonic())
 
-    def look(self) -> WayState:
+    def look(self) -> RouteState:
         return self._state
 
     def take_refused(self) -> str:
-        """See `Way`. Clients connect to it directly."""
+        """See `Route`. Clients connect to it directly."""
         return ""
 
     def close(self) -> None:
-        """See `Way`."""
+        """See `Route`."""
 
 
-class OthersWay(DirectWay):
+class ForeignRoute(DirectRoute):
     """A board that another coordinator connects."""
 
     def __init__(self, keeper: str) -> None:
         self.keeper = keeper
         text = f"{keeper} has its connection" if keeper else "other coordinators have it for a while"
-        self._state = WayState(False, time.monotonic(), text)
+        self._state = RouteState(False, time.monotonic(), text)
 
 
-def make_way(
+def make_route(
     name: str,
     board_type: str,
     transport: Transport,
@@ -363,12 +365,12 @@ def make_way(
     gpu: Path | None = None,
     emulator: Callable[[], Path | None] = lambda: None,
     left: str = "",
-) -> Way:
-    """Make the connection for a transport, without starting it. `left`: see `SshWay`."""
+) -> Route:
+    """Make the connection for a transport, without starting it. `left`: see `SshRoute`."""
     match transport:
         case Ssh():
-            return SshWay(transport, f"{board_type}/{name}", tracker, known_hosts, left)
+            return SshRoute(transport, f"{board_type}/{name}", tracker, known_hosts, left)
         case Virtual(seed, faults, live):
-            return VirtualWay(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu, emulator)
+            return VirtualRoute(name, board_type, seed, tracker, logs / "boards", faults, work, live, gpu, emulator)
         case Direct():
-            return DirectWay()
+            return DirectRoute()
