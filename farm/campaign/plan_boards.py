@@ -235,9 +235,7 @@ def _choose_type(
 def _plan_points(
     specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[Row]
 ) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str], tuple[str, ...]]:
-    """Return the points that at least one board has, with equal ones merged; why no board has the others; and which
-    were merged.
-    """
+    """Return the points that a board has, merged where equal; why no board has the others; what was merged."""
     found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
     reasons: dict[str, dict[str, str]] = {}
     lacking = {}

@@ -133,9 +133,7 @@ TIMEOUT_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What decides a model's workloads besides the model: TVM's target (None: this host's, with `cores`), graph
-    pipeline.
-    """
+    """What decides a model's workloads besides the model: target (None: this host's, with `cores`), pipeline."""
 
     config: str | None
     cores: int

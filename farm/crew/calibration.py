@@ -166,9 +166,7 @@ def find_drift(medians_s: Sequence[float], recent: int = MIN_SAMPLES, tolerance:
 
 
 def find_outlier(board: str, medians_s: Mapping[str, Sequence[float]], tolerance: float = TYPE_TOLERANCE) -> str:
-    """Explain how a board differs from others of its type; empty where it does not, or it is unknown.
-    See `fit_factor`.
-    """
+    """Explain how a board differs from others of its type (`fit_factor`); empty where it does not."""
     factor = fit_factor(board, medians_s)
     if factor is None or not factor.exceeds(tolerance):
         return ""

@@ -57,9 +57,7 @@ Find = Callable[[], Any]
 
 @types.coroutine
 def until(find: Callable[[], T | None]) -> Generator[Find, T, T]:
-    """Wait until `find` returns a value (not None or False), and return that; or raise its error. It is
-    called often.
-    """
+    """Wait until `find` returns a value (not None or False), and return that; or raise its error."""
     return (yield find)
 
 

@@ -121,9 +121,7 @@ def list_usable(rows: Sequence[Mapping[str, Any]], queue: BoardQueue) -> list[Qu
 
 
 def explain(request: BoardRequest, queue: BoardQueue, plan: QueuePlan, free: Collection[str]) -> dict[str, str]:
-    """Explain why a request does not get free boards, and which one it gets next; `choice` explains boards that are not
-    free.
-    """
+    """Explain why a request does not get free boards, and which one is next; `choice` explains other boards."""
     known = {each.id: each for each in queue.requests}
     reasons = {}
     for name in request.boards:

@@ -71,7 +71,7 @@ def reserve(
                     reason = error.message
             if time.monotonic() >= deadline:
                 raise UnavailableError(
-                    f"{name} was not to be had within {wait_s:g} s: {reason}",
+                    f"{name} was not free within {wait_s:g} s: {reason}",
                     "`farm queue` shows who has it and who waits; --wait 10m waits longer.",
                 )
             if reason != said or time.monotonic() >= remind_at:

@@ -368,9 +368,7 @@ class BoardSession(Closing):
 
 
 def _import_rpc() -> Any:
-    """Import TVM's RPC client. It needs the runtime library alone, unless this process has loaded the
-    compiler already.
-    """
+    """Import TVM's RPC client, with the runtime library alone unless the compiler is loaded already."""
     chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
     if "tvm" not in sys.modules:
         os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"

@@ -332,9 +332,7 @@ def _resolve(
 
 
 def _round_up(cap_hz: int | None, domain: DomainClocks) -> int | None:
-    """Return the clock at which the driver puts a cap: the next entry of its table, as seen on Tegra; the highest
-    without a cap.
-    """
+    """Return the clock for a cap: the next entry of the table, as seen on Tegra; the highest without a cap."""
     table = domain.available_hz
     if not table:
         return cap_hz or domain.max_hz

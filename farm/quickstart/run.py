@@ -153,7 +153,7 @@ _SUSPICIOUS = 1.5
 class QuickstartRequest:
     """The user's request. `since` is when the command began (monotonic seconds).
 
-    Another farm that measures on this machine is waited for `wait_s`.
+    `wait_s` limits the wait for another farm on this machine.
     """
 
     source: ModelSource

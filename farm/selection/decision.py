@@ -81,9 +81,7 @@ class Decision:
         return winner == self.first and winner not in (judgement.leader, *judgement.tied)
 
     def _compare_with(self, winner: str, judgement: Judgement, *, all_of_them: bool) -> dict[str, tuple[Ratio, str]]:
-        """Return rivals by candidate, with their ratios, and whether they are faster, tied or slower;
-        see `describe`.
-        """
+        """Return rivals by candidate, with ratios, and whether they are faster, tied or slower."""
         rounds, beaten = self.contest.rounds, self.contest.beaten
         if not all_of_them:
             found = {name: (ratio, "slower") for name, ratio in beaten.items() if name != winner}

@@ -274,7 +274,7 @@ class HardwareChecks:
         report = self.session.unpin()
         _require_safe(report)
         if report.status not in (PinStatus.OK, PinStatus.UNAVAILABLE):
-            raise PermanentError(f"not let go: {report.message}", "On the board: device-agent clocks restore")
+            raise PermanentError(f"not released: {report.message}", "On the board: device-agent clocks restore")
 
     def _run(self, energy: EnergySpec | None = None) -> Outcome:
         return calibration.require_right(self.session, self.require_kernel(), energy)

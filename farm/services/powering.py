@@ -96,9 +96,7 @@ class Powering:
         refused: Collection[str],
         past: dict[str, ProbePast],
     ) -> None:
-        """Cycle boards that hang. `refused` are boards that are up and refuse our login; a cycled board is removed from
-        `past`.
-        """
+        """Cycle boards that hang; remove them from `past`. `refused` boards are up and refuse our login."""
         now = time.monotonic()
         self._note_reach(rows, reachable, now)
         own = [row for row in rows if can_switch(row["power"], "cycle") and row["name"] not in self.busy]

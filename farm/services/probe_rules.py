@@ -163,9 +163,7 @@ def find_wrong_type(registered: str, description: Description) -> str:
 
 
 def find_slow_sensors(sensors: Sequence[SensorInfo], expected_s: float | None) -> str:
-    """Name the power sensors that update far less often than every `expected_s`; empty where none does, or it is
-    unknown.
-    """
+    """Name the power sensors that update far less often than every `expected_s`; empty where none does."""
     if expected_s is None:
         return ""
     slow = [

@@ -248,9 +248,7 @@ class EngineBoards(BoardKeeping, Closing):
         self._leave(held, error.message, pauses.get(type(error), _TROUBLE_PAUSE_S))
 
     def _replace_process(self, held: EngineBoard, error: ProcessLostError) -> None:
-        """Replace the process that held the session, which ended by no fault of the board: the running call fails, the
-        others go on.
-        """
+        """Replace the process that held the session: the running call fails, the others go on."""
         self._store.add_event("restarted", f"process of {held.key}", error.message)
         if held.connecting is not None:
             self._leave(held, error.message, _TROUBLE_PAUSE_S)

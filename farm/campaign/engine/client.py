@@ -78,9 +78,7 @@ def tail(settings: Settings) -> str:
 
 
 def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start a detached engine: it ends when no campaign needs it, not with this process. `stdin`: see
-    `engine_prestart`.
-    """
+    """Start a detached engine, which ends when no campaign needs it. `stdin`: see `engine_prestart`."""
     return children.start_for_home(settings.home_path, ["farm.campaign.engine"], _OUTPUT, stdin)
 
 

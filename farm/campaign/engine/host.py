@@ -130,7 +130,7 @@ def lock_engine(
 ) -> bool:
     """Take the lock of a home's engine and, where `machine` is given, this machine's; False where an engine runs.
 
-    Another farm that measures on this machine is waited for without holding the engine's lock: other boards stay
+    Another farm on this machine is waited for without holding the engine's lock: other boards stay
     usable. Raises MachineBusyError where it does not end in time.
     """
     deadline = time.monotonic() + wait_s

@@ -125,9 +125,7 @@ def _serve(settings: Settings, store: Store, run: Run) -> None:
 
 
 def explain_end(error: FarmError) -> str:
-    """Return why a campaign is interrupted, given the error that ended its engine: after a fault, another engine may go
-    on.
-    """
+    """Return why a campaign is interrupted, given the engine's error. After a fault another engine may resume it."""
     is_fault = isinstance(error, (TransientError, UnavailableError))
     return ENDED_BY_FAULT + error.message if is_fault else error.message
 

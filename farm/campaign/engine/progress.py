@@ -85,9 +85,7 @@ def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
 
 
 def merge_faults(trials: Mapping[str, int], progress: Mapping[str, Any]) -> dict[str, int]:
-    """Count failures by side: those of the search's `trials`, and of verification where the last `progress` counted
-    more.
-    """
+    """Count failures by side, of the search's `trials` or, where higher, of the last `progress`."""
     before = progress.get("faults", {})
     return {side: max(count, before.get(side, 0)) for side, count in trials.items() if side != "ok"}
 

@@ -143,9 +143,7 @@ class ActorLostError(PermanentError):
 
 @contextlib.contextmanager
 def ray_running(cores: int) -> Iterator[None]:
-    """Run a local Ray for the block; its processes and files end with it. Raises UnavailableError where it cannot
-    start.
-    """
+    """Run a local Ray for the block, without traces after it. Raises UnavailableError where it cannot start."""
     prepare_environment()
     with _folder() as folder:
         try:

@@ -27,9 +27,7 @@ _WORTH_SAYING = 0.005
 
 
 def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
-    """Return the whole sweep; picks are for its own goal, or for `goal`. Raises UsageError where there is no such
-    sweep.
-    """
+    """Return the whole sweep; picks are for `goal` or its own. Raises UsageError where there is none."""
     row = store.require_sweep(sweep)
     rows = store.fetch_sweep_points(sweep)
     grid, goal = _read_grid(row), goal or stored.goal_from_dict(row["goal"])

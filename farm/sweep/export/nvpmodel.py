@@ -99,9 +99,7 @@ def _cluster_settings(
 
 
 def _plan_online(chosen: Chosen, board_type: BoardType, base: PowerMode | None) -> frozenset[int]:
-    """Return the CPUs that were online. Where only their number is known, the first of each cluster: its cores are
-    alike.
-    """
+    """Return the CPUs that were online; where only their number is known, the first of each cluster."""
     if chosen.point.cores_online is not None:
         return frozenset(chosen.point.cores_online)
     if base and base.cores_online is not None:

@@ -20,9 +20,7 @@ _COMMENTS, _SETTINGS, _NAME = "#@comments@", "#@settings@", "@name@"
 
 
 def export_script(chosen: Chosen, board_type: BoardType) -> str:
-    """Return the script's text. Raises UsageError for a point that sets nothing, or names what the type
-    does not have.
-    """
+    """Return the script's text. Raises UsageError for a point that sets nothing or is unknown to the type."""
     require_something_to_set(chosen)
     comments = "\n".join(f"# {line}".rstrip() for line in write_comments(chosen))
     settings = "\n".join(f"    {line}" for line in _settings(chosen, board_type))

@@ -83,9 +83,7 @@ class Analysis:
         return bool(self.measured) and all(point.energy is not None for point in self.measured.values())
 
     def combine(self) -> dict[str, Combined]:
-        """Return the best estimate of every measured point, by key; its own visits alone before a fit, and in large
-        grids.
-        """
+        """Return the best estimate of every measured point, by key; without a fit, and in large grids, its visits'."""
         if self.model is None or len(self.measured) > MAX_FITTED:
             return {key: Combined(key, p.latency, p.power, p.energy) for key, p in self.measured.items()}
         return {

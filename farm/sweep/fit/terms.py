@@ -108,9 +108,7 @@ def build_terms(points: Sequence[GridPoint]) -> Terms:
 
 
 def latency_terms(terms: Terms) -> Floats:
-    """Return the columns of time, each in its own units: a constant, and the part that each clock bounds. Shape
-    (points, terms).
-    """
+    """Return the columns of time in their own units: a constant, each clock's part. Shape (points, terms)."""
     columns = [np.ones(terms.size)]
     shared = [domain for domain in terms.domains if domain.name not in ("gpu", "memory")]
     for domain in terms.domains:
@@ -167,9 +165,7 @@ _LARGE = 96
 
 
 def factor_many(matrices: Floats) -> Floats:
-    """Return lower Cholesky factors of symmetric positive definite matrices, shape (count, n, n). Raises
-    LinAlgError.
-    """
+    """Return lower Cholesky factors of positive definite matrices, shape (count, n, n). Raises LinAlgError."""
     size = matrices.shape[-1]
     if size >= _LARGE:
         return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)

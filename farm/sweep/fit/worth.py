@@ -125,9 +125,7 @@ def _find_contenders(analysis: Analysis, goal: Goal, known: _Values, left: Indic
 
 
 def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float]) -> tuple[Floats, float]:
-    """Return each point's expected gain as a share of the whole front's hypervolume, and the share of the measured
-    points.
-    """
+    """Return each point's expected gain, and the measured points' share, of the front's hypervolume."""
     now = pareto.hypervolume(known.latency, known.energy, reference)
     gains, shares = np.zeros(drawn.latency.shape[1]), []
     for latency, energy in zip(drawn.latency, drawn.energy, strict=True):
@@ -140,9 +138,7 @@ def _weigh_front(drawn: _Values, known: _Values, reference: tuple[float, float])
 
 
 def _weigh_pick(goal: Goal, drawn: _Values, known: _Values, p95: float) -> tuple[Floats, float, float]:
-    """Return the expected improvement of the pick by each point, by the best of them, and the probability that any pick
-    exists.
-    """
+    """Return the pick's expected gain by each point, by the best one, and the probability of any pick."""
     margin = 1 + _MARGIN
     fits = _meets(goal, known, p95, margin)
     may = _meets(goal, drawn, p95, margin)

@@ -200,9 +200,7 @@ class Planner:
         return self.grid.points[worth.rows[0]].key
 
     def _foresaw(self, analysis: Analysis) -> bool:
-        """Whether the fit without the newest points predicted them: an expectation that was wrong so far
-        may not stop.
-        """
+        """Whether the fit without the newest points predicted them: else its expectation may not stop the sweep."""
         newest = list(analysis.measured)[-_FORESEEN:]
         rest = {key: point for key, point in analysis.measured.items() if key not in newest}
         if len(rest) < MIN_POINTS:

@@ -79,9 +79,7 @@ class Visitor:
         self.measuring_s = self.pinning_s = self.running_s = 0.0
 
     async def work(self, board: DrivenBoard, opened: bool) -> None:
-        """Run until the sweep has ended. Raises the error that ends the board's part. `opened`: there is a session
-        already.
-        """
+        """Run until the sweep ends. Raises the error that ends the board's part. `opened`: there is a session."""
         if not opened:
             await board.open()
         try:
