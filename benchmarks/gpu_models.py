@@ -23,7 +23,7 @@ from device_agent.protocol import GPU, Engine, RunSpec
 from device_agent.worker import engines
 from farm.artifacts.compile import compile_model
 from farm.artifacts.verify import compare
-from farm.gpu import code, native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
@@ -42,7 +42,7 @@ def main() -> None:
     boards = BOARDS[:1] if options.quick else BOARDS
     with _machine.only_json() as emit, tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         home = Path(folder)
-        native.prepare(home)
+        code.prepare(home)
         figures = {name: try_model(name, boards, home) for name in models}
         emit("gpu_models", {"models": models, "board_types": list(boards)}, {"models": figures})
 
@@ -90,7 +90,7 @@ def try_model(name: str, boards: tuple[str, ...], home: Path) -> dict[str, Any]:
 def run(library: bytes, inputs: Any, board: str, program: Path) -> list[Any]:
     """A program's outputs on a virtual board's GPU, in this process; `program` is a file that is not there yet."""
     os.environ.pop(gpu.VIRTUAL_VARIABLE, None)
-    gpu.use_folder(native.find_folder(program.parent), load_for_agent()[board], simulated=True)
+    gpu.use_folder(code.find_folder(program.parent), load_for_agent()[board], simulated=True)
     program.write_bytes(library)
     once, collect = engines.load_program(RunSpec(Engine.RELAX_VM, device=GPU), program, dict(inputs))
     return [np.asarray(each) for each in collect(once())]

@@ -18,7 +18,7 @@ import onnx
 from device_agent.protocol import WARP, find_processor
 from device_agent.virtual import gpu_source, gpu_time
 from farm.artifacts.compile import compile_model
-from farm.gpu import code, native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    native.prepare(folder)
+    code.prepare(folder)
     rows = [price(name, folder) for name in options.models.split(",")]
     return {
         "published": SOURCE,

@@ -16,7 +16,7 @@ import _machine
 
 import farm.settings
 from device_agent.protocol import Engine
-from farm.artifacts import calibration
+from farm.artifacts import given_model
 from farm.inventory.board_types import require_board_type
 from farm.models import quantise
 
@@ -80,7 +80,7 @@ def measure(options: Any) -> dict[str, Any]:
 
 def quantised(model: _farm.Model) -> tuple[_farm.Model, list[dict[str, Any]]]:
     """The model in 8 bits, and what its outputs lost."""
-    done = quantise.quantise(model.source, calibration.read_calibration(calibration.RANDOM, model.inputs, EXAMPLES))
+    done = quantise.quantise(model.source, given_model.read_calibration(given_model.RANDOM, model.inputs, EXAMPLES))
     digest = hashlib.sha256(done.onnx_bytes).hexdigest()
     source = dataclasses.replace(model.source, onnx_bytes=done.onnx_bytes, sha256=digest)
     return _farm.Model(source, model.inputs), [dataclasses.asdict(loss) for loss in done.losses]

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.artifacts.brought import bring
+from farm.artifacts.given_model import open_model
 from farm.artifacts.places import require_room
 from farm.campaign import plan as planned
 from farm.campaign import watch
@@ -348,13 +348,13 @@ class Optimization:
         return Optimized(document, self._settings, self._say)
 
     def _tune_here(self) -> dict[str, Any]:
-        brought = bring(self._model)
+        opened = open_model(self._model)
         kind = require_board_type(LOCAL)
-        request = OneModelRequest("optimize", to_variant(brought.source, brought.inputs), kind, self._trials)
+        request = OneModelRequest("optimize", to_variant(opened.source, opened.inputs), kind, self._trials)
         with Store(self._settings.store_location) as store:
             tune(request, self._settings, store, _Listener(self._say))
         return {
-            "models": [brought.about.model_dump()],
+            "models": [opened.about.model_dump()],
             "types": [{"type": kind.name, "simulated": False, "points": [DEFAULT_POINT]}],
         }
 

@@ -17,7 +17,7 @@ import numpy as np
 from device_agent.protocol import ProtocolError, load_json
 from device_agent.protocol.hardware import Name
 from farm.artifacts.bench import BASELINE, OURS, Subject
-from farm.artifacts.listed import to_name
+from farm.artifacts.catalogue import to_name
 from farm.artifacts.manifest import Artifact, Manifest, Moment, Seconds, Sha256, Verified, open_artifact, write_artifact
 from farm.artifacts.places import new_file
 from farm.artifacts.timing import ROUNDS, Timed

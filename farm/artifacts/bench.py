@@ -14,8 +14,8 @@ from typing import Any
 
 from device_agent.protocol import CPU, Engine
 from farm.artifacts import compile, make
-from farm.artifacts.brought import Brought
 from farm.artifacts.checking import find_tolerance_factor, run_reference
+from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.running import read_energy
@@ -50,7 +50,7 @@ class Subject:
     `artifact` is already compiled; None compiles it from the records. `baseline` is another artifact to compare with.
     """
 
-    brought: Brought
+    opened: GivenModel
     device: str = CPU
     artifact: Artifact | None = None
     baseline: Artifact | None = None
@@ -86,7 +86,7 @@ def bench(
     limits = board.limits(plan_target(board_type, about.to_dict(), host_cores).threads)
     models, timings, clocks = [], list[Timed](), ""
     for subject in subjects:
-        source = subject.brought.source
+        source = subject.opened.source
         name = source.name
         artifacts = subject.list_artifacts()
         for artifact in artifacts.values():
@@ -95,7 +95,7 @@ def bench(
         target = plan_target(kind, about.to_dict(), host_cores)
         if target.config is not None:
             gpus.prepare_boards(target.config, settings)
-        order = make.CompileOrder(subject.brought, kind, simulated=about.simulated)
+        order = make.CompileOrder(subject.opened, kind, simulated=about.simulated)
         candidates = make.fetch_candidates(order, store)
         wanted = [each for each in (OURS, *rivals) if each != ONNXRUNTIME and each not in artifacts]
         ways = {
@@ -110,7 +110,7 @@ def bench(
         programs |= {each: artifact.read_library() for each, artifact in artifacts.items()}
         names = [OURS, *[BASELINE] * (subject.baseline is not None), *rivals]
         factors = find_factors(subject, done)
-        inputs = make_inputs(subject.brought.inputs, settings.seed)
+        inputs = make_inputs(subject.opened.inputs, settings.seed)
         variants = [
             Variant(
                 each,
@@ -158,7 +158,7 @@ def find_factors(subject: Subject, done: Mapping[str, compile.Compiled]) -> dict
     for name, artifact in subject.list_artifacts().items():
         algorithms[name] = [each.algorithm for each in artifact.manifest.workloads]
     # Every engine rounds the accumulators of an 8-bit model.
-    everywhere = ["8 bits"] if subject.brought.source.is_quantised else []
+    everywhere = ["8 bits"] if subject.opened.source.is_quantised else []
     return {name: find_tolerance_factor([*each, *everywhere]) for name, each in algorithms.items()}
 
 
@@ -192,10 +192,10 @@ def _describe(
             **timed.describe_details(name),
         }
     return {
-        "model": subject.brought.source.name,
+        "model": subject.opened.source.name,
         "artifact": str(subject.artifact.folder) if subject.artifact else None,
         "device": subject.device,
-        "sha256": subject.brought.about.sha256,
+        "sha256": subject.opened.about.sha256,
         "variants": rows,
         "doubt": timed.find_doubt(),
     }

@@ -19,8 +19,8 @@ from tvm import relax
 
 from device_agent.protocol import Engine, RunSpec
 from farm.artifacts import make, runtime
-from farm.artifacts.brought import Brought
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime.inputs import check_inputs
@@ -51,11 +51,11 @@ _FACTORS = {"winograd F(4, 3)": 2.0, "winograd F(6, 3)": 8.0, "8 bits": 500.0, "
 Arrays = Mapping[str, Any]
 
 
-def make_cases(brought: Brought, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
+def make_cases(opened: GivenModel, manifest: Manifest, given: Sequence[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
     """Return names and inputs of verification: those given, else seeded ones. Raises UsageError for a misfit."""
     if given:
         return [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
-    return make_seeded(brought.source, brought.inputs, _find_factor(manifest))
+    return make_seeded(opened.source, opened.inputs, _find_factor(manifest))
 
 
 def make_seeded(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.artifacts import compile, make
-from farm.artifacts.brought import Brought, bring_same
 from farm.artifacts.checking import find_tolerance_factor
+from farm.artifacts.given_model import GivenModel, find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
@@ -84,12 +84,12 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
 
     Raises UsageError, PermanentError.
     """
-    brought = _bring(order)
-    recorded = _compile(order, brought, {})
+    opened = _open_model(order)
+    recorded = _compile(order, opened, {})
     began = time.monotonic()
-    predicted = _compile(order, brought, None)
+    predicted = _compile(order, opened, None)
     seconds = time.monotonic() - began
-    contenders = {RECORDED: _to_contender(brought, recorded), PREDICTED: _to_contender(brought, predicted)}
+    contenders = {RECORDED: _to_contender(opened, recorded), PREDICTED: _to_contender(opened, predicted)}
     codes = {each.workload.hash: each.code for each in predicted.served}
     parts = tuple(
         RecordPart(
@@ -105,29 +105,29 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
     mixes = plan(parts, seconds)
     contenders |= build_mixes(order, mixes)
     if UNTUNED in rivals:
-        contenders[UNTUNED] = _to_contender(brought, _compile(order, brought, None, compile.UNTUNED_PIPELINE))
+        contenders[UNTUNED] = _to_contender(opened, _compile(order, opened, None, compile.UNTUNED_PIPELINE))
     if ONNXRUNTIME in rivals:
-        contenders[ONNXRUNTIME] = Contender(brought.source.onnx_bytes)
-    return BuiltContenders(contenders, parts, brought.inputs, mixes, seconds)
+        contenders[ONNXRUNTIME] = Contender(opened.source.onnx_bytes)
+    return BuiltContenders(contenders, parts, opened.inputs, mixes, seconds)
 
 
 def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:
     """Build the model without some records. Raises as `build` does."""
-    brought = _bring(order)
-    return {name: _to_contender(brought, _compile(order, brought, refused)) for name, refused in mixes.items()}
+    opened = _open_model(order)
+    return {name: _to_contender(opened, _compile(order, opened, refused)) for name, refused in mixes.items()}
 
 
-def _bring(order: ContenderOrder) -> Brought:
-    return bring_same(order.model, None, "the campaign tuned")
+def _open_model(order: ContenderOrder) -> GivenModel:
+    return find_same_model(order.model, None, "the campaign tuned")
 
 
 def _compile(
-    order: ContenderOrder, brought: Brought, refused: Mapping[str, str] | None, pipeline: str | None = None
+    order: ContenderOrder, opened: GivenModel, refused: Mapping[str, str] | None, pipeline: str | None = None
 ) -> compile.Compiled:
     """Compile from the records except the refused ones; None: from no record."""
     kind = order.board_type
     return compile.compile_prepared(
-        _prepare(order, brought, pipeline or kind.pipeline),
+        _prepare(order, opened, pipeline or kind.pipeline),
         order.config,
         [] if refused is None else make.make_book(kind, order.point, order.candidates, refused),
         make.find_triple(kind, make.find_target(kind, order.simulated)),
@@ -138,19 +138,19 @@ def _compile(
 _latest: tuple[tuple[ModelFacts, str, str], prepared.Prepared] | None = None
 
 
-def _prepare(order: ContenderOrder, brought: Brought, pipeline: str) -> prepared.Prepared:
+def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> prepared.Prepared:
     global _latest
     key = (order.model, json.dumps(order.config, sort_keys=True), pipeline)
     if _latest is None or _latest[0] != key:
-        shapes = {spec.name: spec.static_shape for spec in brought.inputs}
-        _latest = key, prepared.prepare_model(brought.source.load(), shapes, order.config, pipeline)
+        shapes = {spec.name: spec.static_shape for spec in opened.inputs}
+        _latest = key, prepared.prepare_model(opened.source.load(), shapes, order.config, pipeline)
     return _latest[1]
 
 
-def _to_contender(brought: Brought, compiled: compile.Compiled) -> Contender:
+def _to_contender(opened: GivenModel, compiled: compile.Compiled) -> Contender:
     algorithms = [make.find_algorithm(each.workload.name) for each in compiled.served]
     # Every engine rounds the accumulators of an 8-bit model.
-    algorithms += ["8 bits"] if brought.source.is_quantised else []
+    algorithms += ["8 bits"] if opened.source.is_quantised else []
     return Contender(compiled.library, find_tolerance_factor(algorithms))
 
 

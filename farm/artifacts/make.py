@@ -19,9 +19,9 @@ from farm import units
 from farm.artifacts import choice as devices
 from farm.artifacts import compile
 from farm.artifacts import manifest as manifests
-from farm.artifacts.brought import Brought
+from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
 from farm.artifacts.choice import Records, Relative, describe_imported
-from farm.artifacts.listed import list_model_options, list_options, note_artifact
+from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task, require_labels
@@ -61,7 +61,7 @@ class CompileOrder:
     A type from `gpus.require_device` may stand for its GPU.
     """
 
-    brought: Brought
+    opened: GivenModel
     board_type: BoardType
     operating_point: str = DEFAULT_POINT
     simulated: bool = False
@@ -71,12 +71,12 @@ class CompileOrder:
     @property
     def source(self) -> ModelSource:
         """The model's source."""
-        return self.brought.source
+        return self.opened.source
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
         """Its inputs, with shapes."""
-        return self.brought.inputs
+        return self.opened.inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _compile(
     order: CompileOrder, settings: Settings, store: Store, say: Say | None
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Return an artifact's manifest and files."""
-    about = {"model": order.brought.about.model_dump(), "inputs": [each.name for each in order.inputs]}
+    about = {"model": order.opened.about.model_dump(), "inputs": [each.name for each in order.inputs]}
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()
     target = find_target(order.board_type, order.simulated)
@@ -208,7 +208,7 @@ def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
 
 def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:
     """Fetch what can serve an order. Raises UsageError for an operating point without records."""
-    found = list_candidates(order.brought.about.sha256, order.board_type, order.simulated, store)
+    found = list_candidates(order.opened.about.sha256, order.board_type, order.simulated, store)
     points = sorted({r.operating_point for r in found.records if r.board_type == order.board_type.name})
     if order.operating_point != DEFAULT_POINT and order.operating_point not in points:
         raise UsageError(
@@ -286,7 +286,7 @@ def find_triple(board_type: BoardType, target: TargetPlan) -> str | None:
 def _require_records(order: CompileOrder, served: Sequence[compile.Served]) -> None:
     if missing := find_missing(served):
         named = units.name_some(missing, devices.MOST_NAMED)
-        kind, about = order.board_type.name, order.brought.about
+        kind, about = order.board_type.name, order.opened.about
         words = ["farm", "tune", about.typed, "--board-type", kind, *list_model_options(about.batch, about.shapes)]
         command = shlex.join([*words, *list_options(order.board_type.pipeline)])
         raise UsageError(
@@ -310,7 +310,7 @@ def _describe(
     predicted = math.fsum(times) if len(times) == len(served) else None
     return Manifest(
         name=source.name,
-        model=order.brought.about,
+        model=order.opened.about,
         inputs=inputs,
         outputs=outputs,
         board_type=order.board_type.name,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from device_agent.protocol import GPU, Description, Limits, OperatingPoint, Outcome, RunSpec, Status
-from farm.artifacts.listed import list_model_options, list_options, to_name
+from farm.artifacts.catalogue import list_model_options, list_options, to_name
 from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
-from farm.gpu import native
+from farm.gpu import code as native
 from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.values import format_clocks

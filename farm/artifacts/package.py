@@ -24,7 +24,7 @@ from farm.artifacts import manifest as manifests
 from farm.artifacts.checking import require_verified
 from farm.artifacts.manifest import Artifact, Manifest
 from farm.errors import UsageError
-from farm.gpu import native
+from farm.gpu import code
 from farm.provision.wheels import pack_wheel
 
 TAR, WHEEL, C = "tar", "wheel", "c"
@@ -89,7 +89,7 @@ def _read_files(artifact: Artifact) -> dict[str, bytes]:
     if manifest.gpu is None:
         return files
     # The plug-in that TVM's runtime needs for GPU code; on virtual boards also the driver.
-    return files | native.read_files(manifest.link_triple, simulated=manifest.simulated)
+    return files | code.read_files(manifest.link_triple, simulated=manifest.simulated)
 
 
 def find_name(model: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.listed import list_artifacts
+from farm.artifacts.catalogue import list_artifacts
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
@@ -20,8 +20,8 @@ import dataclasses
 from collections.abc import Collection
 
 from farm.artifacts import checking, make
-from farm.artifacts.brought import Brought, bring_same
-from farm.artifacts.listed import ToCompile
+from farm.artifacts.catalogue import ToCompile
+from farm.artifacts.given_model import GivenModel, find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.on_board import hold_type
 from farm.artifacts.package import WHEEL, explain_name, write_package
@@ -65,13 +65,13 @@ def make_artifacts(
             continue
         kind = require_board_type(wanted.board_type).model_copy(update={"pipeline": wanted.pipeline})
         say(f"{wanted.name}: compiling")
-        brought = _bring(wanted)
-        order = make.CompileOrder(brought, kind, wanted.point, wanted.simulated)
+        opened = _open_model(wanted)
+        order = make.CompileOrder(opened, kind, wanted.point, wanted.simulated)
         artifact = make.make_artifact(order, out / wanted.name, settings, store, say)
-        cases = checking.make_cases(brought, artifact.manifest, ())
+        cases = checking.make_cases(opened, artifact.manifest, ())
         say(f"{wanted.name}: verifying on a board of type {kind.name}")
         with hold_type(settings, store, kind, wait_s, f"verify {wanted.name}", say, is_timed=False) as board:
-            verdict = checking.verify_artifact(artifact, board, brought.source, cases)
+            verdict = checking.verify_artifact(artifact, board, opened.source, cases)
         package = write_package(artifact, WHEEL, out, None) if verdict.matches else None
         if package and (why := explain_name(artifact.manifest.name).partition(";")[0]):
             say(f"{wanted.name}: {why}")
@@ -80,7 +80,7 @@ def make_artifacts(
     return made
 
 
-def _bring(wanted: ToCompile) -> Brought:
+def _open_model(wanted: ToCompile) -> GivenModel:
     about = wanted.model
     model = ModelFacts(
         name=about["name"],
@@ -89,7 +89,7 @@ def _bring(wanted: ToCompile) -> Brought:
         shapes=tuple(about.get("shapes", ())),
         batch=about["batch"],
     )
-    return bring_same(model, None, "the campaign tuned")
+    return find_same_model(model, None, "the campaign tuned")
 
 
 # The campaign's own boards are free by then; others may hold one for a while.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 import pathlib
 
 from device_agent.protocol import is_name
-from farm.artifacts import listed
+from farm.artifacts import catalogue
 from farm.campaign import artifacts
 from farm.campaign.engine import control
 from farm.cli import campaign_options
@@ -68,7 +68,7 @@ def show(name: Name) -> output.Document:
     found = sum(each["median_s"] is not None for each in document["winners"])
     if artifacts.is_pending(campaign, document):
         print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
-    for each in listed.list_artifacts(document) if found else ():
+    for each in catalogue.list_artifacts(document) if found else ():
         output.stdout.print(f"to compile: {each.command}", soft_wrap=True, markup=False)  # to be copied
     output.say(
         f"{found} of {len(document['winners'])} tasks have a record",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import listed, places
+from farm.artifacts import catalogue, places
 from farm.campaign import artifacts, spec, submit, watch
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, options, output
@@ -166,5 +166,5 @@ def _follow(
         if artifacts.is_pending(campaign, document):
             print(f"`farm campaign resume {name}` makes its artifacts in {artifacts.find_folder(campaign)}")
             return
-        for each in listed.list_artifacts(document):
+        for each in catalogue.list_artifacts(document):
             output.stdout.print(each.command, soft_wrap=True, markup=False)  # to be copied

@@ -84,8 +84,8 @@ def gate(
                 on_board.prepare_gpu(artifact.manifest, settings)
             with on_board.hold_type(settings, store, kind, wait_s, f"bench {about.name}", output.note, only) as held:
                 held.pin(point, operating_point)
-                cases = checking.make_cases(given.brought, about, [])
-                verified = checking.verify_artifact(candidate, held, given.brought.source, cases)
+                cases = checking.make_cases(given.opened, about, [])
+                verified = checking.verify_artifact(candidate, held, given.opened.source, cases)
                 benched, [timed] = bench.bench([subject], held, kind, (), settings, store, output.note)
             parts.append(gates.judge(subject, verified, benched, timed, conditions))
             if write_baseline and parts[-1]["verified"]["matches"]:
@@ -114,8 +114,8 @@ def gate(
 
 def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path, settings: Any, store: Any) -> Any:
     """Compile a model for boards of a type, with records of the operating point where there are any."""
-    output.note(f"compiling {subject.brought.about.name} for {kind.name}; big models take minutes")
-    order = make.CompileOrder(subject.brought, gpus.require_device(kind, subject.device), simulated=simulated)
+    output.note(f"compiling {subject.opened.about.name} for {kind.name}; big models take minutes")
+    order = make.CompileOrder(subject.opened, gpus.require_device(kind, subject.device), simulated=simulated)
     records = make.fetch_candidates(order, store).records
     if any(each.operating_point == point and each.board_type == order.board_type.name for each in records):
         order = dataclasses.replace(order, operating_point=point)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farm.artifacts import calibration as calibrations
+from farm.artifacts import given_model
 from farm.campaign import plan_models
 from farm.cli import model_artifacts, model_board, options, output, tables
 from farm.errors import UsageError
@@ -42,7 +42,7 @@ def quantize(
         raise UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
     source, inputs = options.read_model(model, shape, batch)
 
-    given = calibrations.read_calibration(calibration, inputs, examples)
+    given = given_model.read_calibration(calibration, inputs, examples)
     done = quantise.quantise(source, given)
     partly = out.with_name(f".{out.name}.part")
     try:
@@ -60,7 +60,7 @@ def quantize(
             "bytes_before": before,
             "bytes": after,
             "examples": done.examples,
-            "random": calibration == calibrations.RANDOM,
+            "random": calibration == given_model.RANDOM,
             "losses": [dataclasses.asdict(loss) for loss in done.losses],
         }
     )
@@ -76,10 +76,10 @@ def quantize(
             for loss in done.losses
         ],
     )
-    kind = "random inputs" if calibration == calibrations.RANDOM else "inputs"
+    kind = "random inputs" if calibration == given_model.RANDOM else "inputs"
     sizes = f"{after:,} bytes, was {before:,}"
     output.say(f"{out}: {sizes}; calibrated and compared on {done.examples} {kind}")
-    if calibration == calibrations.RANDOM:
+    if calibration == given_model.RANDOM:
         output.stderr.print("Random inputs calibrate for a try; give real ones before shipping.", soft_wrap=True)
 
 

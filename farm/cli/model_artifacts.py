@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import brought as artifact_brought
-from farm.artifacts import checking, listed, make, on_board, places
+from farm.artifacts import catalogue, checking, given_model, make, on_board, places
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -93,7 +92,7 @@ def compile_(
     own = pipeline.make_exact(chosen, exact)
     kinds = [pipeline.store_weights(gpus.require_device(own, each), weights) for each in gpus.list_devices(device)]
     places.require_place(out)
-    found = artifact_brought.bring(model, shape or (), batch, trust_model)
+    found = given_model.open_model(model, shape or (), batch, trust_model)
     options.require_float(found.source, weights)
     orders = [
         make.CompileOrder(found, kind, operating_point, for_virtual, missing, _read_labels(labels)) for kind in kinds
@@ -129,12 +128,12 @@ def verify(
     artifact = artifact_manifest.open_artifact(folder)
     artifact.require_whole()
     wait_s = read_duration_s("--wait", wait)
-    brought = artifact_brought.bring_again(artifact.manifest, model)
+    opened = given_model.reopen_model(artifact.manifest, model)
     try:
         given = [(str(path), runtime_inputs.read_arrays(path)) for path in inputs or ()]
     except runtime_inputs.InputError as error:
         raise UsageError(str(error)) from error
-    cases = checking.make_cases(brought, artifact.manifest, given)
+    cases = checking.make_cases(opened, artifact.manifest, given)
     settings = farm_settings.load()
     on_board.prepare_gpu(artifact.manifest, settings)
     with (
@@ -143,12 +142,12 @@ def verify(
             settings, store, board, wait_s, f"verify {artifact.manifest.name}", output.note, is_timed=False
         ) as held,
     ):
-        verified = checking.verify_artifact(artifact, held, brought.source, cases)
+        verified = checking.verify_artifact(artifact, held, opened.source, cases)
     wrong = None
     if not verified.matches:
         wrong = PermanentError(
             f"{artifact.manifest.name} computes something else on {verified.board}: {verified.reason}",
-            f"It cannot be packaged. {_advise(artifact.manifest, brought, cases)}",
+            f"It cannot be packaged. {_advise(artifact.manifest, opened, cases)}",
         )
     yield output.Failed(verified.model_dump(mode="json"), wrong)
     off = "no number" if verified.max_rel_error is None else f"{verified.max_rel_error:.1e} of the peak"
@@ -194,15 +193,15 @@ def package(
     output.stdout.print(f"{path} ({format_bytes(path.stat().st_size)})", soft_wrap=True, markup=False)
 
 
-def _advise(manifest: Manifest, brought: Any, cases: Any) -> str:
+def _advise(manifest: Manifest, opened: Any, cases: Any) -> str:
     """What to do about an artifact that computes something else: it depends on whether the import does, too."""
     output.note("comparing the model without schedules with ONNX Runtime")
     named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
     chosen = [case for case in cases if case[0] == named] or cases
-    found = checking.compare_import(brought.source, brought.inputs, chosen, output.note)
+    found = checking.compare_import(opened.source, opened.inputs, chosen, output.note)
     if found is not None and not found.matches:
         return checking.IMPORT_HINT
-    used = listed.list_options(manifest.pipeline)
+    used = catalogue.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
     if less:

@@ -12,7 +12,7 @@ from device_agent.protocol import GPU
 from farm import settings as farm_settings
 from farm import values
 from farm.artifacts import bench as benching
-from farm.artifacts import brought, checking, on_board, package, places, running
+from farm.artifacts import checking, given_model, on_board, package, places, running
 from farm.artifacts import deploy as artifact_deploy
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts.runtime import tasks
@@ -214,10 +214,10 @@ def read_subject(text: str, shape: list[str] | None, device: str) -> Any:
     if places.is_artifact(Path(text)):
         artifact = artifact_manifest.open_artifact(Path(text))
         artifact.require_whole()
-        return benching.Subject(brought.bring_again(artifact.manifest, None), artifact.manifest.device, artifact)
+        return benching.Subject(given_model.reopen_model(artifact.manifest, None), artifact.manifest.device, artifact)
     if Path(text).is_dir():
         raise UsageError(f"{text} is a folder without a manifest", "Give a model, or what `farm model compile` wrote.")
-    return benching.Subject(brought.bring(text, shape or ()), device)
+    return benching.Subject(given_model.open_model(text, shape or ()), device)
 
 
 def _print_run(document: dict[str, Any]) -> None:

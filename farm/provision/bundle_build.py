@@ -17,7 +17,7 @@ from pathlib import Path
 
 import device_agent.protocol
 from farm.errors import UnavailableError, UsageError
-from farm.gpu import native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.inventory.documents import require_inventory_folder
 from farm.provision import interpreters, wheels
@@ -114,7 +114,7 @@ class BundleRecipe:
             digest.update(self.archive.read_bytes())
         digest.update(repr((self.arch, self.pythons, self.managed)).encode())
         if serves_gpus(self.arch):
-            digest.update(repr(native.list_tools()).encode())
+            digest.update(repr(code.list_tools()).encode())
         return digest.hexdigest()[:16]
 
 
@@ -289,7 +289,7 @@ def _add_wheels(recipe: BundleRecipe, folder: Path, note: Callable[[str], None])
     if serves_gpus(recipe.arch):
         note(f"building the GPU plug-in for {recipe.arch}")
         glibc = f"2.{wheels.LEAST_GLIBC_MINOR}"
-        plugin = native.read_files(f"{recipe.arch}-linux-gnu.{glibc}", simulated=False)
+        plugin = code.read_files(f"{recipe.arch}-linux-gnu.{glibc}", simulated=False)
         added = {f"device_agent/native/{name}": data for name, data in plugin.items()}
         agent = pack_agent(recipe.source, place, added, f"manylinux_{glibc.replace('.', '_')}_{recipe.arch}")
     else:

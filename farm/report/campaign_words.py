@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.listed import list_artifacts
+from farm.artifacts.catalogue import list_artifacts
 from farm.points.values import format_conditions
 from farm.report import campaign_rows
 from farm.report.campaign_rows import Gain

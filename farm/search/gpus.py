@@ -8,7 +8,7 @@ from typing import Any
 
 from device_agent.protocol import CPU, GPU, REACHED, WARP, Processor, find_processor
 from farm.errors import UsageError
-from farm.gpu import native
+from farm.gpu import code
 from farm.gpu.code import THREADS_PER_BLOCK, GpuPlan, plan_gpu
 from farm.gpu.ptx import PtxLimits
 from farm.inventory.board_types import BoardType, load_board_types
@@ -104,7 +104,7 @@ def prepare_boards(target: Mapping[str, Any], settings: Settings) -> None:
     """Build the libraries that virtual GPU boards need, once per FARM_HOME; do nothing for other targets."""
     if is_gpu(target) and is_virtual(target):
         settings.share_linker_cache()
-        native.prepare(settings.home_path)
+        code.prepare(settings.home_path)
 
 
 def gpu_of(target: Mapping[str, Any]) -> TargetGpu:

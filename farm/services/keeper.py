@@ -22,7 +22,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_board import free_orphans
 from farm.errors import FarmError
-from farm.gpu import native
+from farm.gpu import code
 from farm.inventory.board_types import require_board_type
 from farm.processes import children
 from farm.processes.children import Backoff, Restarts
@@ -284,7 +284,7 @@ class Keeper:
                 continue
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
-            gpu = native.find_folder(self._settings.home_path)
+            gpu = code.find_folder(self._settings.home_path)
             emulator = functools.partial(self._find_emulator, row["board_type"])
             about = (name, row["board_type"], transport)
             route = make_route(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)

@@ -17,7 +17,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 
 from device_agent.protocol import format_mhz
 from farm import errors, units
-from farm.artifacts import listed
+from farm.artifacts import catalogue
 from farm.campaign import artifacts
 from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
@@ -316,10 +316,10 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
         packages |= {each["folder"]: (campaign.name, index) for index, each in enumerate(made) if each["package"]}
         names = {each["name"] for each in made}
         wanted = [
-            each for each in listed.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
+            each for each in catalogue.list_artifacts(campaign_document.summarise(campaign)) if each.name not in names
         ]
         pending += [{"campaign": campaign.name, "wanted": each} for each in wanted]
-    rows = [(each, packages.get(str(each.folder))) for each in listed.list_made_here(view.settings.home_path)]
+    rows = [(each, packages.get(str(each.folder))) for each in catalogue.list_made_here(view.settings.home_path)]
     return show(
         request,
         "artifacts.html",

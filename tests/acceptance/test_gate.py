@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from farm.artifacts import make
-from farm.artifacts.brought import bring
 from farm.artifacts.compile import UNTUNED_PIPELINE
+from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
@@ -46,7 +46,7 @@ def guarded() -> Iterator[Guarded]:
         settings = Settings(home=home.environment["FARM_HOME"])
         kind = require_board_type(TYPE).model_copy(update={"pipeline": UNTUNED_PIPELINE})
         with Store(settings.store_location) as store:
-            order = make.CompileOrder(bring("mlp"), kind, simulated=True)
+            order = make.CompileOrder(open_model("mlp"), kind, simulated=True)
             make.make_artifact(order, home.path / "untuned", settings, store)
         yield Guarded(home, home.path / "untuned")
         home.run("down", "--force")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from farm.gpu import native
+from farm.gpu import code
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from tests.integration.conftest import Agent, start_agent
@@ -19,7 +19,7 @@ __all__ = ["start_agent"]
 def gpu(start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory) -> Agent:
     """The agent of this machine; fails where there is no GPU that its driver serves."""
     folder: pathlib.Path = tmp_path_factory.mktemp("plugin")
-    native.build_plugin(folder, None)
+    code.build_plugin(folder, None)
     agent = start_agent("--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     with BoardSession(AgentAddress("127.0.0.1", agent.port), agent.key) as session:
         if "cuda" not in session.description.engine_versions:

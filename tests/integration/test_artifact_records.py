@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from farm.artifacts import make
-from farm.artifacts.brought import bring
 from farm.artifacts.choice import RecordFit
 from farm.artifacts.compile import Compiled, compile_model
+from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
 from farm.search import default_schedule, traces, tvm_env
 from farm.search.graph.pipeline import prepare_model
@@ -24,10 +24,10 @@ def make_record(board_type: str, point: str) -> Record:
     """A record of the heaviest workload of `tiny-cnn` on a board type: the schedule by prediction, as if measured."""
     import tvm.s_tir.meta_schedule as ms
 
-    kind, brought = require_board_type(board_type), bring("tiny-cnn")
+    kind, opened = require_board_type(board_type), open_model("tiny-cnn")
     assert kind.target is not None
-    shapes = {spec.name: spec.static_shape for spec in brought.inputs}
-    prepared = prepare_model(brought.source.load(), shapes, kind.target.to_tvm(), kind.pipeline)
+    shapes = {spec.name: spec.static_shape for spec in opened.inputs}
+    prepared = prepare_model(opened.source.load(), shapes, kind.target.to_tvm(), kind.pipeline)
     workload = prepared.workloads[0]
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = default_schedule.find_default(workload, entry, prepared.target)
@@ -50,7 +50,7 @@ def make_record(board_type: str, point: str) -> Record:
 
 def compile_for(board_type: str, records: list[Record]) -> Compiled:
     """As `farm model compile` would with these records."""
-    order = make.CompileOrder(bring("tiny-cnn"), require_board_type(board_type))
+    order = make.CompileOrder(open_model("tiny-cnn"), require_board_type(board_type))
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))
     kind = order.board_type

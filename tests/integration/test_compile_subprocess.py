@@ -14,7 +14,7 @@ import time
 import psutil
 import pytest
 
-from farm.artifacts.brought import bring
+from farm.artifacts.given_model import open_model
 from farm.errors import DeadlineError, InternalError, UsageError
 from farm.processes import compile_subprocess
 from farm.processes.compile_subprocess import compile_in_subprocess
@@ -48,7 +48,7 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
 def test_an_error_of_ours_is_raised_here() -> None:
     """A usage error in the child is one here; a child that ends is a bug, and says how it ended."""
     with pytest.raises(UsageError, match="no file and no zoo model"):
-        compile_in_subprocess(functools.partial(bring, "nonsense"), "nonsense")
+        compile_in_subprocess(functools.partial(open_model, "nonsense"), "nonsense")
     with pytest.raises(InternalError, match=r"ended by itself \(exit code 7\)"):
         compile_in_subprocess(functools.partial(os._exit, 7), "nothing")
     with pytest.raises(InternalError, match=r"nothing was not compiled: .* \(killed by signal 9\)"):

@@ -16,10 +16,10 @@ from device_agent.protocol import RunDetails
 from device_agent.worker import engines
 from device_agent.worker.timing import load_module
 from farm.artifacts import contenders, make
-from farm.artifacts.brought import bring
 from farm.artifacts.choice import Records
 from farm.artifacts.compile import compile_prepared
 from farm.artifacts.contenders import PREDICTED, RECORDED, ContenderOrder
+from farm.artifacts.given_model import open_model
 from farm.artifacts.timing import Timed
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.finals import list_layer_rounds
@@ -37,9 +37,9 @@ KIND = require_board_type("local")
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
     """Some dense layers, for this machine."""
-    brought = bring("mlp")
-    shapes = {spec.name: spec.static_shape for spec in brought.inputs}
-    return prepare_model(brought.source.load(), shapes, config(), KIND.pipeline)
+    opened = open_model("mlp")
+    shapes = {spec.name: spec.static_shape for spec in opened.inputs}
+    return prepare_model(opened.source.load(), shapes, config(), KIND.pipeline)
 
 
 def config() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def make_records(prepared: Prepared, taken: Mapping[int, int]) -> tuple[Record, 
 def test_contenders_differ_where_their_records_are_other_code(prepared: Prepared, tmp_path: pathlib.Path) -> None:
     """A record that is what was predicted anyway takes no part; of the others each mix leaves one out."""
     records = make_records(prepared, {0: 5, 1: 5, 2: 0})
-    order = ContenderOrder(bring("mlp").about, KIND, DEFAULT_POINT, False, config(), make.Candidates(records))
+    order = ContenderOrder(open_model("mlp").about, KIND, DEFAULT_POINT, False, config(), make.Candidates(records))
     built = contenders.build(order, contenders.RIVALS, final_rules.plan_mixes)
     assert [part.differs for part in built.parts] == [True, True, False]
     assert [part.candidate for part in built.parts] == [record.candidate for record in records]
@@ -108,7 +108,7 @@ def test_a_sweep_leaves_out_the_records_that_lost_in_the_model(prepared: Prepare
     """What is swept is what is compiled: here all records lost, so it is what is predicted."""
     first, *others = make_records(prepared, {0: 5, 1: 5})
     records = [dataclasses.replace(first, origin={"store": "s", "source": "f", "by": "b"}), *others]
-    source, refused = bring("mlp").source, {record.workload: record.candidate for record in records}
+    source, refused = open_model("mlp").source, {record.workload: record.candidate for record in records}
     name = name_workloads(workload.hash for workload in prepared.workloads)
     decision = ModelDecision(source.sha256, name, "local", DEFAULT_POINT, False, refused)
     found = make.Candidates(tuple(records))

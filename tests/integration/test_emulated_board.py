@@ -22,8 +22,8 @@ import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, OperatingPoint, PinStatus, RunSpec, Status, TensorSpec
 from farm.artifacts import checking, make
-from farm.artifacts.brought import bring
 from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts.given_model import open_model
 from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.package import WHEEL, C, write_package
 from farm.artifacts.verify import compare
@@ -180,17 +180,17 @@ def test_an_artifact_is_verified_and_its_packages_run(
 ) -> None:
     """What is compiled for a Nano is right there, and so are its wheel and its C program, without the farm."""
     settings = Settings(home=str(tmp_path / "home"))
-    brought = bring("tiny-cnn")
+    opened = open_model("tiny-cnn")
     with Store(tmp_path / "farm.db") as store:
-        artifact = make.make_artifact(make.CompileOrder(brought, nano), tmp_path / "artifact", settings, store)
+        artifact = make.make_artifact(make.CompileOrder(opened, nano), tmp_path / "artifact", settings, store)
     assert (artifact.manifest.architecture, artifact.manifest.simulated) == ("aarch64", False)
     held = HeldForModels(board.description, settings, board.run_model, board.pin)
-    cases = checking.make_cases(brought, artifact.manifest, ())
-    verified = checking.verify_artifact(artifact, held, brought.source, cases)
+    cases = checking.make_cases(opened, artifact.manifest, ())
+    verified = checking.verify_artifact(artifact, held, opened.source, cases)
     assert verified.matches, verified.reason
     assert verified.simulated
     (_, inputs), *_ = cases
-    ((wanted,),) = checking.run_reference(brought.source, cases[:1])
+    ((wanted,),) = checking.run_reference(opened.source, cases[:1])
     np.savez(tmp_path / "x.npz", **inputs)
 
     wheel = write_package(artifact, WHEEL, tmp_path)

@@ -351,7 +351,7 @@ def compile_small_model(
     """The board type's name, a model of the zoo's compiled for it, inputs, and ONNX Runtime's only output for these."""
     import onnxruntime
 
-    from farm.artifacts import calibration
+    from farm.artifacts import given_model
     from farm.inventory.board_types import require_board_type
     from farm.models import quantise
     from farm.models.inputs import make_inputs, read_inputs, resolve_inputs
@@ -363,7 +363,7 @@ def compile_small_model(
     source = resolve_model(name)
     inputs = resolve_inputs(read_inputs(source.load()), {})
     if in_8_bits:
-        data = quantise.quantise(source, calibration.read_calibration("random", inputs, 4)).onnx_bytes
+        data = quantise.quantise(source, given_model.read_calibration("random", inputs, 4)).onnx_bytes
         source = dataclasses.replace(source, onnx_bytes=data)
     shapes = {each.name: each.static_shape for each in inputs}
     compiled = compile_model(source.load(), shapes, kind.target.to_tvm(), kind.pipeline, (), kind.link_triple)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.gpu import code, native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.search import gpus, target, traces, tvm_env
 from farm.search.build import builder
@@ -149,8 +149,8 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndar
         inputs[name] = number
     module = tvm.IRModule({key: function.with_attr("global_symbol", key) for key, function in kernels.items()})
     (folder / "kernels.so").write_bytes(builder.build_candidate(tvm.ir.save_json(module), config, standalone=True))
-    native.prepare(folder)
-    command = [sys.executable, "-c", _RUN, str(native.find_folder(folder)), str(folder), json.dumps(list(kernels))]
+    code.prepare(folder)
+    command = [sys.executable, "-c", _RUN, str(code.find_folder(folder)), str(folder), json.dumps(list(kernels))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     for name, number in inputs.items():

@@ -23,7 +23,7 @@ from farm.artifacts.manifest import GpuCode, Tensor
 from farm.artifacts.package import WHEEL, write_package
 from farm.artifacts.verify import compare
 from farm.errors import CodeRefusedError
-from farm.gpu import code, native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
@@ -42,8 +42,8 @@ SPEC = RunSpec(Engine.RELAX_VM, device=GPU, limits=Limits(timeout_s=60.0, thread
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What a virtual board's agent needs for its GPU."""
     home = tmp_path_factory.mktemp("home")
-    native.prepare(home)
-    return native.find_folder(home)
+    code.prepare(home)
+    return code.find_folder(home)
 
 
 def connect(agent: Agent) -> BoardSession:
@@ -327,7 +327,7 @@ def test_a_wheel_runs_where_nothing_but_tvms_runtime_is(
     done = run()
     assert done.returncode == 1
     assert "no CUDA driver" in done.stderr
-    done = run(**{gpu.DRIVER_VARIABLE: str(native.build_driver(tmp_path, nano.link_triple))})
+    done = run(**{gpu.DRIVER_VARIABLE: str(code.build_driver(tmp_path, nano.link_triple))})
     assert done.returncode == 0, done.stderr
     session = onnxruntime.InferenceSession(entry.build(), providers=["CPUExecutionProvider"])
     comparison = compare(list(np.load(tmp_path / "y.npz").values()), session.run(None, feed()))

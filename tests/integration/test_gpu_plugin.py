@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from device_agent.platforms import gpu
-from farm.gpu import code, native
+from farm.gpu import code
 from farm.inventory.board_types import load_board_types
 from farm.provision.bundle_build import find_agent_source, pack_agent
 from tests.integration import gpu_contract_kernels
@@ -30,7 +30,7 @@ def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
     kernels = folder / "kernels"
     kernels.write_bytes(code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
     (folder / "second").write_bytes(code.compile_kernels(gpu_contract_kernels.SECOND, triple))
-    return [native.build_plugin(folder, triple), native.build_driver(folder, triple), kernels]
+    return [code.build_plugin(folder, triple), code.build_driver(folder, triple), kernels]
 
 
 @pytest.fixture(scope="module", params=["native", "aarch64"])
@@ -137,11 +137,11 @@ def test_an_agent_from_a_bundle_has_it(system: str, request: pytest.FixtureReque
     if system == "aarch64":
         interpreter = f"{request.getfixturevalue('emulated_root')}/usr/bin/board-python"
         triple = "aarch64-linux-gnu.2.27"
-    added = {f"device_agent/native/{name}": data for name, data in native.read_files(triple, simulated=False).items()}
+    added = {f"device_agent/native/{name}": data for name, data in code.read_files(triple, simulated=False).items()}
     assert len(added) == 1
     wheel = pack_agent(find_agent_source(), tmp_path, added, "linux")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    driver = native.build_driver(tmp_path, triple)
+    driver = code.build_driver(tmp_path, triple)
     done = subprocess.run(
         [interpreter, "-c", _FIRST_LOOK],
         cwd=tmp_path,
@@ -161,7 +161,7 @@ def test_an_agent_from_a_bundle_has_it(system: str, request: pytest.FixtureReque
 def test_it_needs_nothing_newer_than_glibc_2_27(architecture: str, tmp_path: pathlib.Path) -> None:
     """What JetPack 4 has is enough, for the plug-in as for the stand-in, and no C++ runtime but TVM's is asked for."""
     triple = f"{architecture}-linux-gnu.2.27"
-    for path in (native.build_plugin(tmp_path, triple), native.build_driver(tmp_path, triple)):
+    for path in (code.build_plugin(tmp_path, triple), code.build_driver(tmp_path, triple)):
         data = path.read_bytes()
         assert str(ROOT).encode() not in data  # equal sources give equal bytes, wherever they lie
         versions = [tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)]

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.artifacts import calibration
+from farm.artifacts import given_model
 from farm.artifacts.verify import compare
 from farm.models import inputs as model_inputs
 from farm.models import quantise
@@ -271,7 +271,7 @@ def test_a_quantised_zoo_model_is_near_the_float_one() -> None:
     """From `farm model quantize` through import, pipeline and rule: within the loss that was reported."""
     source = resolve_model("tiny-cnn")
     specs = model_inputs.read_inputs(source.load())
-    examples = calibration.read_calibration("random", specs, 4)
+    examples = given_model.read_calibration("random", specs, 4)
     done = quantise.quantise(source, examples)
     executable, families = scheduled(onnx.load_model_from_string(done.onnx_bytes), HOST)
     (name,) = examples[0]

@@ -141,7 +141,7 @@ def test_what_makes_the_missing_records_is_offered_whole() -> None:
     """`--missing refuse` names the command with all that decides what the workloads are."""
     kind = NANO.model_copy(update={"pipeline": "graph/2-exact-bf16"})
     about = ModelFacts(name="mlp", sha256="0" * 64, origin="zoo:mlp", shapes=("x=4,64",), batch=4)
-    order: Any = SimpleNamespace(board_type=kind, brought=SimpleNamespace(about=about), source=about)
+    order: Any = SimpleNamespace(board_type=kind, opened=SimpleNamespace(about=about), source=about)
     with pytest.raises(UsageError, match="1 of 1 workloads of mlp have no record") as caught:
         artifacts._require_records(order, [Served(SimpleNamespace(name="dense"))])  # type: ignore[arg-type]
     assert caught.value.hint.startswith(

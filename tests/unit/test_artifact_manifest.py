@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 from farm.artifacts import make, places
 from farm.artifacts import manifest as manifests
-from farm.artifacts.brought import bring
 from farm.artifacts.checking import find_tolerance_factor, require_verified, take_inputs
+from farm.artifacts.given_model import open_model
 from farm.artifacts.make import find_algorithm
 from farm.artifacts.manifest import Artifact, Manifest, RecordUsed, StoredWeights, Tensor, Verified, WorkloadServed
 from farm.artifacts.on_board import HeldForModels, require_made_for
@@ -362,7 +362,7 @@ def test_a_model_that_no_manifest_can_tell_of_is_refused_before_it_is_compiled(t
         [helper.make_tensor_value_info("y\n", TensorProto.FLOAT, [1, 8])],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
-    order = make.CompileOrder(bring(str(tmp_path / "m.onnx")), require_board_type("jetson-nano"))
+    order = make.CompileOrder(open_model(str(tmp_path / "m.onnx")), require_board_type("jetson-nano"))
     settings = Settings(home=str(tmp_path))
     with Store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="m: outputs holds a control character"):
         make.make_artifact(order, tmp_path / "a", settings, store)

@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from farm.artifacts import brought
+from farm.artifacts import given_model
 from farm.artifacts.manifest import ModelFacts
 from farm.errors import UsageError
 from farm.models import exported, source, zoo
@@ -81,7 +81,7 @@ def test_a_program_that_nobody_trusts_is_not_read(
     assert f"farm model show {path} --trust-model" in raised.value.hint
     about = ModelFacts(name="net", sha256="0" * 64, origin=str(path), shapes=(), batch=None)
     with pytest.raises(UsageError, match="can run code"):
-        brought.bring_same(about, None, "net was compiled from")
+        given_model.find_same_model(about, None, "net was compiled from")
     assert not (home / "cache").exists()
 
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from farm import settings
-from farm.artifacts.brought import bring_same
+from farm.artifacts.given_model import find_same_model
 from farm.artifacts.manifest import ModelFacts
 from farm.errors import UnavailableError, UsageError
 from farm.models.source import find_model, keep_model, resolve_model
@@ -25,14 +25,14 @@ def test_a_model_is_found_where_its_file_is_not(tmp_path: pathlib.Path, monkeypa
     keep_model(shared / "models", source)
     keep_model(shared / "models", source)
     file.unlink()
-    found = bring_same(about, None, "the campaign tuned")
+    found = find_same_model(about, None, "the campaign tuned")
     assert found.source == source
     assert found.about == about
     kept = find_model(shared / "models", source.sha256)
     assert kept is not None
     kept.write_bytes(kept.read_bytes() + b"x")
     with pytest.raises(UsageError) as caught:
-        bring_same(about, None, "the campaign tuned")
+        find_same_model(about, None, "the campaign tuned")
     assert "FARM_SHARED" in caught.value.hint
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from farm.artifacts import calibration
+from farm.artifacts import given_model
 from farm.errors import UsageError
 from farm.models import inputs, quantise
 from farm.models.inputs import InputSpec
@@ -27,7 +27,7 @@ def source_of(model: onnx.ModelProto) -> ModelSource:
 def test_a_model_is_quantised_and_its_loss_known() -> None:
     """Weights become bytes, per channel; the outputs move a little and their order hardly."""
     source = resolve_model("mlp")
-    examples = calibration.read_calibration("random", inputs.read_inputs(source.load()), 8)
+    examples = given_model.read_calibration("random", inputs.read_inputs(source.load()), 8)
     done = quantise.quantise(source, examples)
     assert len(done.onnx_bytes) < 0.4 * len(source.onnx_bytes)
     graph = onnx.load_model_from_string(done.onnx_bytes).graph
@@ -48,7 +48,7 @@ def test_a_model_is_quantised_and_its_loss_known() -> None:
 def test_batch_norm_is_gone_and_so_are_its_numbers() -> None:
     """It is part of the convolutions, whose old weights do not stay in the file."""
     source = resolve_model("tiny-cnn")
-    done = quantise.quantise(source, calibration.read_calibration("random", inputs.read_inputs(source.load()), 1))
+    done = quantise.quantise(source, given_model.read_calibration("random", inputs.read_inputs(source.load()), 1))
     graph = onnx.load_model_from_string(done.onnx_bytes).graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}
     read = {name for node in graph.node for name in node.input}
@@ -58,7 +58,7 @@ def test_batch_norm_is_gone_and_so_are_its_numbers() -> None:
 def test_the_loss_of_a_model_against_itself_is_none() -> None:
     """Errors are zero, and all rows keep their largest entry."""
     source = resolve_model("mlp")
-    examples = calibration.read_calibration("random", inputs.read_inputs(source.load()), 2)
+    examples = given_model.read_calibration("random", inputs.read_inputs(source.load()), 2)
     assert quantise.measure_loss(source.onnx_bytes, source.onnx_bytes, examples) == (
         quantise.Loss("scores", 0.0, 0.0, 1.0),
     )
@@ -70,7 +70,7 @@ def test_examples_come_from_files(tmp_path: pathlib.Path) -> None:
     np.savez(tmp_path / "2.npz", **arrays)
     np.savez(tmp_path / "1.npz", **(arrays | {"a": np.zeros((1, 4), "float32")}))
     (tmp_path / "notes.txt").write_text("nothing")
-    first, second = calibration.read_calibration(str(tmp_path), SPECS, 99)
+    first, second = given_model.read_calibration(str(tmp_path), SPECS, 99)
     assert first["a"].sum() == 0
     assert second["a"].sum() == 4
 
@@ -78,7 +78,7 @@ def test_examples_come_from_files(tmp_path: pathlib.Path) -> None:
 def test_a_bare_array_is_the_only_input(tmp_path: pathlib.Path) -> None:
     """No names are needed where there is one input."""
     np.save(tmp_path / "x.npy", np.ones((1, 4), "float32"))
-    (example,) = calibration.read_calibration(str(tmp_path), SPECS[:1], 1)
+    (example,) = given_model.read_calibration(str(tmp_path), SPECS[:1], 1)
     assert list(example) == ["a"]
 
 
@@ -97,19 +97,19 @@ def test_examples_that_do_not_fit(tmp_path: pathlib.Path, arrays: dict[str, np.n
     """The file is named, with what it holds and what the model takes."""
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(UsageError, match=message):
-        calibration.read_calibration(str(tmp_path), SPECS, 1)
+        given_model.read_calibration(str(tmp_path), SPECS, 1)
 
 
 def test_folders_without_examples(tmp_path: pathlib.Path) -> None:
     """None, an empty one, and one with a broken file."""
     with pytest.raises(UsageError, match="is no folder"):
-        calibration.read_calibration(str(tmp_path / "none"), SPECS, 1)
+        given_model.read_calibration(str(tmp_path / "none"), SPECS, 1)
     with pytest.raises(UsageError, match="holds no") as raised:
-        calibration.read_calibration(str(tmp_path), SPECS, 1)
+        given_model.read_calibration(str(tmp_path), SPECS, 1)
     assert "np.savez(FILE, a=..., b=...)" in raised.value.hint
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(UsageError, match=r"x\.npz is not an \.npz"):
-        calibration.read_calibration(str(tmp_path), SPECS, 1)
+        given_model.read_calibration(str(tmp_path), SPECS, 1)
 
 
 def test_what_cannot_be_quantised() -> None:
@@ -128,6 +128,6 @@ def test_what_cannot_be_quantised() -> None:
     with pytest.raises(UsageError, match="opset 11; scales per channel need 13"):
         quantise.quantise(source(11), examples)
     mlp = resolve_model("mlp")
-    done = quantise.quantise(mlp, calibration.read_calibration("random", inputs.read_inputs(mlp.load()), 1))
+    done = quantise.quantise(mlp, given_model.read_calibration("random", inputs.read_inputs(mlp.load()), 1))
     with pytest.raises(UsageError, match="quantised already"):
         quantise.quantise(source_of(onnx.load_model_from_string(done.onnx_bytes)), examples)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.artifacts import checking
-from farm.artifacts.brought import Brought
+from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Tensor
 from farm.artifacts.verify import compare
 from farm.errors import UsageError
@@ -19,8 +19,8 @@ from farm.models.source import ModelSource
 from tests.unit.artifacts import make_manifest
 
 
-def bring(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **tables: Any) -> Brought:
-    """A model as it is brought; `fed` has type and shape of each input."""
+def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **tables: Any) -> GivenModel:
+    """A model as it is opened; `fed` has type and shape of each input."""
     model = helper.make_model(
         helper.make_graph(
             nodes,
@@ -31,18 +31,18 @@ def bring(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **
         )
     )
     source = ModelSource("m", model.SerializeToString(), "0" * 64, "m.onnx")
-    return Brought(source, read_inputs(model), make_manifest().model)
+    return GivenModel(source, read_inputs(model), make_manifest().model)
 
 
-def make_cases(brought: Brought, given: Any = ()) -> dict[str, Any]:
+def make_cases(opened: GivenModel, given: Any = ()) -> dict[str, Any]:
     """The cases by name."""
-    taken = tuple(Tensor(name=each.name, shape=each.static_shape, dtype=each.dtype) for each in brought.inputs)
-    return dict(checking.make_cases(brought, make_manifest(inputs=taken), given))
+    taken = tuple(Tensor(name=each.name, shape=each.static_shape, dtype=each.dtype) for each in opened.inputs)
+    return dict(checking.make_cases(opened, make_manifest(inputs=taken), given))
 
 
 def finds(kind: int, shape: list[int], right: Any, wrong: Any) -> bool:
     """Whether any case tells wrong code from right."""
-    cases = make_cases(bring([helper.make_node("Relu", ["x"], ["y"])], {"x": (kind, shape)}))
+    cases = make_cases(open_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (kind, shape)}))
     return not all(compare([wrong(each["x"])], [right(each["x"])]).matches for each in cases.values())
 
 
@@ -77,18 +77,18 @@ def test_ties_and_missing_epsilons_are_found(wrong: Any) -> None:
 def test_a_model_that_asks_for_nan_gets_some(operator: str) -> None:
     """Inputs of a model with IsNaN or IsInf hold NaN and both infinities; those of another model none."""
     asking, other = ([helper.make_node(each, ["x"], ["y"])] for each in (operator, "Relu"))
-    arrays = make_cases(bring(asking, {"x": (TensorProto.FLOAT, [3, 20])}))["NaN and infinities"]
+    arrays = make_cases(open_model(asking, {"x": (TensorProto.FLOAT, [3, 20])}))["NaN and infinities"]
     assert {str(each) for each in arrays["x"][~np.isfinite(arrays["x"])]} == {"nan", "inf", "-inf"}
-    for each in make_cases(bring(other, {"x": (TensorProto.FLOAT, [3, 20])})).values():
+    for each in make_cases(open_model(other, {"x": (TensorProto.FLOAT, [3, 20])})).values():
         assert np.isfinite(each["x"]).all()
 
 
 def test_given_inputs_replace_seeded_ones() -> None:
     """With inputs of the user's nothing else is tried; without, bytes take their whole range."""
-    brought = bring([helper.make_node("Cast", ["x"], ["y"], to=1)], {"x": (TensorProto.UINT8, [64, 64])})
+    opened = open_model([helper.make_node("Cast", ["x"], ["y"], to=1)], {"x": (TensorProto.UINT8, [64, 64])})
     own = np.full((64, 64), 3, "uint8")
-    assert list(make_cases(brought, [("own.npz", {"x": own})])) == ["own.npz"]
-    assert all({0, 255} <= set(each["x"].flat) for each in make_cases(brought).values())
+    assert list(make_cases(opened, [("own.npz", {"x": own})])) == ["own.npz"]
+    assert all({0, 255} <= set(each["x"].flat) for each in make_cases(opened).values())
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_given_inputs_replace_seeded_ones() -> None:
 def test_indices_stay_within_their_table(nodes: list[onnx.NodeProto], rows: int) -> None:
     """Indices are read from the smallest table that they index, directly or through a cast, and reach both ends."""
     fed = {"i": (TensorProto.INT32, [4096])}
-    brought = bring(nodes, fed, table=np.zeros((2, 5), "float32"), big=np.zeros((300, 5), "float32"))
-    assert brought.inputs[0].rows == rows
-    for each in make_cases(brought).values():
+    opened = open_model(nodes, fed, table=np.zeros((2, 5), "float32"), big=np.zeros((300, 5), "float32"))
+    assert opened.inputs[0].rows == rows
+    for each in make_cases(opened).values():
         assert (each["i"].min(), each["i"].max()) == (0, rows - 1)
 
 
 def test_given_inputs_that_do_not_fit_are_refused() -> None:
     """An input of another shape is no case."""
-    brought = bring([helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, [2])})
+    opened = open_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, [2])})
     with pytest.raises(UsageError, match="expected x"):
-        make_cases(brought, [("own.npz", {"x": np.zeros(3, "float32")})])
+        make_cases(opened, [("own.npz", {"x": np.zeros(3, "float32")})])

@@ -19,7 +19,7 @@ import typer.testing
 from fastapi.testclient import TestClient
 
 from farm import settings as farm_settings
-from farm.artifacts import listed as made_here
+from farm.artifacts import catalogue as made_here
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store

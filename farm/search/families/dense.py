@@ -1,4 +1,4 @@
-"""Register tiles for dense contractions: ungrouped convolutions of any kernel and matrix products.
+"""Register tiles for dense contractions: convolutions (also grouped), matrix products (also batched), int8 products.
 
 A tile of `rows` x `pixels` results by `vectors` x `lanes` channels stays in registers during the whole reduction; the
 blocks after the contraction are fused into its write-back. MetaSchedule's post-processor packs the weights to match.
@@ -15,7 +15,7 @@ from farm.search.cores import Core
 from farm.search.families import facts as reading
 from farm.search.families import loops
 from farm.search.families import loops as steps
-from farm.search.families.facts import Contraction
+from farm.search.families.facts import Axis, Contraction
 from farm.search.families.family import Plan, Prediction
 from farm.search.graph import dots
 
@@ -512,3 +512,53 @@ class Dots(Dense):
             return max(_CROWDED * made / 2 / rate, issued, (pixels + vectors) / core.load_pipes)
         made, issued = 3 * tile + 2 * pixels + 2 * vectors, (3 * tile + 4 * pixels + 3 * vectors) / core.issue_width
         return max(2 * tile / rate, made / 2 / rate, issued, 2 * pixels / core.load_pipes)
+
+
+class Batched(Dense):
+    """Batched products whose operands both have the batch dimensions, as in attention."""
+
+    name = "batched"
+
+    def read(self, schedule: Any) -> Contraction | None:
+        """Read the batch loops as rows of pixels, which no tile spans."""
+        found = reading.read_contraction(schedule)
+        if found is None or found.pad or not found.batch or found.group or len(found.channels) != 1:
+            return None
+        if not found.pixels or max(axis.at for axis in found.batch) > min(axis.at for axis in found.pixels):
+            return None
+        ones = (1,) * len(found.batch)
+        return dataclasses.replace(
+            found,
+            batch=(),
+            pixels=(*found.batch, *found.pixels),
+            stride=(*ones, *found.stride),
+            reach=(*ones, *found.reach),
+        )
+
+    def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """Extend the options of `dense`; tiles have one row."""
+        return {**super().options(facts, core), "rows": (1,)}
+
+
+class Grouped(Dense):
+    """Convolutions in groups of several channels."""
+
+    name = "grouped"
+
+    def read(self, schedule: Any) -> Contraction | None:
+        """Read the channels of all groups as one loop."""
+        found = reading.read_contraction(schedule)
+        if found is None or found.group < 2 or found.channels or len(found.batch) != 1 or not found.pixels:
+            return None
+        return dataclasses.replace(found, channels=found.batch, batch=())
+
+    def options(self, facts: Contraction, core: Core) -> Mapping[str, tuple[int, ...]]:
+        """Offer the options of `dense` for the channels of one group."""
+        one = dataclasses.replace(facts, channels=(Axis(facts.channels[0].at, facts.group),))
+        return super().options(one, core)
+
+    def predict(self, facts: Contraction, plan: Plan, core: Core) -> Prediction | None:
+        """Reject a tile that spans two groups."""
+        if facts.group % (plan["lanes"] * plan["vectors"]):
+            return None
+        return super().predict(facts, plan, core)

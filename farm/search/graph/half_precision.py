@@ -23,8 +23,7 @@ from farm.errors import ModelRefusedError, UsageError
 from farm.search import cores
 from farm.search.cores import Core
 from farm.search.families import facts
-from farm.search.families.batched import Grouped
-from farm.search.families.dense import Dense
+from farm.search.families.dense import Dense, Grouped
 from farm.search.graph import algorithms, bindings
 
 FLOAT16 = "float16"

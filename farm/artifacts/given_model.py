@@ -1,0 +1,118 @@
+"""A model as the user gave it, with all input shapes resolved: open it, find it again, read its calibration data."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from farm import settings as farm_settings
+from farm.artifacts.manifest import Manifest, ModelFacts
+from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
+from farm.errors import UsageError
+from farm.models.batches import set_batch
+from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs
+from farm.models.source import ModelSource, find_model, resolve_model
+
+Arrays = Mapping[str, Any]
+
+RANDOM = "random"
+_SUFFIXES = (".npz", ".npy")
+
+
+def read_calibration(text: str, inputs: Sequence[InputSpec], count: int) -> list[Arrays]:
+    """Return calibration inputs: `count` seeded ones for `random`, else the .npz and .npy files of a folder.
+
+    A .npz holds an array per input name, a .npy the only input. Raises UsageError for a file that does not fit.
+    """
+    if text == RANDOM:
+        return [make_inputs(inputs, seed) for seed in range(count)]
+    folder = pathlib.Path(text).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"--calibration {text!r} is no folder", f"Give a folder of .npz or .npy files, or {RANDOM!r}.")
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    if not files:
+        raise UsageError(
+            f"{folder} holds no .npz and no .npy file",
+            f"np.savez(FILE, {', '.join(f'{spec.name}=...' for spec in inputs)}) writes one; one for each example.",
+        )
+    return [_read_example(path, inputs) for path in files]
+
+
+def _read_example(path: pathlib.Path, inputs: Sequence[InputSpec]) -> Arrays:
+    try:
+        arrays = read_arrays(path) if path.suffix == ".npz" else {inputs[0].name: read_array(path)}
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    fed = {}
+    for spec in inputs:
+        if spec.name not in arrays:
+            raise UsageError(f"{path} has no array for the input {spec}", f"It holds {', '.join(arrays) or 'nothing'}.")
+        array = arrays[spec.name]
+        if array.shape != spec.static_shape or array.dtype != np.dtype(spec.dtype):
+            raise UsageError(f"{path}: {spec.name} is {array.shape} {array.dtype}; the model's input is {spec}")
+        fed[spec.name] = array
+    return fed
+
+
+_HINT = (
+    "Give its file with --model, or compile the model again. On several hosts: set FARM_SHARED to a folder that all of "
+    "them see, and models of campaigns submitted from then on are found there."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenModel:
+    """`source` is what is compiled: the model of `about`, with another batch size if requested."""
+
+    source: ModelSource
+    inputs: tuple[InputSpec, ...]
+    about: ModelFacts
+
+
+def open_model(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> GivenModel:
+    """Find the model that `text` names and resolve its shapes by `--shape` and `--batch`. Raises UsageError."""
+    source = resolve_model(text, trusted)
+    about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
+    if batch is None:
+        model = source.load()
+        return GivenModel(source, resolve_inputs(read_inputs(model), parse_shapes(shapes), model), about)
+    batched, inputs = set_batch(source, shapes, batch)
+    return GivenModel(source.changed(batched), inputs, about)
+
+
+def reopen_model(manifest: Manifest, given: str | None) -> GivenModel:
+    """Find the model of an artifact: at its origin, or `given`. Raises UsageError."""
+    return find_same_model(manifest.model, given, f"{manifest.name} was compiled from")
+
+
+def find_same_model(about: ModelFacts, given: str | None, what: str) -> GivenModel:
+    """Find the model that `about` describes; `what` names its user. Raises UsageError where it has changed.
+
+    The description may be malicious, so nothing is read that could run code.
+    """
+    if given is None and (kept := _find_kept(about)) is not None:
+        return kept
+    try:
+        found = open_model(given or about.typed, about.shapes, about.batch)
+    except UsageError as error:
+        raise UsageError(f"the model that {what} is needed: {error.message}", _HINT) from error
+    if found.about.sha256 != about.sha256:
+        raise UsageError(
+            f"{found.about.origin} is not the model that {what} (SHA-256 {about.sha256[:12]}…): it has changed", _HINT
+        )
+    return found
+
+
+def _find_kept(about: ModelFacts) -> GivenModel | None:
+    """Find the model in the shared folder by its content, or None."""
+    folder = farm_settings.load().models_path
+    path = None if folder is None else find_model(folder, about.sha256)
+    if path is None:
+        return None
+    found = open_model(str(path), about.shapes, about.batch)
+    source = dataclasses.replace(found.source, name=about.name, origin=about.origin)
+    return GivenModel(source, found.inputs, about)
