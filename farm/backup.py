@@ -136,7 +136,7 @@ def check_any(settings: Settings) -> list[str]:
     return check(settings.home_path)
 
 
-def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
+def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict[str, str]:
     """Workloads whose module does not match their hash, by hash; "name: problem". Their records belong to another
     function.
 
@@ -147,7 +147,7 @@ def find_impostors(settings: Settings, say: Callable[[int, int], None]) -> dict[
         found: dict[str, str] = {}
         for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
             rows = store.fetch_workload_rows(hashes[first : first + _WORKLOADS_AT_ONCE])
-            wrong = proof.find_impostors(list(rows.values()))
+            wrong = proof.find_mismatched(list(rows.values()))
             found |= {key: f"{rows[key]['name']}: {problem}" for key, problem in wrong.items()}
             say(min(first + _WORKLOADS_AT_ONCE, len(hashes)), len(hashes))
         return found

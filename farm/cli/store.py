@@ -49,7 +49,7 @@ def check(
     """
     settings = farm_settings.load()
     problems = farm_backup.check_any(settings)
-    impostors = {} if problems else farm_backup.find_impostors(settings, _tell_progress)
+    impostors = {} if problems else farm_backup.find_mismatched(settings, _tell_progress)
     removed = 0
     if remove and impostors:
         with options.open_store(settings) as store:

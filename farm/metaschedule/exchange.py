@@ -283,7 +283,7 @@ def require_sound(bundle: RecordBundle, source: str) -> None:
             raise UsageError(
                 f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
             ) from error
-    if wrong := proof.find_impostors(bundle.workloads):
+    if wrong := proof.find_mismatched(bundle.workloads):
         names = {each["hash"]: each["name"] for each in bundle.workloads}
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""

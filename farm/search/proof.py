@@ -28,7 +28,9 @@ _LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", 
 _NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
-def find_impostors(rows: Sequence[Mapping[str, Any]], say: Callable[[int], None] = lambda done: None) -> dict[str, str]:
+def find_mismatched(
+    rows: Sequence[Mapping[str, Any]], say: Callable[[int], None] = lambda done: None
+) -> dict[str, str]:
     """Return the faults of stored workload rows by hash; `say` receives the number of rows checked so far.
 
     A valid row's module loads, has the row's hash for its target and pipeline, and takes the row's arguments. Raises

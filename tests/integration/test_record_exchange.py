@@ -225,7 +225,7 @@ def test_a_module_that_would_crash_its_reader_is_found_among_others() -> None:
     first = len(deep["nodes"])
     deep["nodes"] += [{"type": "ffi.Array", "data": [first + number - 1]} for number in range(1900)]
     rows[2]["module_json"] = json.dumps(deep | {"root_index": len(deep["nodes"]) - 1})
-    found = proof.find_impostors(rows)
+    found = proof.find_mismatched(rows)
     assert found.keys() == {rows[1]["hash"], rows[2]["hash"]}
     assert "does not come before it" in found[rows[1]["hash"]]
 

@@ -44,7 +44,7 @@ class BuildCache:
     def __init__(self, folder: Path, note: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
         """`note` gets one message when the folder cannot be used."""
         self._folder, self._note, self._max_bytes = folder, note, max_bytes
-        self._told = False
+        self._warned = False
         self._until_look = _LOOK_EVERY
 
     def find(self, key: str) -> bytes | None:
@@ -60,7 +60,7 @@ class BuildCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._tell(error)
+            self._warn(error)
         return None
 
     def keep(self, key: str, library: bytes) -> None:
@@ -74,7 +74,7 @@ class BuildCache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            self._tell(error)
+            self._warn(error)
             return
         self._until_look -= 1
         if self._until_look <= 0:
@@ -101,7 +101,7 @@ class BuildCache:
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key
 
-    def _tell(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
             self._note(f"cannot cache built libraries in {self._folder}: {error.strerror or error}")

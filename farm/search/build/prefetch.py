@@ -41,7 +41,7 @@ def prefetch_weights(function: Any, target: Any, tile_bytes: int) -> Any:
     """
     if not str(target.export().get("mtriple", "")).startswith(_MACHINES):
         return function
-    body = _Fetcher(tile_bytes, core_of(dict(target.export())).prefetched_bytes).visit(function.body)
+    body = _Prefetcher(tile_bytes, core_of(dict(target.export())).prefetched_bytes).visit(function.body)
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
@@ -75,7 +75,7 @@ class _Stream:
         return math.ceil(self.size * self.element_bytes / (_LINE_BYTES * self.tiles))
 
 
-class _Fetcher:
+class _Prefetcher:
     """Walk over one function, with the enclosing loops, names and allocations."""
 
     def __init__(self, tile_bytes: int, block_bytes: int) -> None:
@@ -120,14 +120,14 @@ class _Fetcher:
     def _visit_loop(self, loop: Any) -> Any:
         named = len(self._names)
         self._loops.append(loop)
-        body = self.visit(loop.body) if _has_loops(loop.body) else self._fetch_in(loop)
+        body = self.visit(loop.body) if _has_loops(loop.body) else self._visit_innermost(loop)
         self._loops.pop()
         del self._names[named:]
         if body.same_as(loop.body):
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
-    def _fetch_in(self, loop: Any) -> Any:
+    def _visit_innermost(self, loop: Any) -> Any:
         """Return the body of an innermost loop with its prefetches, or note those that precede the tile's loops."""
         stream = self._find_stream(loop)
         if stream is None:
@@ -137,13 +137,13 @@ class _Fetcher:
             at = next(at for at, each in enumerate(self._loops) if each.same_as(stream.nest))
             start = _spell(next_block, stream.names, [each.loop_var for each in self._loops[at:]])
             start = start + tirx.floordiv(stream.tile * stream.size, stream.tiles)
-            self._before.append((stream.nest, list(_ask(stream, start, stream.share_lines))))
+            self._before.append((stream.nest, list(_emit_prefetches(stream, start, stream.share_lines))))
             return loop.body
         lines = math.ceil(stream.step * stream.element_bytes / (_LINE_BYTES * stream.tiles))
         done = stream.tile * loop.extent + loop.loop_var
         start = tirx.Cast("int64", next_block - loop.loop_var * stream.step) + _share(done, stream)
         body = list_statements(loop.body)
-        return tirx.SeqStmt([*body, *_ask(stream, start, lines)])
+        return tirx.SeqStmt([*body, *_emit_prefetches(stream, start, lines)])
 
     def _find_stream(self, loop: Any) -> _Stream | None:
         """Find the weights that an innermost loop reads contiguously, if it only updates accumulators."""
@@ -210,7 +210,7 @@ def _spell(expression: Any, names: list[tuple[Any, Any]], at_zero: list[Any]) ->
     return tvm_ffi.structural_map(expression, [(tirx.Var, replace)])
 
 
-def _ask(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
+def _emit_prefetches(stream: _Stream, start: Any, lines: int) -> Iterator[Any]:
     """Yield prefetches of `lines` cache lines from the element `start`."""
     for line in range(lines):
         at = start + line * _LINE_BYTES // stream.element_bytes

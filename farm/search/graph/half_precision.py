@@ -54,7 +54,7 @@ def require(target: Mapping[str, Any]) -> None:
 
 
 @functools.cache
-def _tell_policies() -> None:
+def _register_policies() -> None:
     """Register policies above TVM's own, which have level 10; TVM accepts each level once."""
     for name, policy in _POLICIES.items():
         tvm.ir.register_op_attr(f"relax.{name}", "TMixedPrecisionPolicy", policy, 20)
@@ -62,7 +62,7 @@ def _tell_policies() -> None:
 
 def compute() -> Any:
     """Make a module pass that computes in float16 between inputs and outputs, which stay float32."""
-    _tell_policies()
+    _register_policies()
 
     def check(module: Any, _: Any) -> Any:
         for _, function in bindings.list_functions(module):

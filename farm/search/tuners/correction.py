@@ -25,7 +25,7 @@ _NOISE = 0.05
 # Length scales of the local terms; facets are in octaves or shares of the whole.
 _REACH, _REACH_OWN = 2.5, 1.5
 # Exploration: standard deviations subtracted from a plan's expected time.
-_HOPE = 0.7
+_EXPLORATION = 0.7
 # Most trials used; the function's own are limited so that a long search still uses others.
 MOST_TAUGHT, MOST_OWN = 256, 128
 
@@ -74,11 +74,11 @@ class Correction:
             np.concatenate([plans.facets[:0], *(_align(each, plans.names) for each in taught)]),
             np.array([numbers[each.function] for each in taught for _ in each.rows], np.int64),
         )
-        off = np.concatenate([plans.log_s[:0], *(_miss(each) for each in taught)])
+        off = np.concatenate([plans.log_s[:0], *(_log_error(each) for each in taught)])
         root = np.asarray(np.linalg.cholesky(_covariance(known, known) + _NOISE**2 * np.eye(self.count)), np.float64)
         # Whitened covariance of each plan with the trials.
-        self._told = _solve(root, _covariance(known, self._all))
-        self._off = np.asarray(self._told.T @ _solve(root, off))
+        self._whitened = _solve(root, _covariance(known, self._all))
+        self._off = np.asarray(self._whitened.T @ _solve(root, off))
 
     def expect(self) -> Floats:
         """Return log2 of the expected seconds of each plan."""
@@ -92,10 +92,10 @@ class Correction:
         expected = self.expect()
         # Explore by the uncertainty of the difference to the best.
         best = int(np.argmin(expected))
-        told = np.empty((self.count + len(expected), len(expected)))  # mostly never touched
-        told[: self.count] = self._told
-        left = _variance(self._all.facets) - (self._told**2).sum(axis=0)
-        beside = self._row(best) - self._told[:, best] @ self._told
+        whitened = np.empty((self.count + len(expected), len(expected)))  # mostly never touched
+        whitened[: self.count] = self._whitened
+        left = _variance(self._all.facets) - (self._whitened**2).sum(axis=0)
+        beside = self._row(best) - self._whitened[:, best] @ self._whitened
         closed = np.zeros(len(expected), bool)
         closed[[*known, *under_way]] = True
         for count, given in enumerate(itertools.chain(under_way, itertools.repeat(None)), self.count):
@@ -104,11 +104,11 @@ class Correction:
                 if closed.all():
                     return
                 apart = np.maximum(left + left[best] - 2 * beside, 0.0)
-                at = int(np.argmin(np.where(closed, np.inf, expected - _HOPE * np.sqrt(apart))))
+                at = int(np.argmin(np.where(closed, np.inf, expected - _EXPLORATION * np.sqrt(apart))))
                 closed[at] = True
                 yield at
-            row = (self._row(at) - told[:count, at] @ told[:count]) / np.sqrt(max(left[at], 0.0) + _NOISE**2)
-            told[count] = row
+            row = (self._row(at) - whitened[:count, at] @ whitened[:count]) / np.sqrt(max(left[at], 0.0) + _NOISE**2)
+            whitened[count] = row
             left -= row**2
             beside -= row[best] * row
 
@@ -152,7 +152,7 @@ def _align(lesson: Lesson, names: tuple[str, ...]) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def _miss(lesson: Lesson) -> Floats:
+def _log_error(lesson: Lesson) -> Floats:
     """Return log2 of measured over predicted."""
     return np.asarray(np.array(lesson.log_s) - lesson.plans.log_s[list(lesson.rows)])
 

@@ -264,7 +264,7 @@ class ScheduleSpace:
         keys = [(genome, seed if None in genome.decisions else 0) for genome, seed in genomes]
         for key in keys:
             if key not in self._memory and key not in fresh:
-                fresh[key] = self._bring_about(*key)
+                fresh[key] = self._schedule(*key)
         scheduled = {key: made for key, made in fresh.items() if made is not None}
         items = [self._ms.search_strategy.MeasureCandidate(schedule, []) for schedule, _ in scheduled.values()]
         features = self._extractor.extract_from(self._context, items) if items else []
@@ -290,7 +290,7 @@ class ScheduleSpace:
         """Make the candidate to build and measure."""
         schedule = self._recent.get(found.hash)
         if schedule is None:
-            made = self._bring_about(found.genome, 0)
+            made = self._schedule(found.genome, 0)
             if made is None:
                 raise InternalError(f"{self.workload.name}: TVM refuses a schedule that it accepted before")
             schedule = made[0]
@@ -347,7 +347,7 @@ class ScheduleSpace:
         """Hash of the unscheduled function without the target: equal functions share schedules."""
         return _hash(self._module)
 
-    def _bring_about(self, genome: Genome, seed: int) -> tuple[Any, Genome] | None:
+    def _schedule(self, genome: Genome, seed: int) -> tuple[Any, Genome] | None:
         """Return the post-processed schedule, as `traces.restore` makes it, and the decisions taken, or None."""
         made = self._make(self._sketches[genome.sketch], genome.decisions, seed)
         return None if made is None else (made[0], Genome(genome.sketch, made[1]))
