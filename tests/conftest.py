@@ -19,7 +19,7 @@ pytest_plugins = ["tests.together"]
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Before anybody loads NumPy. What tests compute is small, and something runs beside them: threads that wait for each
+# Before NumPy is loaded. What tests compute is small, and something runs beside them: threads that wait for each
 # other would take longer than one. `farm` itself sets it, too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

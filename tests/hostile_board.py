@@ -1,4 +1,4 @@
-"""A board that has turned against the farm: speaks TVM's RPC by hand and answers whatever a test has it say."""
+"""A hostile board: speaks TVM's RPC by hand and sends the answers that a test chooses."""
 
 from __future__ import annotations
 

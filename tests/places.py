@@ -1,4 +1,4 @@
-"""Places for stores, in files and on a PostgreSQL server, and a stranger's way to what is there."""
+"""Places for stores, in files and on a PostgreSQL server, and direct access to them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerDatabases:
 
 
 def connect(place: StoreLocation) -> sa.Engine:
-    """A stranger's way to a store."""
+    """Direct access to a store."""
     if isinstance(place, pathlib.Path):
         return sa.create_engine(f"sqlite:///{place}")
     return sa.create_engine(sa.make_url(place).set(drivername="postgresql+psycopg"))

@@ -1,7 +1,7 @@
 """Ports for the servers that tests start: loopback only, and none that the kernel gives to a connection going out.
 
 A port is looked up here and bound by a process that has yet to start. Were it one of those that any `connect` or
-`bind(0)` is given, somebody else would have it by then once in a few thousand times.
+`bind(0)` is given, another process would have it by then once in a few thousand times.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def find_programs() -> pathlib.Path | None:
 
 
 class Cluster:
-    """A running server. `make` gives databases that nobody else has."""
+    """A running server. `make` gives private databases."""
 
     def __init__(self, port: int, start: Callable[[], subprocess.Popen[bytes]], log: pathlib.Path) -> None:
         self.port, self._start, self._log = port, start, log
@@ -98,7 +98,7 @@ class Cluster:
         return self.make(like=name)
 
     def drop(self, url: str) -> None:
-        """Remove a database, whoever still is connected to it."""
+        """Remove a database, with any open connections."""
         self.run(f"DROP DATABASE IF EXISTS {url.rpartition('/')[2]} WITH (FORCE)")
 
     def run(self, statement: str, url: str = "") -> None:

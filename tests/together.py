@@ -22,7 +22,7 @@ import pytest
 STOP_TIMEOUT_S = 60.0
 # More than so many that pass only at their second try are no accident of the machine.
 MOST_UNSTEADY = 8
-# Whatever a run has started carries it, however far down: the folder that all processes of the run share.
+# All processes of a run carry it: the folder that they share.
 _RUN = "TVM_FARM_TEST_RUN"
 _workers: list[Any] = []
 
@@ -69,8 +69,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End whatever is left of this run, and say what it was."""
-    if forks := sys.modules.get("tests.acceptance.forks"):  # whoever loaded it, and after the last fixture's end
+    """End the rest of this run's processes, and name them."""
+    if forks := sys.modules.get("tests.acceptance.forks"):  # if it was loaded; after the last fixture's end
         forks.end_server()
     if hasattr(config, "workerinput"):
         return
@@ -103,6 +103,6 @@ def _find_unsteady(reporter: Any) -> list[str]:
 
 
 def _interrupt_once(*_: object) -> None:
-    """The second one, from whoever is in a hurry, would cut fixtures' ends short."""
+    """A second interrupt would cut fixtures' ends short."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from tests.places import execute
 
 
 def test_a_new_board_is_offline_and_suspect(store: Store) -> None:
-    """Until somebody has reached and probed it; what was said of it comes back as it was."""
+    """Until it was reached and probed; its description is stored unchanged."""
     store.register_board("tx2-01", "jetson-tx2", Virtual(seed=3), by="me")
     shown = store.require_board("tx2-01")
     assert (shown["state"], shown["health"], shown["seen_at"], shown["simulated"]) == ("offline", "suspect", None, True)
@@ -45,7 +45,7 @@ def test_names_that_cannot_be(store: Store, name: str) -> None:
 
 
 def test_a_name_is_given_once(store: Store) -> None:
-    """A second board of a name is refused, whatever its type."""
+    """A second board of a name is refused, with any type."""
     with pytest.raises(UsageError, match="already"):
         store.register_board("nano-01", "jetson-tx2", SSH)
 
@@ -123,7 +123,7 @@ def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
 
 
 def test_a_retired_board_is_not_idle(store: Store) -> None:
-    """Nobody keeps the way to it; cleared, it is what it was until services find out."""
+    """The farm does not connect to it; cleared, it is as before until services find out."""
     observe(store, Kind.RETIRE)
     shown = store.require_board("nano-01")
     assert (shown["state"], shown["state_reason"]) == ("offline", "retired: the farm does not connect to it")
@@ -182,7 +182,7 @@ def test_what_is_not_worth_noting_is_no_event(store: Store) -> None:
 
 
 def test_faults_are_counted_over_transactions(store: Store, clocks: Clocks) -> None:
-    """The history that decides is the store's, so it outlives whoever observed, and each fault is an event."""
+    """The history that decides is the store's, so it outlives its observers, and each fault is an event."""
     for _ in range(3):
         clocks.pass_s(10)
         last = observe(store, Kind.FAULT)
@@ -284,7 +284,7 @@ def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
 
 
 def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) -> None:
-    """On the clock that cool-downs are judged by, so that whoever plans probes need not guess; else there is none."""
+    """On the clock that cool-downs are judged by, so that planning probes needs no guess; else there is none."""
     assert store.require_board("nano-01")["quarantine"] is None
     for _ in range(3):
         observe(store, Kind.PROBE_FAILED)

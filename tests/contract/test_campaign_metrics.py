@@ -38,7 +38,7 @@ def test_sums_go_on_from_where_they_were(store: Store) -> None:
 
 
 def test_standings_are_of_campaigns_under_way(store: Store) -> None:
-    """One that is over is told of for a while, then no more; what no engine has said is None; the newest are kept."""
+    """One that is over is reported for a while, then no more; what no engine has said is None; the newest are kept."""
     submit(store, "second", (NANO,))
     [first, second] = store.fetch_standings(600.0, 10)
     assert (first["name"], first["state"], first["wanted"], first["board_types"]) == (

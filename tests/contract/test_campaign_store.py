@@ -84,7 +84,7 @@ def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
-    """Order, budget and owner are kept; until an engine takes it, it is submitted and nobody's."""
+    """Order, budget and owner are kept; until an engine takes it, it is submitted and has no owner."""
     campaign = store.fetch_fleet_campaign("fleet")
     assert (campaign.id, campaign.state, campaign.wanted, campaign.over) == (1, "submitted", "run", False)
     assert (campaign.owner, campaign.command) == ("ann@desk", "farm campaign run fleet.yaml")
@@ -120,7 +120,7 @@ def test_a_name_is_used_once(store: Store) -> None:
 
 
 def test_an_unknown_name_lists_those_that_there_are(store: Store, places: Places) -> None:
-    """The error helps whoever mistyped, also where there is no campaign at all."""
+    """The error suggests the right name, also where there is no campaign at all."""
     submit(store, "another")
     calls: list[Callable[[], object]] = [
         lambda: store.fetch_fleet_campaign("flet"),
@@ -275,7 +275,7 @@ def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
 
 
 def test_a_cancellation_cannot_be_taken_back(store: Store) -> None:
-    """Neither another wish nor an engine that is told to end before it heard makes the campaign go on."""
+    """Neither another request nor an engine that is stopped before it noticed makes the campaign go on."""
     store.note_campaign(1, "running", "", engine=ENGINE)
     store.want_campaign("fleet", "cancel", "ann")
     assert store.want_campaign("fleet", "run", "bob").wanted == "cancel"
@@ -323,7 +323,7 @@ def test_a_campaign_of_one_type_needs_no_type_in_its_trials(store: Store) -> Non
 
 
 def test_a_candidate_has_one_result_per_campaign_and_task(store: Store) -> None:
-    """A duplicated straggler's second result is refused, whatever its number; other tasks and purposes are not."""
+    """A duplicated straggler's second result is refused, with any number; other tasks and purposes are not."""
     assert add(store, "c", None, Status.BOARD_LOST)
     assert add(store, "c", 1.0, attempt=2)
     assert not add(store, "c", 2.0, attempt=3)
@@ -399,7 +399,7 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
 
 
 def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
-    """A candidate is doubted while nobody else has measured it; a sound trial, or a winner's, is believed instead."""
+    """A candidate is doubted while no other board has measured it; a sound trial, or a winner's, is believed instead."""
     for candidate in ("alone", "again", "won"):
         add(store, candidate, 0.5)
     assert store.add_doubt("nano-1", 0, "it is slow") == 3
@@ -418,7 +418,7 @@ def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
 
 
 def test_doubts_end_with_the_lie(store: Store) -> None:
-    """What a board measured before and after is believed, whatever the time was set to meanwhile."""
+    """What a board measured before and after is believed, at any setting of the time."""
     add(store, "early", 0.5)
     mark = store.fetch_mark()
     store._wall_clock = lambda: 1.0
@@ -517,7 +517,7 @@ def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
 def engine_at(place: StoreLocation, first: int = 0) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
     """A process that writes trials `first`, `first + 1`, …, and the lines in which it says so; killed at the end.
 
-    It is killed after `CHILD_TIMEOUT_S` at the latest, so that reading always comes to an end. All lines are read
+    It is killed after `CHILD_TIMEOUT_S` at the latest, so that reading always ends. All lines are read
     here: `communicate` would miss those that reading one line has taken along.
     """
     engine = run_python(_ENGINE, place, first)
@@ -641,7 +641,7 @@ def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
 
 def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:
     """It is not shown either."""
-    store.save_record(record(-1.0, "liar"))
+    store.save_record(record(-1.0, "drifting"))
     assert store.fetch_records() == []
     assert store.save_record(record(1e-3))
     assert [each.candidate for each in store.fetch_records()] == ["c"]

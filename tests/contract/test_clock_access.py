@@ -124,7 +124,7 @@ def test_begin_again_keeps_the_first_snapshot(board: Board, access: ClockAccess)
 
 
 def test_close_restores(board: Board, access: ClockAccess) -> None:
-    """Whoever lets go without a word is restored for."""
+    """The clocks of a holder that vanishes are restored."""
     before = board.read()
     pin(access)
     access.close()

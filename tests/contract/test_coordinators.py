@@ -119,7 +119,7 @@ def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
 
 
 def test_a_killed_coordinators_lease_expires(real: Store, place: StoreLocation) -> None:
-    """Nobody gave the board back, and it is free when the lease has run out, not before."""
+    """A board that was not released is free when the lease has expired, not before."""
     holder = start(_HOLDER, place, 1.0)
     assert holder.stdout
     token, acquired_s = holder.stdout.readline().split()
@@ -182,7 +182,7 @@ while True:
 
 
 def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLocation) -> None:
-    """Killed at any moment, a coordinator leaves a lease that is told by an event, or none; the next one works."""
+    """Killed at any moment, a coordinator leaves a lease with its event, or none; the next one works."""
     for steps in (1, 2, 3, 5, 8):
         victim = start(_KILLED, place)
         assert victim.stdout
@@ -198,7 +198,7 @@ def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLo
 
 
 def test_a_coordinator_that_is_cut_off_comes_back(cluster: Cluster) -> None:
-    """While the network between it and the store is cut it is told so within the time that the URL says, and its board
+    """While the network between it and the store is cut it gets an error within the URL's time, and its board
     goes to another after its lease's time. Then it learns that its lease is over; of what both measured one counts, and
     what it could not write is written once.
     """

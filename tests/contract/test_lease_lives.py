@@ -63,7 +63,7 @@ class LeaseLives(RuleBasedStateMachine):
     @rule(target=leases, ttl_s=st.floats(1, 100))
     @precondition(lambda self: not self.held and self.reachable)
     def acquire(self, ttl_s: float) -> Lease:
-        lease = self.store.acquire_lease(BOARD, "somebody", "test", ttl_s=ttl_s, allowed=PROBE)
+        lease = self.store.acquire_lease(BOARD, "a holder", "test", ttl_s=ttl_s, allowed=PROBE)
         assert lease.token > self.last_token
         self.holder, self.ends_s, self.last_token = lease, self.clocks.seconds + ttl_s, lease.token
         return lease
@@ -75,7 +75,7 @@ class LeaseLives(RuleBasedStateMachine):
             self.store.acquire_lease(BOARD, "another", "test", allowed=PROBE)
         except TransientError:
             return
-        raise AssertionError("two hold one board, or somebody an offline one")
+        raise AssertionError("two hold one board, or one holds an offline one")
 
     @rule(lease=leases)
     def renew(self, lease: Lease) -> None:

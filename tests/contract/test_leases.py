@@ -1,4 +1,4 @@
-"""What every store promises of leases: one holder at a time, whoever asks, dies, or sets the time."""
+"""What every store promises of leases: one holder at a time, despite concurrency, deaths, and changes of the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.places import Places
 
 
 def test_a_board_has_one_holder(store: Store) -> None:
-    """While one holds it another is told who does, and gets it once it is given back."""
+    """While one holds it another learns who does, and gets it after its release."""
     lease = take(store)
     with pytest.raises(TransientError, match="leased by left for tuning"):
         take(store, "right")
@@ -205,7 +205,7 @@ def test_work_wants_a_good_board(
 
 
 def test_a_probe_may_have_a_board_that_work_may_not(store: Store) -> None:
-    """Otherwise no board would ever be good again; an unsafe one is nobody's."""
+    """Otherwise no board would ever be good again; an unsafe one cannot be leased."""
     observe(store, Kind.THROTTLED)
     store.release_lease(take(store, allowed=PROBE))
     observe(store, Kind.UNSAFE)
@@ -230,7 +230,7 @@ def test_an_offline_board_is_not_leased(store: Store) -> None:
 
 
 def test_a_drained_board_finishes_its_lease(store: Store) -> None:
-    """Maintenance takes no board from its holder, and lets nobody take it after."""
+    """Maintenance takes no board from its holder, and prevents later leases."""
     lease = take(store)
     observe(store, Kind.DRAIN)
     shown = store.require_board("nano-01")

@@ -1,4 +1,4 @@
-"""What every store promises of its schema: made and changed all at once or not at all, and nobody's rows lost."""
+"""What every store promises of its schema: made and changed all at once or not at all, without losing rows."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_several_processes_make_the_same_store(places: Places) -> None:
 
 
 def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) -> None:
-    """Rows are as they were, and the store works; on PostgreSQL somebody has to order it."""
+    """Rows are as they were, and the store works; on PostgreSQL an operator has to order it."""
     before = fetch_all(old)
     if isinstance(old, str):
         with pytest.raises(UnavailableError, match=database.HEAD) as caught:
@@ -274,7 +274,7 @@ def test_a_copy_is_kept_of_what_a_migration_changes(tmp_path: pathlib.Path, monk
 
 
 def test_others_do_not_read_a_store(tmp_path: pathlib.Path) -> None:
-    """A new one is its owner's alone, whatever the umask; an old one is closed to other users, not to its group."""
+    """A new one is its owner's alone, under any umask; an old one is closed to other users, not to its group."""
     path = tmp_path / "home" / "farm.db"
     before = os.umask(0)
     try:

@@ -26,7 +26,7 @@ from device_agent.virtual.tree import FAULT, VirtualTree
 
 _TYPES = load_board_types()
 _SIMULATED = {name: known for name, known in _TYPES.items() if known.simulation}
-# Boards whose type nobody has written down: the same files, no table to go by.
+# Boards of no known type: the same files, without a table.
 _UNKNOWN = ("jetson-tx2", "raspberry-pi-4")
 _PIN_S = 0.150
 
@@ -140,7 +140,7 @@ def test_what_is_shown_is_what_the_board_has(case: Case) -> None:
 
 @pytest.mark.parametrize("choose", [min, max, lambda table: table[len(table) // 2]], ids=["lowest", "highest", "mid"])
 def test_every_clock_is_held_and_given_back(case: Case, choose: Callable[[tuple[int, ...]], int]) -> None:
-    """The model's clocks are where the report says, whatever is computed, until it is let go; then all is as before."""
+    """The model's clocks are where the report says, under any load, until release; then all is as before."""
     before = case.limits()
     point = pick(case.show(), choose)
     report = case.pin(point)
@@ -148,7 +148,7 @@ def test_every_clock_is_held_and_given_back(case: Case, choose: Callable[[tuple[
     assert report.clocks is not None
     assert report.clocks.holder.startswith("test")
     for load in (Load(), Load(cores=4.0, memory=1.0, gpu=1.0)):
-        case.board.set_load("somebody", load)
+        case.board.set_load("a user", load)
         for cluster in case.controller.platform.clusters:
             if cluster.name in point.cpu_freq_hz:
                 model = case.board.cluster_of(cluster.cpus[0])
@@ -325,7 +325,7 @@ def test_a_stuck_clock_fails_and_everything_is_restored(case: Case) -> None:
 
 
 def _is_held_high(case: Case, domain: str) -> bool:
-    """Whether a clock is at its highest already, so that nobody sees that it is stuck."""
+    """Whether a clock is at its highest already, so that it is not seen to be stuck."""
     board = case.board
     if domain == "memory":
         return board.memory is not None and board.memory_hz == board.memory.table[-1]
@@ -486,7 +486,7 @@ def test_a_mode_that_needs_a_reboot_is_left_to_an_operator(tmp_path: Path) -> No
 
 
 def test_a_memory_clock_that_is_not_held_follows_the_cpu(nano: Case) -> None:
-    """A note says so; held, it stays, whatever the CPU does."""
+    """A note says so; held, it stays, at any CPU clock."""
     report = nano.pin(OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}))
     assert any(note.startswith("the memory clock went from 204 MHz to 1600 MHz") for note in report.notes)
     point = OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}, memory_freq_hz=204_000_000)
@@ -536,7 +536,7 @@ def test_clocks_that_jetson_clocks_holds_are_noted(nano: Case) -> None:
 
 
 def test_only_one_holds_the_clocks(nano: Case) -> None:
-    """The second is told who does."""
+    """The second learns who does."""
     nano.pin(OperatingPoint(cpu_freq_hz={"a57": 102_000_000}))
     other = LocalAccess(nano.root, nano.access._state_dir)
     second = Controller(Platform.discover(nano.user, nano.known, other), other, "other")

@@ -70,7 +70,7 @@ def test_a_server_that_goes_and_comes_back(url: str) -> None:
 
 
 def test_times_are_the_servers(url: str) -> None:
-    """Leases are judged, and events dated, by one clock, whatever the hosts' are."""
+    """Leases are judged, and events dated, by one clock, with any clocks of the hosts."""
     [(before,)] = execute(url, "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
     with Store(url) as store:
         store.save_board(Board("b", "local", simulated=False))

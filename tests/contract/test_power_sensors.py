@@ -26,7 +26,7 @@ _PERIOD_S = 0.1
 
 
 class Clock:
-    """Time that passes only when somebody waits; `passing` is told."""
+    """Time that passes only during waits; `passing` is called."""
 
     def __init__(self) -> None:
         self.now_s = 500.0
@@ -199,7 +199,7 @@ def test_the_total_is_the_board_types(case: Case) -> None:
 
 
 def test_values_are_watts(case: Case) -> None:
-    """Whatever the files hold: 3 W on average come out as 3 W, and 2 s of them as 6 J."""
+    """In any file format, 3 W on average give 3 W, and 2 s of them 6 J."""
     window = case.watch(case.find())
     assert window is not None
     assert window.total is not None
@@ -416,7 +416,7 @@ class Helper:
 @pytest.mark.parametrize("device", ["6-0040", "7-0040"])
 @pytest.mark.parametrize("helper", ["none", "silent"])
 def test_unreadable_names_come_from_the_place_and_say_so(tmp_path: Path, device: str, helper: str) -> None:
-    """Channel order by the chip's address, whatever the bus's number."""
+    """Channel order by the chip's address, with any bus number."""
     case = make_iio(tmp_path, Clock(), device)
     access = Helper(FileTree(tmp_path), answers=False) if helper == "silent" else None
     sensors = find_sensors(RootOnly(tmp_path), case.board_type, access)
@@ -426,7 +426,7 @@ def test_unreadable_names_come_from_the_place_and_say_so(tmp_path: Path, device:
 
 
 def test_names_are_read_by_the_helper(tmp_path: Path) -> None:
-    """Where there is somebody who may, nothing is guessed."""
+    """With privileged access, nothing is guessed."""
     case = make_iio(tmp_path, Clock())
     (tmp_path / _DEVICES / "6-0040/iio:device0/rail_name_1").write_text("POM_OTHER\n")
     sensors = find_sensors(RootOnly(tmp_path), case.board_type, Helper(FileTree(tmp_path)))
@@ -443,7 +443,7 @@ def test_an_unknown_board_with_unreadable_names_has_no_total(tmp_path: Path) -> 
 
 
 def test_a_carriers_sensor_makes_the_total_the_boards(tmp_path: Path) -> None:
-    """A TX2 alone has the module's total; with the developer kit's sensor at 0x42, on whatever bus, the board's."""
+    """A TX2 alone has the module's total; with the developer kit's sensor at 0x42, on any bus, the board's."""
 
     def add(device: str, index: int, rails: tuple[str, ...]) -> None:
         folder = tmp_path / _DEVICES / device / f"iio:device{index}"

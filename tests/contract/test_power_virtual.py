@@ -1,4 +1,4 @@
-"""Energy of virtual boards against their models' exact integrals: what a user is told must cover the truth."""
+"""Energy of virtual boards against their models' exact integrals: reported intervals must cover the truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_S, IDLE_S = 4.0, 2.0
 
 
 class Clock:
-    """Time that passes only when somebody waits; what is due happens on the way."""
+    """Time that passes only during waits; what is due happens on the way."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

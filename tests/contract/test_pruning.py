@@ -18,7 +18,7 @@ from tests.fleet_store import Clocks
 
 DAY_S = 86400.0
 GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
-# Somebody who is killed in the middle of a transaction that deletes.
+# A process that is killed within a deleting transaction.
 KILLED = """
 import os, sys
 from farm.store import Store, making
@@ -33,7 +33,7 @@ from farm.store import pruning
 pruning._FIRST_CHUNK = pruning._LARGEST_CHUNK = 5
 place = sys.argv[1]
 with Store(place if "://" in place else __import__("pathlib").Path(place)) as store:
-    sum(store.forget_trials(1, "somebody"))
+    sum(store.forget_trials(1, "an operator"))
 """
 
 
@@ -102,7 +102,7 @@ def test_all_together_are_bounded(place: StoreLocation, clocks: Clocks, monkeypa
 
 
 def test_counting_reads_no_trial(tmp_path: pathlib.Path) -> None:
-    """What a campaign's trials come to is read from an index, all trials by status from a table of a few rows."""
+    """Sums over a campaign's trials are read from an index, all trials by status from a table of a few rows."""
     with Store(tmp_path / "s") as store, store._engine.connect() as connection:
         seen: list[str] = []
         for statement in (
@@ -165,7 +165,7 @@ def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Cloc
         with pytest.raises(UsageError, match="not over"):
             store.plan_pruning(names=[str(running)])
         with pytest.raises(UsageError, match="no campaign"):
-            store.plan_pruning(names=["nobody"])
+            store.plan_pruning(names=["unknown"])
         assert sum(store.forget_trials(old, "ana@rack")) == 28
         assert list_left(store, old) == ["1-0", "1-2", "1-0", "1-1"]
         assert sum(store.forget_trials(old, "ana@rack")) == sum(store.forget_trials(running, "ana@rack")) == 0

@@ -1,4 +1,4 @@
-"""What every store promises of the queue for boards: who waits is seen by all, and gone once nobody waits any more."""
+"""What every store promises of the queue for boards: a request is seen by all, and gone once its owner waits no more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_who_waits_is_there_until_its_signs_end(store: Store, clocks: Clocks) ->
     clocks.pass_s(2)
     assert store.fetch_queue().requests == ()
     other = ask(store, "bob")
-    assert store.stay_in_queue({number: NAMES}) == {}, "whoever asks next clears what has expired"
+    assert store.stay_in_queue({number: NAMES}) == {}, "the next caller clears what has expired"
     clocks.reboot()
     assert store.fetch_queue().requests == ()
     store.leave_queue(other, number)
@@ -60,7 +60,7 @@ def test_the_longest_waiting_comes_first(store: Store, clocks: Clocks) -> None:
 
 
 def test_a_priority_is_all_of_its_campaigns(store: Store) -> None:
-    """Set for one request, it holds for all that the campaign waits for, and for nobody else; events keep it."""
+    """Set for one request, it holds for all requests of the campaign, and for no other; events record it."""
     mine, also, other = ask(store, campaign="c"), ask(store, campaign="c"), ask(store, campaign="d")
     assert store.set_queue_priority(mine, 3).priority == 3
     assert {each.id: each.priority for each in store.fetch_queue().requests} == {mine: 3, also: 3, other: 0}

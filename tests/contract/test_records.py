@@ -225,7 +225,7 @@ def test_imported_trials_say_nothing_of_a_candidate_that_was_tried_here(store: S
 
 
 def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> None:
-    """A candidate that computed a wrong result here is no record here, whoever verified it."""
+    """A candidate that computed a wrong result here is no record here, whichever farm verified it."""
     store.add_trials([make_trial("c9", None)])
     other.add_trials([make_trial("c9", 0.5)])
     other.save_record(make_record(0.5, "c9"))

@@ -83,7 +83,7 @@ def test_live_and_lapsed_agree(seed: int, tmp_path: Path) -> None:
 
 
 def test_lapsed_is_the_same_again_to_the_digit_and_is_not_waited_for(tmp_path: Path) -> None:
-    """Two boards of a seed say the same; so does one board in its next session, whatever the one before did to it."""
+    """Two boards of a seed say the same; so does one board in its next session, after any earlier session."""
     WorkBook(tmp_path).keep("k", WORK)
     began = time.process_time()
     first, second = measure(3, False, tmp_path), measure(3, False, tmp_path)

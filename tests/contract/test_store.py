@@ -128,7 +128,7 @@ def test_another_attempt_is_another_trial(store: Store) -> None:
 
 @pytest.mark.parametrize("statement", ["UPDATE trials SET median_s = 0", "DELETE FROM trials"])
 def test_trials_are_append_only(store: Store, place: StoreLocation, statement: str) -> None:
-    """The database itself refuses to change or delete a trial, whoever asks."""
+    """The database itself refuses to change or delete a trial."""
     store.add_trial(trial("c1", Status.OK, 1.0))
     with pytest.raises(sa.exc.IntegrityError, match="append-only"):
         execute(place, statement)
@@ -329,9 +329,9 @@ def test_a_read_only_folder(existing: bool) -> None:
         if existing:
             Store(path).close()
         folder.chmod(0o555)
-        stranger = run_python(_WITHOUT_RIGHTS, path)
-        answer, complaints = stranger.communicate(timeout=60)
-        assert stranger.returncode == 0, complaints
+        unprivileged = run_python(_WITHOUT_RIGHTS, path)
+        answer, complaints = unprivileged.communicate(timeout=60)
+        assert unprivileged.returncode == 0, complaints
         assert answer.startswith("UnavailableError |")
         assert str(path) in answer
         assert "FARM_HOME" in answer
@@ -392,7 +392,7 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 
 
 def test_a_full_disk_can_be_read(tmp_path: pathlib.Path) -> None:
-    """Whoever looks why nothing goes on sees the store as it stands; what writes says that the disk is full."""
+    """Readers still see the store as it is; writers report that the disk is full."""
     path = tmp_path / "farm.db"
     with Store(path) as store:
         begin(store)

@@ -135,7 +135,7 @@ def test_an_end_that_there_is_not_is_our_bug(store: Store) -> None:
 
 @pytest.mark.parametrize("sweep", [0, -1, 2, 10**30, -(10**30)])
 def test_an_unknown_sweep_is_the_callers_mistake(store: Store, sweep: int) -> None:
-    """Whatever the number, the error names the command that lists sweeps."""
+    """For any number, the error names the command that lists sweeps."""
     begin(store)
     for call in (
         lambda: store.require_sweep(sweep),
@@ -197,7 +197,7 @@ def test_a_visit_of_no_sweep_is_refused(store: Store) -> None:
 
 @pytest.mark.parametrize("action", ["UPDATE sweep_points SET board = 'x'", "DELETE FROM sweep_points"])
 def test_a_visit_stays_as_it_is(store: Store, place: StoreLocation, action: str) -> None:
-    """The file itself refuses to change or forget a visit, whoever asks."""
+    """The file itself refuses to change or delete a visit."""
     visit(store, begin(store))
     with pytest.raises(sa.exc.IntegrityError, match="append-only"):
         execute(place, action)
@@ -223,7 +223,7 @@ def test_an_ended_sweep_goes_on(store: Store, clocks: Clocks, state: str) -> Non
 
 
 def test_a_running_sweep_is_not_taken_over(store: Store) -> None:
-    """Who wants to resume what runs is told where it runs, and nothing changes."""
+    """Resuming a running sweep reports where it runs, and changes nothing."""
     sweep = begin(store)
     before = store.require_sweep(sweep)
     with pytest.raises(TransientError, match=f"process {os.getpid()} on {socket.gethostname()}"):
@@ -350,7 +350,7 @@ def test_a_sweep_survives_a_kill_at_every_write(place: StoreLocation) -> None:
 
 
 def test_only_what_nobody_works_on_is_interrupted(store: Store) -> None:
-    """Sweeps of a process that lives, of another machine, of nobody known, and ended ones are left as they are."""
+    """Sweeps of a process that lives, of another machine, of an unknown owner, and ended ones are left as they are."""
     here = process_identity()
     left = [
         begin(store),

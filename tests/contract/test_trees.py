@@ -138,7 +138,7 @@ def test_what_is_there_exists(tree: Tree) -> None:
     ],
 )
 def test_errors_are_the_kernels(tree: Tree, operation: str, path: str, expected: int) -> None:
-    """The error number says what is wrong, whatever lies between."""
+    """The error number says what is wrong, through any transport."""
     arguments = (path, "1") if operation == "write" else (path,)
     with pytest.raises(OSError) as caught:
         getattr(tree, operation)(*arguments)
