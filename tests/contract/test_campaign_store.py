@@ -399,7 +399,7 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
 
 
 def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
-    """A candidate is doubted while no other board has measured it; a sound trial, or a winner's, is believed instead."""
+    """A candidate is doubted until another board has measured it; a sound trial, or a winner's, is believed instead."""
     for candidate in ("alone", "again", "won"):
         add(store, candidate, 0.5)
     assert store.add_doubt("nano-1", 0, "it is slow") == 3

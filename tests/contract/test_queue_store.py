@@ -1,4 +1,4 @@
-"""What every store promises of the queue for boards: a request is seen by all, and gone once its owner waits no more."""
+"""The queue for boards in every store: all see a request, and it is gone once its owner waits no more."""
 
 from __future__ import annotations
 
