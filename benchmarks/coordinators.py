@@ -157,7 +157,7 @@ def time_take_over(url: str, gone: str, names: list[str]) -> float:
     """Seconds until the ways that a dead coordinator kept are others'."""
     began = time.monotonic()
     with Store(url) as store:
-        while len(kept := store.fetch_ways()) < len(names) or gone in kept.values():
+        while len(kept := store.fetch_routes()) < len(names) or gone in kept.values():
             if time.monotonic() - began > 60:
                 raise SystemExit("its ways were not taken over within 60 s")
             time.sleep(0.1)
@@ -216,7 +216,7 @@ def measure_take_over(url: str, options: Any) -> float:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="farm-coordinators-"))
     ready, results = context.Barrier(3), context.Queue()
     processes = [
-        context.Process(target=keep_ways, args=(url, str(folder / str(number)), names, ready)) for number in range(2)
+        context.Process(target=keep_routes, args=(url, str(folder / str(number)), names, ready)) for number in range(2)
     ]
     for process in processes:
         process.start()
@@ -224,7 +224,7 @@ def measure_take_over(url: str, options: Any) -> float:
         ready.wait(120)
         with Store(url) as store:
             deadline = time.monotonic() + 60
-            while len(kept := store.fetch_ways()) < len(names) and time.monotonic() < deadline:
+            while len(kept := store.fetch_routes()) < len(names) and time.monotonic() < deadline:
                 time.sleep(0.05)
         gone = next(iter(kept.values()))
         number = next(number for number in range(2) if gone.endswith(str(folder / str(number))))
@@ -237,7 +237,7 @@ def measure_take_over(url: str, options: Any) -> float:
         results.close()
 
 
-def keep_ways(url: str, home: str, names: list[str], ready: Any) -> None:
+def keep_routes(url: str, home: str, names: list[str], ready: Any) -> None:
     """Keep ways until killed."""
     os.environ["FARM_HOME"] = home
     with Store(url) as store:

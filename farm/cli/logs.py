@@ -17,7 +17,7 @@ from farm.cli import options, output, tables
 from farm.cli.options import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import home_log
-from farm.store import Store, happenings
+from farm.store import Store, event_stream
 
 
 @output.command
@@ -81,10 +81,10 @@ def logs(
         wanted = home_log.LogFilter(_find_campaign(store, campaign), _find_board(store, board), since_s)
         # Before the log is read: what is written meanwhile is in both, and printed once.
         follower = home_log.Follower(folder / home_log.LOG_FILE)
-        mark = happenings.Mark() if store is None else store.fetch_mark_of_events()
+        mark = event_stream.Mark() if store is None else store.fetch_mark_of_events()
         found = home_log.read_log(folder, wanted)
         if store is not None:
-            events = store.fetch_last_happenings(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
+            events = store.fetch_last_events(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
             found += filter(wanted.takes, map(home_log.read_event, events))
         last = sorted(found, key=_moment)[-lines:] if lines else []
         _show(last, json)
@@ -92,7 +92,7 @@ def logs(
             known = set(found)
             while follow:
                 written = [line for line in map(home_log.read_line, follower.read()) if line is not None]
-                if store is not None and (events := store.fetch_happenings(mark, _EVENTS)):
+                if store is not None and (events := store.fetch_events_after(mark, _EVENTS)):
                     mark = events[-1].mark
                     written += map(home_log.read_event, events)
                 _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_moment), json)

@@ -19,7 +19,7 @@ from concurrent_log_handler import ConcurrentRotatingFileHandler
 
 from device_agent.protocol import is_name
 from farm import folders
-from farm.store.happenings import Happening
+from farm.store.event_stream import StoreEvent
 
 LOG_FILE = "farm.log"
 # The ids of a line: given as `extra={"board": name}` when logging.
@@ -130,7 +130,7 @@ def read_line(raw: bytes) -> LogLine | None:
         return None
 
 
-def read_event(event: Happening) -> LogLine:
+def read_event(event: StoreEvent) -> LogLine:
     """Convert an event of the store to a line."""
     text = event.text
     if event.before != event.after and event.after:

@@ -25,7 +25,7 @@ from farm.errors import FarmError
 from farm.processes import children
 from farm.processes.children import Backoff, Restarts
 from farm.store import Store
-from farm.store.ways import OVERDUE_S, BoardWay
+from farm.store.routes import OVERDUE_S, BoardRoute
 from farm.values import Direct, Ssh, Transport, Virtual
 
 # Time for a board from another coordinator to connect: a connection, and an agent that looks for its tracker every 2 s.
@@ -43,7 +43,7 @@ class RouteLeases:
     def __init__(self, store: Store, me: str) -> None:
         """`me`: this coordinator's unique name."""
         self._store, self._me = store, me
-        self._routes: dict[str, BoardWay] = {}
+        self._routes: dict[str, BoardRoute] = {}
         self._settling: dict[str, float] = {}
         self._late_since: dict[str, float] = {}
         self._wanted: dict[str, float] = {}
@@ -56,7 +56,7 @@ class RouteLeases:
         now = time.monotonic()
         self._wanted = {name: until for name, until in self._wanted.items() if until > now}
         overdue = {name for name, since in self._late_since.items() if now - since >= OVERDUE_S}
-        before, self._routes = self._routes, self._store.keep_ways(self._me, sessions, self._wanted.keys(), overdue)
+        before, self._routes = self._routes, self._store.keep_routes(self._me, sessions, self._wanted.keys(), overdue)
         self._late_since = {
             name: self._late_since.get(name, now)
             for name, route in self._routes.items()
@@ -75,9 +75,9 @@ class RouteLeases:
         """Request these boards, which a command here named."""
         self._wanted |= dict.fromkeys(names, time.monotonic() + _WANTED_S)
 
-    def find(self, name: str) -> BoardWay:
+    def find(self, name: str) -> BoardRoute:
         """Return a board's owner as last seen."""
-        return self._routes.get(name, BoardWay(""))
+        return self._routes.get(name, BoardRoute(""))
 
     def is_mine(self, name: str) -> bool:
         """Whether this coordinator connects a board for all."""
@@ -97,8 +97,8 @@ class RouteLeases:
 
     def hand(self, boards: Mapping[str, tuple[str, str]]) -> None:
         """Pass on connections, which are closed, to their requesters: `boards` has requester and session."""
-        for name in self._store.hand_ways(self._me, boards) if boards else ():
-            self._routes[name] = BoardWay(boards[name][0])
+        for name in self._store.hand_over_routes(self._me, boards) if boards else ():
+            self._routes[name] = BoardRoute(boards[name][0])
             _log.info("the connection to %s goes to %s", name, boards[name][0], extra={"board": name})
 
     def give_up(self, name: str, reason: str) -> bool:
@@ -106,12 +106,12 @@ class RouteLeases:
         if name not in self._settling:
             return False
         del self._settling[name]
-        self._store.bar_way(self._me, name, reason)
-        self._routes[name] = BoardWay("")
+        self._store.bar_route(self._me, name, reason)
+        self._routes[name] = BoardRoute("")
         return True
 
     def close(self) -> None:
-        self._store.leave_ways(self._me)
+        self._store.release_routes(self._me)
 
 
 # The pause before a refused login is tried again; the key may have been corrected.

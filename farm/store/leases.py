@@ -18,8 +18,8 @@ from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientEr
 from farm.store import schema
 from farm.store.clock import read_process_space
 from farm.store.queue import QueueQueries
+from farm.store.routes import find_bar
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
-from farm.store.ways import find_bar
 from farm.values import Health, Lease, Standing, State, WorkKind
 
 # A holder renews every third of it, and may miss one renewal on a busy machine; still short enough to wait for.
@@ -52,7 +52,7 @@ class LeaseQueries(QueueQueries):
 
         `owner` lets a person find the holder; `kind` is the work that its time counts as, None for no work. `request`
         is the place in the queue that this fulfils and removes. `through` is the coordinator whose route to the board
-        the holder needs: the route moves there (`ways`). Without `within_reach` the board may be offline, for holders
+        the holder needs: the route moves there (`routes`). Without `within_reach` the board may be offline, for holders
         that do not talk to it.
 
         Raises TransientError if the board is leased, offline, or its health may recover by itself; BoardUnsafeError if

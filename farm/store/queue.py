@@ -16,7 +16,7 @@ from farm.errors import UsageError
 from farm.store import schema
 from farm.store.boards import BoardQueries
 from farm.store.clock import Instant
-from farm.store.ways import list_bars
+from farm.store.routes import list_bars
 from farm.values import BoardRequest, WorkKind
 
 # A waiting command renews every third of it: a killed one leaves the queue within seconds.

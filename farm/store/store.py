@@ -13,15 +13,15 @@ from farm.store import schema
 from farm.store.boards import GoldenQueries
 from farm.store.campaign_metrics import CampaignMetrics, CampaignTotals, CoverageQueries
 from farm.store.engines import EngineQueries
-from farm.store.happenings import AuditQueries, HappeningQueries
+from farm.store.event_stream import AuditQueries, EventStreamQueries
 from farm.store.leases import LeaseQueries
 from farm.store.merging import MergingQueries
 from farm.store.overview import OverviewQueries
 from farm.store.pruning import PruningQueries
 from farm.store.records import DecisionQueries
+from farm.store.routes import RouteQueries
 from farm.store.sweeps import SweepQueries
 from farm.store.trials import SimilarQueries
-from farm.store.ways import WayQueries
 
 
 class Store(
@@ -33,12 +33,12 @@ class Store(
     SimilarQueries,
     CampaignTotals,
     CampaignMetrics,
-    HappeningQueries,
+    EventStreamQueries,
     PruningQueries,
     MergingQueries,
     DecisionQueries,
     OverviewQueries,
-    WayQueries,
+    RouteQueries,
     AuditQueries,
 ):
     """The farm's memory in one database. Safe for several processes; one thread per instance."""

@@ -41,7 +41,7 @@ def pair(cluster: Cluster) -> Iterator[list[Coordinator]]:
 def take_over_s(store: Store, boards: set[str], to: Coordinator, what: str) -> float:
     """How long it takes, from now, until the ways of all boards are one coordinator's (s); it lends them soon after."""
     began = time.monotonic()
-    wait_until(lambda: store.fetch_ways() == dict.fromkeys(boards, to.name), "the other to take over", 90)
+    wait_until(lambda: store.fetch_routes() == dict.fromkeys(boards, to.name), "the other to take over", 90)
     seconds = time.monotonic() - began
     wait_until(lambda: to.lends() == boards, "it to lend them")
     print(f"after {what}: ways taken over after {seconds:.1f} s, boards lent after {time.monotonic() - began:.1f} s")

@@ -20,7 +20,7 @@ from farm.services.notices.document import NoticesDocument, WayDocument, read_no
 from farm.services.notices.sending import TIMEOUT_S, Notice, send
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.happenings import MARK_KIND, Happening, Mark
+from farm.store.event_stream import MARK_KIND, Mark, StoreEvent
 from farm.values import Health
 
 _PERIOD_S, _DISK_PERIOD_S = 1.0, 60.0
@@ -91,7 +91,7 @@ class Notifier:
             mark = store.fetch_mark_of_events()
             write_mark(store, owner, mark)
         while not self._ended.is_set():
-            happened = store.fetch_happenings(mark, _MOST)
+            happened = store.fetch_events_after(mark, _MOST)
             for event in happened:
                 notice = to_notice(event)
                 if notice is not None and notice.kind in way.classes:
@@ -120,7 +120,7 @@ class Notifier:
         return False
 
 
-def to_notice(event: Happening) -> Notice | None:
+def to_notice(event: StoreEvent) -> Notice | None:
     """What an event is to operators; None for what they need not hear of."""
     kind = None
     if event.of_board and event.after != event.before:

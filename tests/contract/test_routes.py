@@ -7,7 +7,7 @@ import pytest
 from farm.crew.health import Kind
 from farm.errors import TransientError
 from farm.store import Store
-from farm.store.ways import BAR_S, OVERDUE_S, PATIENCE_S, WAY_TTL_S
+from farm.store.routes import BAR_S, OVERDUE_S, PATIENCE_S, WAY_TTL_S
 from farm.values import WorkKind
 from tests.fleet_store import Clocks, observe
 
@@ -18,7 +18,7 @@ A, B = "a:/home", "b:/home"
 def look(store: Store, who: str, *, session: str = "", wanted: bool = False, overdue: bool = False) -> str:
     """Have a coordinator look after the board's way; whose it is then."""
     names = [BOARD]
-    found = store.keep_ways(who, {BOARD: session}, names if wanted else (), names if overdue else ())
+    found = store.keep_routes(who, {BOARD: session}, names if wanted else (), names if overdue else ())
     return found[BOARD].keeper
 
 
@@ -29,7 +29,7 @@ def test_the_first_keeps_it_while_it_shows_itself(store: Store, clocks: Clocks) 
         clocks.pass_s(WAY_TTL_S - 1)
         assert look(store, A) == A
         assert look(store, B) == A
-        assert store.keep_ways(A, {BOARD: ""})[BOARD].asked_by == ""
+        assert store.keep_routes(A, {BOARD: ""})[BOARD].asked_by == ""
 
 
 def test_one_that_is_gone_is_followed_and_its_session_known(store: Store, clocks: Clocks) -> None:
@@ -39,12 +39,12 @@ def test_one_that_is_gone_is_followed_and_its_session_known(store: Store, clocks
     look(store, A)
     assert look(store, A, session="77 1234") == A
     clocks.pass_s(WAY_TTL_S + OVERDUE_S)
-    way = store.keep_ways(B, {BOARD: ""})[BOARD]
+    way = store.keep_routes(B, {BOARD: ""})[BOARD]
     assert (way.keeper, way.lapsed) == (A, True)
-    way = store.keep_ways(B, {BOARD: ""}, (), [BOARD])[BOARD]
+    way = store.keep_routes(B, {BOARD: ""}, (), [BOARD])[BOARD]
     assert (way.keeper, way.before, way.session, way.handed) == (B, A, "77 1234", False)
     assert look(store, A, overdue=True) == B
-    assert store.fetch_ways() == {BOARD: B}
+    assert store.fetch_routes() == {BOARD: B}
 
 
 def test_who_comes_back_in_time_keeps_it(store: Store, clocks: Clocks) -> None:
@@ -61,18 +61,18 @@ def test_it_goes_to_who_has_the_lease(store: Store, clocks: Clocks) -> None:
     look(store, A)
     lease = store.acquire_lease(BOARD, "ann@b pid 1", "sweep", kind=WorkKind.SWEEP, through=B)
     assert look(store, B) == A
-    assert store.keep_ways(A, {BOARD: ""})[BOARD].asked_by == B
-    assert store.hand_ways(A, {BOARD: (B, "77 1234")}) == [BOARD]
-    assert store.hand_ways(A, {BOARD: (B, "77 1234")}) == []
-    way = store.keep_ways(B, {BOARD: ""})[BOARD]
+    assert store.keep_routes(A, {BOARD: ""})[BOARD].asked_by == B
+    assert store.hand_over_routes(A, {BOARD: (B, "77 1234")}) == [BOARD]
+    assert store.hand_over_routes(A, {BOARD: (B, "77 1234")}) == []
+    way = store.keep_routes(B, {BOARD: ""})[BOARD]
     assert (way.keeper, way.handed, way.session) == (B, True, "77 1234")
-    assert not store.keep_ways(B, {BOARD: ""})[BOARD].handed
+    assert not store.keep_routes(B, {BOARD: ""})[BOARD].handed
     store.release_lease(lease)
     assert look(store, A) == B
     assert look(store, A, wanted=True) == B
-    assert store.keep_ways(B, {BOARD: ""})[BOARD].asked_by == A
+    assert store.keep_routes(B, {BOARD: ""})[BOARD].asked_by == A
     store.acquire_lease(BOARD, "ann@b pid 1", "sweep", kind=WorkKind.SWEEP, through=B)
-    assert store.keep_ways(B, {BOARD: ""})[BOARD].asked_by == ""  # not from under a lease
+    assert store.keep_routes(B, {BOARD: ""})[BOARD].asked_by == ""  # not from under a lease
 
 
 def test_who_asked_and_is_gone_asks_no_more(store: Store, clocks: Clocks) -> None:
@@ -80,7 +80,7 @@ def test_who_asked_and_is_gone_asks_no_more(store: Store, clocks: Clocks) -> Non
     look(store, A)
     look(store, B, wanted=True)
     clocks.pass_s(WAY_TTL_S - 1)
-    assert store.keep_ways(A, {BOARD: ""})[BOARD].asked_by == ""
+    assert store.keep_routes(A, {BOARD: ""})[BOARD].asked_by == ""
 
 
 def test_a_way_that_leads_nowhere_is_left_to_others(store: Store, clocks: Clocks) -> None:
@@ -90,13 +90,13 @@ def test_a_way_that_leads_nowhere_is_left_to_others(store: Store, clocks: Clocks
     look(store, A)
     observe(store, Kind.LOST)
     assert look(store, B) == A
-    assert store.keep_ways(A, {BOARD: ""})[BOARD].asked_by == ""
+    assert store.keep_routes(A, {BOARD: ""})[BOARD].asked_by == ""
     clocks.pass_s(PATIENCE_S)
     look(store, A)
     look(store, B)
-    assert store.keep_ways(A, {BOARD: ""})[BOARD].asked_by == B
-    store.hand_ways(A, {BOARD: (B, "")})
-    store.bar_way(B, BOARD, "no key there")
+    assert store.keep_routes(A, {BOARD: ""})[BOARD].asked_by == B
+    store.hand_over_routes(A, {BOARD: (B, "")})
+    store.bar_route(B, BOARD, "no key there")
     assert look(store, B) == ""
     assert look(store, A) == A
     observe(store, Kind.BACK)
@@ -113,7 +113,7 @@ def test_a_way_that_leads_nowhere_is_left_to_others(store: Store, clocks: Clocks
 def test_who_ends_leaves_its_ways(store: Store) -> None:
     """The next to look has them; and a board that was removed leaves none."""
     look(store, A)
-    store.leave_ways(A)
+    store.release_routes(A)
     assert look(store, B) == B
     store.remove_board(BOARD)
-    assert store.fetch_ways() == {}
+    assert store.fetch_routes() == {}

@@ -69,7 +69,7 @@ class Mark(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Happening:
+class StoreEvent:
     """One event. `subject` is a board's name if `of_board`, else a campaign's or another subject.
 
     `before` and `after` are a board's health. `mark` is the reader's position after it.
@@ -87,7 +87,7 @@ class Happening:
     by: str = ""
 
 
-class HappeningQueries(Base):
+class EventStreamQueries(Base):
     """Queries over `board_events` and `events` together."""
 
     def fetch_mark_of_events(self) -> Mark:
@@ -97,7 +97,7 @@ class HappeningQueries(Base):
         [row] = self._rows(sa.select(last[0].label("boards"), last[1].label("others")))
         return Mark(int(row["boards"]), int(row["others"]))
 
-    def fetch_happenings(self, after: Mark, most: int, since: float | None = None) -> list[Happening]:
+    def fetch_events_after(self, after: Mark, most: int, since: float | None = None) -> list[StoreEvent]:
         """The next `most` events of each kind after a mark, in order of time, without those before `since`."""
         before = self._wall_clock() - (_SETTLED_S if isinstance(self.location, str) else -1e9)
         found: list[list[dict[str, Any]]] = []
@@ -109,26 +109,28 @@ class HappeningQueries(Base):
             # Up to the first unsettled event: what follows is read with it.
             settled = next((number for number, row in enumerate(rows) if row["at"] > before), len(rows))
             found.append(rows[:settled])
-        boards, others, happenings = after.boards, after.others, []
+        boards, others, events = after.boards, after.others, []
         # Each kind in order of number, even if the clock was set back: a mark must not skip an event.
         for row in heapq.merge(*found, key=lambda row: float(row["at"])):
             of_board = "board" in row
             boards, others = (row["id"], others) if of_board else (boards, row["id"])
-            happenings.append(_to_happening(row, of_board, Mark(boards, others)))
-        return happenings
+            events.append(_to_event(row, of_board, Mark(boards, others)))
+        return events
 
-    def fetch_last_happenings(self, most: int) -> list[Happening]:
+    def fetch_last_events(self, most: int) -> list[StoreEvent]:
         """The last `most` events of each kind, in order of time."""
         firsts = []
         for table in (schema.board_events, schema.events):
             newest = sa.select(table.c.id).order_by(table.c.id.desc()).limit(most).subquery()
             [row] = self._rows(sa.select(sa.func.coalesce(sa.func.min(newest.c.id), 1).label("id")))
             firsts.append(int(row["id"]) - 1)
-        return self.fetch_happenings(Mark(*firsts), most)
+        return self.fetch_events_after(Mark(*firsts), most)
 
 
-def _to_happening(row: dict[str, Any], of_board: bool, mark: Mark) -> Happening:
+def _to_event(row: dict[str, Any], of_board: bool, mark: Mark) -> StoreEvent:
     if of_board:
         health = (row["before"] or "", row["after"] or "")
-        return Happening(True, row["id"], row["at"], row["kind"], row["board"], row["reason"], mark, *health, row["by"])
-    return Happening(False, row["id"], row["at"], row["kind"], row["subject"], row["message"], mark)
+        return StoreEvent(
+            True, row["id"], row["at"], row["kind"], row["board"], row["reason"], mark, *health, row["by"]
+        )
+    return StoreEvent(False, row["id"], row["at"], row["kind"], row["subject"], row["message"], mark)

@@ -34,7 +34,7 @@ _KEEPS, _ASKS, _BARRED = "keeps", "asks", "barred"
 
 
 @dataclasses.dataclass(frozen=True)
-class BoardWay:
+class BoardRoute:
     """The owner of a board's route; `lapsed`: it was not renewed in time. `asked_by` is the next owner, "" for none.
 
     For a new route of ours, `before` is the previous owner, and `session` its possible leftover connection on the
@@ -84,12 +84,12 @@ class _Facts:
         return keeper not in self.barred and (wanted or self.lost)
 
 
-class WayQueries(Base):
+class RouteQueries(Base):
     """Queries on `board_ways`."""
 
-    def keep_ways(
+    def keep_routes(
         self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = (), overdue: Collection[str] = ()
-    ) -> dict[str, BoardWay]:
+    ) -> dict[str, BoardRoute]:
         """Renew our routes to these boards, take free ones, request those that our leases or requests (`wanted`) need;
         return the owner of each.
 
@@ -115,7 +115,7 @@ class WayQueries(Base):
                 self._do(connection, keeper, works, boards, facts, now)
         return {name: _show(keeper, facts.get(name, _Facts()), work) for name, work in works.items()}
 
-    def hand_ways(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
+    def hand_over_routes(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
         """Give routes with closed connections to their requesters; return the boards given.
 
         `boards` maps to the new owner, and to what may be left of our connection on the board.
@@ -137,19 +137,19 @@ class WayQueries(Base):
                 self._put(connection, rows)
         return given
 
-    def bar_way(self, keeper: str, board: str, reason: str) -> None:
+    def bar_route(self, keeper: str, board: str, reason: str) -> None:
         """Leave a received route that does not reach the board to others for `BAR_S`."""
         with self._writing() as connection:
             now = self._clock()
             self._put(connection, [_to_row(board, keeper, _BARRED, now, BAR_S, reason=reason)])
 
-    def leave_ways(self, keeper: str) -> None:
+    def release_routes(self, keeper: str) -> None:
         """Give up all our routes, at the end."""
         table = schema.board_ways
         with self._writing() as connection:
             connection.execute(table.delete().where(table.c.keeper == keeper, table.c.part != _BARRED))
 
-    def fetch_ways(self) -> dict[str, str]:
+    def fetch_routes(self) -> dict[str, str]:
         """The owner of each board's route, for people; boards without one are left out."""
         facts, _ = self._read_ways()
         return {name: fact.keeper for name, fact in facts.items() if fact.keeper}
@@ -265,15 +265,15 @@ def list_bars(rows: Iterable[Mapping[str, Any]], now: Instant) -> set[tuple[str,
     }
 
 
-def _show(keeper: str, fact: _Facts, work: str) -> BoardWay:
+def _show(keeper: str, fact: _Facts, work: str) -> BoardRoute:
     """A route's owner once `work` is done."""
     keeps = fact.keeps or {"keeper": "", "session": "", "handed": False}
     before, session = str(keeps["keeper"]), str(keeps["session"])
     if work == "take":
-        return BoardWay(keeper, before=before, session=session)
+        return BoardRoute(keeper, before=before, session=session)
     if fact.keeper == keeper:
-        return BoardWay(keeper, asked_by=fact.find_next(), session=session, handed=bool(keeps["handed"]))
-    return BoardWay(before, lapsed=fact.lapsed)
+        return BoardRoute(keeper, asked_by=fact.find_next(), session=session, handed=bool(keeps["handed"]))
+    return BoardRoute(before, lapsed=fact.lapsed)
 
 
 def _find_work(
