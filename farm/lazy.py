@@ -88,6 +88,9 @@ def _load(module: types.ModuleType) -> None:
         lazy.runs = True
         try:
             lazy.loader.exec_module(module)
+        except AttributeError as error:
+            # Reading a name runs the module: `hasattr` must not take an error within it for a name that is not there.
+            raise ImportError(f"{spec.name} cannot be loaded: {error}", name=spec.name) from error
         finally:
             lazy.runs = False
         spec.loader = lazy.loader

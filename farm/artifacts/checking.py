@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import math
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-import tvm
-from tvm import relax
 
 from device_agent.protocol import Engine, RunSpec
-from farm.artifacts import make, runtime
-from farm.artifacts.compile import UNTUNED_PIPELINE, compile_model
+from farm.artifacts import runtime
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
 from farm.artifacts.runtime.inputs import check_inputs
 from farm.artifacts.timing import ordered
-from farm.artifacts.verify import OutputComparison, compare, find_worst
-from farm.errors import DeadlineError, InternalError, PermanentError, UnavailableError, UsageError
+from farm.artifacts.verify import compare, find_worst
+from farm.errors import PermanentError, UnavailableError, UsageError
 from farm.foreign import show_controls
 from farm.models.inputs import InputSpec, is_float, make_edges, make_inputs
 from farm.models.source import ModelSource
-from farm.processes.compile_subprocess import compile_in_subprocess
-from farm.search.target import host_target
 
 # Reveals a variance computed as E[x^2] - E[x]^2 and stagnating sums, yet stays far from float32's limits.
 _OFFSET = 100.0
@@ -191,63 +182,3 @@ def require_verified(artifact: Artifact) -> None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-# Unscheduled code is slow: some seconds per case of a ResNet.
-_MOST_CASES = 2
-IMPORT_HINT = (
-    "TVM imports the model differently from ONNX Runtime, so neither --exact nor other records help. Export it with "
-    "another opset or other operators (`farm model show` lists them), and report it. If it takes only some values, "
-    "give such with `farm model verify --input`."
-)
-
-Case = tuple[str, Mapping[str, Any]]
-
-
-def require_right_import(source: ModelSource, inputs: Sequence[InputSpec], say: Callable[[str], None]) -> None:
-    """Raise PermanentError where the imported model's outputs differ; return where they cannot be compared."""
-    say(f"{source.name}: comparing the model without schedules with ONNX Runtime")
-    cases = make_seeded(source, inputs)
-    found = compare_import(source, inputs, [cases[0], *cases[-1:]], say)
-    if found is not None and not found.matches:
-        raise PermanentError(f"{source.name} as TVM imports it computes something else: {found.reason}", IMPORT_HINT)
-
-
-def compare_import(
-    source: ModelSource, inputs: Sequence[InputSpec], cases: Sequence[Case], say: Callable[[str], None] | None = None
-) -> OutputComparison | None:
-    """Compare the unscheduled model on this machine for some `cases`; None where it does not run here."""
-    cases = cases[:_MOST_CASES]
-    shapes = {spec.name: spec.static_shape for spec in inputs}
-    feeds = [[arrays[spec.name] for spec in inputs] for _, arrays in cases]
-    job = functools.partial(_run, source.load().SerializeToString(), shapes, feeds)
-    try:
-        references = run_reference(source, cases)
-        outputs, factor = compile_in_subprocess(job, source.name, say=say)
-    except (DeadlineError, InternalError, PermanentError, UnavailableError, UsageError):
-        # The model's compilation reports such errors.
-        return None
-    compared = [compare(each, wanted, factor) for each, wanted in zip(outputs, references, strict=True)]
-    named = zip(compared, cases, strict=True)
-    return find_worst(
-        dataclasses.replace(one, reason=one.reason and f"{name}: {one.reason}") for one, (name, _) in named
-    )
-
-
-def _run(
-    model: bytes, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Sequence[Any]]
-) -> tuple[list[list[Any]], float]:
-    """Return the outputs for each feed, and the tolerance factor. Loads TVM's compiler."""
-    compiled = compile_model(
-        onnx.load_model_from_string(model), shapes, host_target(1), UNTUNED_PIPELINE, [], link_triple=None
-    )
-    factor = find_tolerance_factor(make.find_algorithm(each.workload.name) for each in compiled.served)
-
-    with tempfile.TemporaryDirectory(prefix="farm-import-") as folder:
-        path = Path(folder) / "model.so"
-        path.write_bytes(compiled.library)
-        machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
-        answers = [machine["main"](*(tvm.runtime.tensor(np.asarray(array)) for array in feed)) for feed in feeds]
-        return [
-            [answer.numpy()] if hasattr(answer, "numpy") else [a.numpy() for a in answer] for answer in answers
-        ], factor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import NAME_RULE, is_name
-from farm.artifacts import checking
+from farm.artifacts import import_check
 from farm.campaign import plan
 from farm.campaign.order import (
     MeasureOrder,
@@ -51,7 +51,7 @@ def submit(
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
     if compile_to is not None:
         for model in gathered.plan.models:
-            checking.require_right_import(model.source, model.inputs, note)
+            import_check.require_right_import(model.source, model.inputs, note)
     for model in gathered.plan.models:
         keep_model(settings.models_path, model.source)
     if kept is None:

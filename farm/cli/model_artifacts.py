@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, checking, given_model, make, on_board, places
+from farm.artifacts import catalogue, checking, given_model, import_check, make, on_board, places
 from farm.artifacts import manifest as artifact_manifest
 from farm.artifacts import package as artifact_package
 from farm.artifacts.runtime import inputs as runtime_inputs
@@ -198,9 +198,9 @@ def _advise(manifest: Manifest, opened: Any, cases: Any) -> str:
     output.note("comparing the model without schedules with ONNX Runtime")
     named = str(manifest.verified.reason if manifest.verified else "").rpartition(": ")[0]
     chosen = [case for case in cases if case[0] == named] or cases
-    found = checking.compare_import(opened.source, opened.inputs, chosen, output.note)
+    found = import_check.compare_import(opened.source, opened.inputs, chosen, output.note)
     if found is not None and not found.matches:
-        return checking.IMPORT_HINT
+        return import_check.IMPORT_HINT
     used = catalogue.list_options(manifest.pipeline)
     less = [] if "--exact" in used else ["with --exact"]
     less += ["without --weights"] if "--weights" in used else []
@@ -250,7 +250,7 @@ def _tune(order: Any, settings: Settings, store: Store, trials: int, since: floa
         "compile", model, order.board_type, trials, simulated=order.simulated, only_unknown=True, since=since
     )
     try:
-        checking.require_right_import(order.source, order.inputs, screen.note)
+        import_check.require_right_import(order.source, order.inputs, screen.note)
         tune.tune(request, settings, store, screen)
     finally:
         screen.close()

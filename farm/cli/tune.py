@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue, checking, on_board, places
+from farm.artifacts import catalogue, import_check, on_board, places
 from farm.campaign import one_model, plan_models
 from farm.campaign import tune as campaign_tune
 from farm.cli import campaign_options, options, output
@@ -101,7 +101,7 @@ def tune(
                 since=since,
             )
             if folder is not None:
-                checking.require_right_import(source, inputs, screen.note)
+                import_check.require_right_import(source, inputs, screen.note)
             tuned = campaign_tune.tune(request, settings, store, screen)
         finally:
             screen.close()

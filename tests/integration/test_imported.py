@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from farm.artifacts.checking import compare_import, require_right_import
+from farm.artifacts.import_check import compare_import, require_right_import
 from farm.errors import PermanentError
 from farm.models.inputs import read_inputs
 from farm.models.source import ModelSource

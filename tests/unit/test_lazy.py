@@ -73,6 +73,14 @@ def test_an_error_is_raised_at_each_use(folder: pathlib.Path) -> None:
     assert module.VALUE == 7
 
 
+def test_an_error_within_a_module_is_not_a_missing_name(folder: pathlib.Path) -> None:
+    """`hasattr` and `from … import` tell what failed, and where."""
+    write(folder, "tried.py", "import sys\nsys.no_such_name")
+    module = importlib.import_module("farm.tried")
+    with pytest.raises(ImportError, match=r"farm.tried cannot be loaded: .*no_such_name"):
+        hasattr(module, "VALUE")
+
+
 def test_threads_run_it_once_and_see_it_whole(folder: pathlib.Path) -> None:
     """A thread that reads a name while another runs the module waits for it."""
     (folder / "tried.py").write_text(
