@@ -126,6 +126,21 @@ def test_who_looks_into_a_model_loads_no_store() -> None:
     assert not {"sqlalchemy", "matplotlib", "ray", "tvm"} & load("make_app('model')")
 
 
+def test_only_what_compiles_loads_tvm() -> None:
+    """A process that holds a board has TVM's runtime library: there TVM's compiler cannot be loaded any more."""
+    compiles = re.compile(r"farm/(search|metaschedule|artifacts/runtime|store/migrations)/.*|.*(__main__|_child)\.py")
+    names = [
+        str(path.relative_to(ROOT)).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for path in MODULES
+        if path.is_relative_to(ROOT / "farm")
+        and "tvm" not in read_outline(path).packages
+        and not compiles.fullmatch(str(path.relative_to(ROOT)))
+    ]
+    assert len(names) > 200
+    loaded = load(f"import importlib\nfor name in {names}: importlib.import_module(name).__doc__")
+    assert "tvm" not in loaded
+
+
 def test_who_serves_no_page_loads_no_server() -> None:
     """Starting and ending the page's process, its address and its token need nothing of what serves it."""
     commands = [("up",), ("down",), ("web", "url"), ("web", "token")]

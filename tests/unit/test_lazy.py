@@ -51,7 +51,7 @@ def test_a_module_runs_when_a_name_is_read(folder: pathlib.Path) -> None:
 
 def test_a_package_runs_before_its_modules(folder: pathlib.Path) -> None:
     """As with plain imports; a package may read names of its modules meanwhile."""
-    write(folder, "tried/__init__.py", "from .inner import VALUE")
+    write(folder, "tried/__init__.py", "import farm.tried.inner\nfarm.tried.inner.VALUE")
     write(folder, "tried/inner.py", "VALUE = 7")
     inner = importlib.import_module("farm.tried.inner")
     assert inner.VALUE == 7
