@@ -53,7 +53,7 @@ def test_the_table_names_types_and_points(rack: Home) -> None:
     assert done.code == 0, done.err
     assert re.search(r"^jetson-nano +a57=1428MHz +\d+ +0 +0 +2 +0 +0 +\d+", done.out, re.MULTILINE)
     assert "jetson-tx2: not at *=1428MHz" in done.out
-    assert "none has been reached yet" in done.out
+    assert "none is connected yet" in done.out
     assert "it ends when all trials are spent" in done.out
     assert "reading mlp batch 4" in done.err
 
