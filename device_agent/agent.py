@@ -36,7 +36,6 @@ from device_agent import processes
 from device_agent.clocks.client import HelperClient
 from device_agent.protocol.hardware import Cluster
 from device_agent.protocol.interpreters import python_command
-from device_agent.session import workspace
 from device_agent.sysfs import VIRTUAL_PREFIX
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Rig:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self.folder = self._stack.enter_context(workspace.work_folder("device-rig-"))
+        self.folder = self._stack.enter_context(processes.work_folder("device-rig-"))
 
     def start_simulator(self, board_type: str, seed: int, faults: Sequence[str], live: bool = False) -> str:
         """Start a virtual board; return the `--root` that names it. `live` runs it in real time.

@@ -32,7 +32,6 @@ from device_agent.protocol import (
     LeaseClaim,
     parse_fence_key,
 )
-from device_agent.session import workspace
 
 # A client greets at once; a silent connection is a port scanner.
 GREETING_TIMEOUT_S = 5.0
@@ -201,7 +200,7 @@ class Listener:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._on_stop_signal)
             signal.signal(signal.SIGCHLD, lambda *_: None)
-            self._folder = stack.enter_context(workspace.work_folder())
+            self._folder = stack.enter_context(processes.work_folder())
             stack.callback(self._end_everything)
             if self._tracker is not None:
                 self._tracker.offer(time.monotonic())
@@ -408,7 +407,7 @@ class Listener:
         end = "does not die" if status is None else processes.describe_end(status)
         session.sock.close()
         session.line.close()
-        workspace.remove_folder(session.folder)
+        processes.remove_folder(session.folder)
         self._session = None
         lasted_s = time.monotonic() - session.started
         _log.info("session of %s ended after %.1f s: %s (%s)", session.peer, lasted_s, how, end)

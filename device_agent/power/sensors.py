@@ -11,10 +11,78 @@ from collections.abc import Callable, Sequence
 from device_agent.clocks.access import ClockAccess
 from device_agent.errors import SensorError
 from device_agent.platforms.board_types import UNKNOWN, BoardType
-from device_agent.power import ina3221, rapl
-from device_agent.power.rail import Rail
+from device_agent.power import ina3221
+from device_agent.power.rail import Rail, check_power, open_reader, read_number
 from device_agent.protocol import SensorInfo
-from device_agent.sysfs import Tree
+from device_agent.sysfs import Tree, list_names, read_int, read_text
+
+DRIVER = "rapl"
+# Prefix of the domains with a whole processor's energy; `psys` would count it twice.
+PACKAGE = "package"
+_FOLDER = "/sys/class/powercap"
+# Counters advance once per millisecond; power needs at least ten of these.
+_INTERVAL_S = 0.01
+# After a longer pause the value would be the pause's mean.
+_PAUSE_S = 1.0
+# Default unit (Intel SDM volume 3, section "RAPL interfaces").
+_COUNT_J = 61e-6
+
+
+def find_rails(tree: Tree, clock: Callable[[], float] = time.monotonic) -> list[Rail]:
+    """Every readable domain. A second processor's package has its number in its name."""
+    rails: list[Rail] = []
+    for domain in list_names(tree, _FOLDER, "intel-rapl:*"):
+        folder = f"{_FOLDER}/{domain}"
+        if read_int(tree, f"{folder}/energy_uj") is None:
+            continue
+        name = read_text(tree, f"{folder}/name") or domain
+        if any(rail.name == name for rail in rails):  # `core` of the second package
+            name = f"{name}.{domain.partition(':')[2]}"
+        rails.append(RaplRail(tree, folder, name, domain, clock))
+    return rails
+
+
+class RaplRail:
+    """An energy counter as power: the mean since the last value."""
+
+    driver = DRIVER
+    note = ""
+
+    def __init__(self, tree: Tree, folder: str, name: str, domain: str, clock: Callable[[], float]) -> None:
+        self.name, self.chip = name, domain
+        self._energy = open_reader(tree, f"{folder}/energy_uj")
+        self._range_uj = read_int(tree, f"{folder}/max_energy_range_uj")
+        self._clock = clock
+        self.start()
+
+    def start(self) -> None:
+        self._count_uj = -1
+        self._counted_s = 0.0
+        self._power_w: float | None = None
+
+    def read(self) -> float | None:
+        count_uj, now_s = read_number(self._energy, self.name), self._clock()
+        passed_s = now_s - self._counted_s
+        if self._count_uj < 0 or passed_s > _PAUSE_S:
+            self._count_uj, self._counted_s, self._power_w = count_uj, now_s, None
+        elif passed_s >= _INTERVAL_S and count_uj != self._count_uj:
+            used_uj = count_uj - self._count_uj
+            self._count_uj, self._counted_s, self._power_w = count_uj, now_s, None
+            if used_uj < 0:
+                if not self._range_uj:
+                    raise SensorError(f"{self.name} went backwards, and does not say where it wraps around")
+                used_uj += self._range_uj
+            self._power_w = check_power(used_uj / 1e6 / passed_s, self.name)
+        return self._power_w
+
+    def read_current_a(self) -> float | None:
+        return None
+
+    def resolution_w(self) -> float | None:
+        return _COUNT_J / _INTERVAL_S
+
+    def longest_period_s(self) -> float:
+        return _INTERVAL_S
 
 
 class PowerSensors:
@@ -62,7 +130,7 @@ def find_sensors(
     """Find every sensor of the board. `access` reads root-only rail names. Never raises."""
     board_type = board_type or UNKNOWN
     chips = _with_own_names(ina3221.find_rails(tree, board_type, access))
-    counters = rapl.find_rails(tree, clock)
+    counters = find_rails(tree, clock)
     rails = [*chips, *counters]
     names = {rail.name for rail in rails}
     power = board_type.power
@@ -75,7 +143,7 @@ def find_sensors(
         if power.board_total and names.issuperset(power.board_total):
             return PowerSensors(rails, power.total + power.board_total, "board", inputs=inputs)
         return PowerSensors(rails, power.total, power.total_scope, inputs=inputs)
-    packages = tuple(rail.name for rail in counters if rail.name.startswith(rapl.PACKAGE))
+    packages = tuple(rail.name for rail in counters if rail.name.startswith(PACKAGE))
     if packages:
         return PowerSensors(rails, packages, "processor" if len(packages) == 1 else f"{len(packages)} processors")
     note = "no total: the board type does not say which rails make it" if rails else "no power sensor"

@@ -8,9 +8,9 @@ import typer
 
 from farm.cli import options, output
 from farm.crew import health, leased_board
-from farm.crew import power as switching
 from farm.errors import UsageError
 from farm.processes import machine
+from farm.services import powering as switching
 from farm.store import Store
 from farm.values import Health
 

@@ -62,7 +62,7 @@ PAGES: Mapping[str, str] = {
     "farm.connectivity": "reach-boards",
     "farm.connectivity.services": "run-the-farm",
     "farm.crew": "run-the-farm",
-    "farm.crew.power": "switch-power",
+    "farm.services.powering": "switch-power",
     "farm.gate": "gate-a-model",
     "farm.inventory.board_types": "add-a-board",
     "farm.inventory.core_types": "add-a-board",

@@ -20,7 +20,7 @@ from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare as comparing
 from farm.sweep.export import document as export_document
-from farm.sweep.export import nvpmodel, script
+from farm.sweep.export import nvpmodel
 
 _Sweep = Annotated[int, typer.Argument(metavar="ID", help="Number of the sweep; `farm sweep list` has them.")]
 
@@ -127,7 +127,7 @@ def _export(chosen: exporting.Chosen, form: exporting.ExportForm, mode_id: int |
         case exporting.ExportForm.NVPMODEL:
             return nvpmodel.export_nvpmodel(chosen, board_type, mode_id)
         case exporting.ExportForm.SH:
-            return script.export_script(chosen, board_type)
+            return nvpmodel.export_script(chosen, board_type)
         case exporting.ExportForm.JSON:
             return exporting.export_json(chosen, board_type)
 

@@ -1,6 +1,6 @@
 """The user's commands that switch a board's power, in a fleet file and in the store.
 
-`farm.crew.power` runs them; `farm.services.powering` decides when.
+`farm.services.powering` runs them; `farm.services.powering` decides when.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.settings import StoreLocation
-from farm.store import making, postgresql, sqlite
+from farm.store import postgresql, schema, sqlite
 from farm.store.clock import Instant
 
 # The newest revision under migrations/; a test compares it with Alembic's head.
@@ -122,7 +122,7 @@ def migrate(database: Database) -> str | None:
     with translated(database), database.writing(durably=True) as connection:
         current = _revision(connection, database)
         if current is None:
-            making.make_tables(connection, HEAD)
+            schema.make_tables(connection, HEAD)
         elif current < _EARLIER:
             raise UnavailableError(
                 f"{database.location} has schema {current}, which was given up before the first release",

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.errors import UsageError
-from farm.store import making, schema
+from farm.store import schema
 from farm.store.base import Base
 from farm.values import WINNER_TRIAL
 
@@ -185,7 +185,7 @@ class PruningQueries(Base):
         if connection.execute(over).first() is None:
             return 0
         query = sa.select(trials.c.id).where(trials.c.campaign == campaign, ~_is_kept()).limit(most)
-        with making.deletable(connection):
+        with schema.deletable(connection):
             return connection.execute(trials.delete().where(trials.c.id.in_(query))).rowcount
 
     def _tell(self, connection: sa.Connection, campaign: int, by: str) -> None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.store import database, schema
-from farm.store.making import APPEND_ONLY, make_tables
+from farm.store.schema import APPEND_ONLY, make_tables
 from farm.values import Health
 
 # Computed expressions, which no farm's table has: SQLite would evaluate them on reads and writes.

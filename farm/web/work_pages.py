@@ -22,7 +22,7 @@ from farm.store import Store
 from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
-from farm.sweep.export import compare, nvpmodel, script
+from farm.sweep.export import compare, nvpmodel
 from farm.values import FleetCampaign
 from farm.web import now, orders, svg
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
@@ -344,7 +344,7 @@ def export_sweep(request: Request, sweep: SweepNumber, form: Text = "json") -> R
     board_type = board_types.require_board_type(document["board"]["type"])
     point = exporting.choose_point(document, sweep_rows.order_series(document)[0], rank=1, key=None)
     writers = {
-        "sh": lambda: script.export_script(point, board_type),
+        "sh": lambda: nvpmodel.export_script(point, board_type),
         "nvpmodel": lambda: nvpmodel.export_nvpmodel(point, board_type, None),
         "json": lambda: exporting.export_json(point, board_type),
     }

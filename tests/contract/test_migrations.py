@@ -23,7 +23,7 @@ from farm import backup
 from farm.errors import UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database, schema
-from farm.store.making import APPEND_ONLY
+from farm.store.schema import APPEND_ONLY
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests import later_schema
 from tests.places import Places, connect, execute

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from farm.crew import power
 from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import PermanentError, TransientError, UsageError
 from farm.inventory.power_commands import PowerCommands
 from farm.processes import children
+from farm.services import powering
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, Direct
@@ -75,7 +75,7 @@ def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
     """A plug whose board is switched off at the end."""
     plug = Plug(tmp_path, find_free_port())
     yield plug
-    power.switch("real-1", plug.commands, "off")
+    powering.switch("real-1", plug.commands, "off")
 
 
 CAMPAIGN = """\
@@ -95,7 +95,7 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
     with new_home() as home, Store(Settings(home=home.environment["FARM_HOME"]).store_location) as store:
         home.environment["FARM_TRACKER_PORT"] = str(plug.port)
         store.register_board("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
-        power.switch("real-1", plug.commands, "on")
+        powering.switch("real-1", plug.commands, "on")
         assert home.call("board", "add", "other", "--virtual", "jetson-nano").code == 0
         assert home.run("up", "--wait", "120s").code == 0
         (home.path / "small.yaml").write_text(CAMPAIGN)
@@ -140,12 +140,12 @@ def test_a_board_is_not_left_switched_off(tmp_path: pathlib.Path) -> None:
     commands = PowerCommands.model_validate(
         {"off": ["true"], "on": ["/bin/sh", "-c", f"test -e {once} || {{ touch {once}; exit 1; }}"], "pause_s": 0}
     )
-    assert power.switch("nano-01", commands, "cycle") == ""
+    assert powering.switch("nano-01", commands, "cycle") == ""
     broken = commands.model_copy(update={"on": ["false"]})
     with pytest.raises(TransientError, match="nano-01 was switched off and not on again"):
-        power.switch("nano-01", broken, "cycle")
+        powering.switch("nano-01", broken, "cycle")
     with pytest.raises(UsageError, match="no command cycles"):
-        power.switch("nano-01", PowerCommands.model_validate({"on": ["true"]}), "cycle")
+        powering.switch("nano-01", PowerCommands.model_validate({"on": ["true"]}), "cycle")
 
 
 def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Path) -> None:

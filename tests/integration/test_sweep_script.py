@@ -15,7 +15,7 @@ from device_agent.protocol import OperatingPoint
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.tree import Hardware
 from farm.inventory.board_types import require_board_type
-from farm.sweep.export import script as export_script
+from farm.sweep.export import nvpmodel as export_script
 from farm.sweep.export.chosen import Chosen
 from tests import clock_tree
 from tests.unit.sweep_documents import chosen_point

@@ -18,7 +18,7 @@ from farm.campaign.engine.state import beating
 from farm.crew import leased_board
 from farm.errors import LeaseOverError
 from farm.processes.machine import process_identity
-from farm.services.take_over import TakeOver
+from farm.services.daemon import TakeOver
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import Board, CampaignState

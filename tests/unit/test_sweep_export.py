@@ -13,7 +13,7 @@ from device_agent.virtual.power_modes import render_configuration
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.sweep.export import chosen as export
-from farm.sweep.export import script
+from farm.sweep.export import nvpmodel
 from farm.sweep.export.chosen import Chosen
 from farm.sweep.export.nvpmodel import export_nvpmodel
 from tests.unit import sweep_documents
@@ -153,6 +153,6 @@ def test_comments_carry_the_evidence_in_ascii_and_one_line_each() -> None:
 def test_script_needs_known_clusters() -> None:
     """A cluster that the type does not know is refused, since its CPUs are unknown."""
     with pytest.raises(UsageError, match="big"):
-        script.export_script(
+        nvpmodel.export_script(
             chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")
         )

@@ -12,7 +12,7 @@ import pydantic
 from device_agent.protocol import is_name
 from farm.errors import UsageError
 from farm.inventory import documents
-from farm.services.notices import urls
+from farm.services.notices import sending
 
 FILE_NAME = "notices.yaml"
 MOST_WAYS = 16
@@ -78,7 +78,7 @@ def _check(path: Path, name: str, way: WayDocument) -> None:
         raise UsageError(f"{path}: {name!r} cannot be a way's name")
     if [way.command, way.webhook, way.url].count(None) != 2:
         raise UsageError(f"{path}: ways.{name} needs one of `command`, `webhook` and `url`")
-    if way.url is not None and not urls.is_url(way.url):
+    if way.url is not None and not sending.is_url(way.url):
         raise UsageError(f"{path}: ways.{name}.url is no URL of Apprise", "https://appriseit.com/services/ lists them.")
     if way.webhook is None:
         return

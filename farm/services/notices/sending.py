@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import socket
 
+import apprise
 import requests
 
 from farm.errors import PermanentError, TransientError
 from farm.processes import children
-from farm.services.notices import urls
 from farm.services.notices.document import WayDocument
+
+# Its warnings may hold parts of a URL, which are secrets.
+logging.getLogger("apprise").setLevel(logging.CRITICAL)
+
+
+def is_url(url: str) -> bool:
+    """Whether Apprise knows what to do with a URL."""
+    return apprise.Apprise().add(url)
+
+
+def notify(url: str, title: str, body: str) -> bool:
+    """Send a text to a URL; returns whether its service accepted it."""
+    sender = apprise.Apprise()
+    sender.add(url)
+    return bool(sender.notify(body=body, title=title))
+
 
 # For one attempt to send a notice.
 TIMEOUT_S = 10.0
@@ -43,7 +60,7 @@ def send(way: WayDocument, notice: Notice, timeout_s: float = TIMEOUT_S) -> None
         children.run(way.command, timeout_s, stdin=body, environment={"FARM_NOTICE_CLASS": notice.kind})
     elif way.webhook:
         _post(way, way.webhook, body, timeout_s)
-    elif not urls.notify(way.url or "", f"{notice.kind}: {notice.subject}", f"{notice.text}\n{notice.id}"):
+    elif not notify(way.url or "", f"{notice.kind}: {notice.subject}", f"{notice.text}\n{notice.id}"):
         raise TransientError(f"{way.shown} did not accept it")
 
 
