@@ -18,9 +18,8 @@ from farm import settings as farm_settings
 from farm.artifacts.given_model import open_model
 from farm.artifacts.places import require_room
 from farm.campaign import plan as planned
-from farm.campaign import watch
 from farm.campaign.artifacts import make_artifacts
-from farm.campaign.engine import control
+from farm.campaign.engine import client, control
 from farm.campaign.engine.client import engine_prestart, ensure_engine
 from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan import make_plan
@@ -154,7 +153,7 @@ class Campaign:
                 on_progress(campaign.progress)
 
         with self._open() as store:
-            error = watch.find_error(watch.wait_settled(self._settings, store, self.name, timeout_s, tell))
+            error = client.find_error(client.wait_settled(self._settings, store, self.name, timeout_s, tell))
             if error is not None:
                 raise error
             return make_document(store, self.name)

@@ -20,6 +20,7 @@ from device_agent.protocol.interpreters import python_command
 from farm import folders
 from farm.campaign import one_model
 from farm.campaign.engine import client, control
+from farm.campaign.engine.client import find_error, is_settled, watch
 from farm.campaign.engine.control import run_through_outages
 from farm.campaign.engine.engine import engine_up
 from farm.campaign.engine.host import lock_engine
@@ -28,7 +29,6 @@ from farm.campaign.engine.progress import merge_faults
 from farm.campaign.engine.state import beating, publish, withdraw
 from farm.campaign.one_model import MeasuringPlace, OneModelRequest
 from farm.campaign.plan_models import Surveying, WorkloadSurvey
-from farm.campaign.watch import find_error, is_settled, watch
 from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes import children

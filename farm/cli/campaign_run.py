@@ -9,7 +9,7 @@ import typer
 
 from farm import settings as farm_settings
 from farm.artifacts import catalogue, places
-from farm.campaign import artifacts, spec, submit, watch
+from farm.campaign import artifacts, spec, submit
 from farm.campaign.engine import client, control
 from farm.cli import campaign_options, options, output
 from farm.cli.campaign_options import CampaignScreen, Name
@@ -148,11 +148,11 @@ def _follow(
     With `more` artifacts follow where they were ordered: where it ended well, nothing is said on stdout then.
     """
     try:
-        campaign = watch.wait_settled(settings, store, name, on_progress=screen.show)
+        campaign = client.wait_settled(settings, store, name, on_progress=screen.show)
     finally:
         screen.close()
     screen.finish(campaign)
-    error = watch.find_error(campaign)
+    error = client.find_error(campaign)
     told = not (more and artifacts.find_folder(campaign) is not None)
     if json and (told or error is not None):
         output.print_json(campaign_document.make_document(store, name))

@@ -1,4 +1,4 @@
-"""`farm backup`, `farm restore`, `farm db check`, `farm db upgrade`: keep the store safe. Pruning: `store_prune`."""
+"""`farm backup`, `farm restore`, `farm db check`, `upgrade` and `prune`: keep the store safe."""
 
 from __future__ import annotations
 

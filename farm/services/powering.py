@@ -1,6 +1,6 @@
-"""Cycle the power of boards that hang, by their users' commands.
+"""Switch the power of boards by their users' commands, and cycle boards that hang.
 
-The rules are below; `farm.crew.power` runs the commands, on threads of this module.
+The rules are below; threads of this module run the commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables, in SQLAlchemy Core. `making.py` creates them, `migrations/` alters those of older stores."""
+"""The tables, in SQLAlchemy Core, and how a new store gets them. `migrations/` alters those of older stores."""
 
 from __future__ import annotations
 

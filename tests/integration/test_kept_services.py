@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from farm.campaign.engine.kept_services import KeptServices
+from farm.campaign.engine.host import KeptServices
 from farm.connectivity.services import Services, find_services, start_services
 from farm.errors import FarmError
 from farm.settings import Settings

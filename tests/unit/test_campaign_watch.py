@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign import watch
-from farm.campaign.engine import control
+from farm.campaign.engine import client, control
 from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
 from farm.campaign.scheduler.values import Budget
 from farm.cli import campaign_options
@@ -186,13 +185,13 @@ def test_limits_as_they_are_typed(given: dict[str, str], changes: Any) -> None:
 
 def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> None:
     """A watch tells every look, and ends with one that is over, paused on demand, or left by its engine."""
-    watching = watch.watch(settings, store, "c")
+    watching = client.watch(settings, store, "c")
     assert next(watching).state is CampaignState.SUBMITTED
     store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
     with engine_lock(settings.home_path):
         assert next(watching).state is CampaignState.RUNNING
         with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
-            watch.wait_settled(settings, store, "c", 0.3)
+            client.wait_settled(settings, store, "c", 0.3)
         store.note_campaign(1, CampaignState.FINISHED, "100 trials are spent")
         assert [each.state for each in watching] == [CampaignState.FINISHED]
 
@@ -200,7 +199,7 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
 def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
     """Where the engine is gone, a watcher notes the campaign as interrupted, rather than waiting for ever."""
     store.note_campaign(1, CampaignState.RUNNING, "", GONE)
-    assert watch.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
+    assert client.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> N
 )
 def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
     """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
-    error = watch.find_error(dataclasses.replace(store.fetch_fleet_campaign("c"), state=state, reason="why"))
+    error = client.find_error(dataclasses.replace(store.fetch_fleet_campaign("c"), state=state, reason="why"))
     assert (error and error.exit_code) == exit_code
     assert error is None or said in str(error)
 
@@ -224,12 +223,12 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     """It is finished, but the command that waited for it has not got what it asked for."""
     campaign = dataclasses.replace(store.fetch_fleet_campaign("c"), state=CampaignState.FINISHED)
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
-    failed = watch.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
+    failed = client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
     assert failed is not None
     assert failed.exit_code == 1
     tasks[1]["best_s"] = 0.001
-    assert watch.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks})) is None
-    assert watch.find_error(dataclasses.replace(campaign, progress={"counted": 0, "tasks": []})) is None
+    assert client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks})) is None
+    assert client.find_error(dataclasses.replace(campaign, progress={"counted": 0, "tasks": []})) is None
 
 
 # What is shown

@@ -18,8 +18,7 @@ from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.client import is_expected
-from farm.campaign.engine.host import BOARD_TYPE, HostBoard
-from farm.campaign.engine.kept_services import KeptServices
+from farm.campaign.engine.host import BOARD_TYPE, HostBoard, KeptServices
 from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster

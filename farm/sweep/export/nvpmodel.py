@@ -1,4 +1,4 @@
-"""An operating point as a stanza of a Jetson's nvpmodel.conf, in the terms of its JetPack line.
+"""An operating point as a file for a board: a stanza of a Jetson's nvpmodel.conf, or a POSIX shell script.
 
 Names and order: LineageOS/android_device_nvidia_quill (T186), _galen (T194), _concord (T234), nvpmodel/*.conf; T210:
 public copies of nvpmodel_t210_jetson-nano.conf. nvpmodel writes only what a stanza names.
