@@ -12,34 +12,29 @@ import json
 import logging
 import os
 import re
+import select
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import device_agent
-from device_agent import options
+from device_agent import options, processes
+from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, BadPointError, HelperUnavailableError, UnsafeError
 from device_agent.protocol import ProtocolError
-from device_agent.sysfs import open_tree
-
-if TYPE_CHECKING:
-    from device_agent.platforms.board import Board
-import select
-import subprocess
-import time
-from pathlib import Path
-from types import TracebackType
-
-from device_agent import processes
-from device_agent.clocks.client import HelperClient
 from device_agent.protocol.hardware import Cluster
 from device_agent.protocol.interpreters import python_command
-from device_agent.sysfs import VIRTUAL_PREFIX
+from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator
+    from device_agent.platforms.board import Board
 
 
 # Where the service listens (`deploy/systemd/tvm-farm-clock-helper.service`).

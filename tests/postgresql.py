@@ -171,10 +171,10 @@ def running(**changed: str) -> Iterator[Cluster]:
 def _find_user() -> pwd.struct_passwd | None:
     if os.geteuid() != 0:
         return None
-    for name in ("postgres", "nobody"):
+    for name in ("postgres", "daemon"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    pytest.fail("PostgreSQL does not run as root, and there is no user postgres or nobody")
+    pytest.fail("PostgreSQL does not run as root, and there is no user postgres or daemon")
 
 
 def _as_user(user: pwd.struct_passwd | None) -> dict[str, object]:

@@ -6,6 +6,8 @@ The session makes it before the fork; `timing.py` and `engines.py` carry it out.
 from __future__ import annotations
 
 import dataclasses
+import mmap
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +17,7 @@ from device_agent.protocol import EMULATING_S, Segment
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator
-import mmap
-import struct
+
 
 # Enough for the fields of `Phases`, one double each.
 _BYTES = 4096

@@ -24,6 +24,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import tvm.rpc
+import tvm.rpc._ffi_api as rpc_api
+import tvm.runtime.module
+from tvm.runtime import load_module as load
+from tvm_ffi import register_global_func
+
 from device_agent import processes, protocol
 from device_agent.listener.fencing import Claimant
 from device_agent.platforms.board import Board
@@ -134,8 +140,6 @@ def find_linker() -> list[str]:
 
 def load_tvm(board: Board) -> None:
     """Import TVM's runtime without its compiler before the first fork, so that forks share it."""
-    import tvm.rpc  # noqa: F401  loads the parts that sessions use
-
     # Stock clients call tvm.contrib.random.*, from a library that the runtime-only mode leaves out.
     package = importlib.util.find_spec("tvm")
     extra = Path(package.origin or "").parent / "lib" / "libtvm_runtime_extra.so" if package else None
@@ -151,8 +155,6 @@ def _rehearse(board: Board) -> None:
 
     First-use initialisation of Python, NumPy and TVM is then shared by all forks: NumPy's statistics alone take 8 ms.
     """
-    import tvm.runtime.module
-
     spec = protocol.MeasureSpec(arguments=(protocol.TensorSpec((8, 8), "float32"),) * 2)
     spec = protocol.MeasureSpec.from_json(spec.to_json())
     arguments.allocate(spec.arguments, spec.seed)
@@ -167,8 +169,6 @@ def serve(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -
 
     Once the lease claimed through `claimant` is over, functions that change or use the board are refused.
     """
-    import tvm.rpc._ffi_api as rpc_api
-
     processes.become_subreaper()
     # Stock clients' code in this process gets every core; nothing else here computes.
     os.environ.setdefault("TVM_NUM_THREADS", str(limits.thread_count(protocol.Limits())))
@@ -190,15 +190,11 @@ def _is_connected(sock: socket.socket) -> bool:
 
 def return_exception(sock: socket.socket, message: str) -> None:
     """Send the client the reason why its session was ended."""
-    import tvm.rpc._ffi_api as rpc_api
-
     rpc_api.ReturnException(sock.fileno(), f"RPCSessionTimeoutError: {message}")
 
 
 def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claimant) -> None:
     """Register this session's functions with TVM; clients call them by name."""
-    from tvm_ffi import register_global_func
-
     workers = worker.Workers(folder, board.shared)
     kept = Programs(folder / "programs")
 
@@ -224,8 +220,6 @@ def _register(board: Board, sock: socket.socket, folder: Path, claimant: Claiman
         path_of(name).write_bytes(checked(data, "upload"))
 
     def load_module(name: str) -> Any:
-        from tvm.runtime import load_module as load
-
         return load(str(link(path_of(name))))
 
     def download_linked_module(name: str) -> bytearray:

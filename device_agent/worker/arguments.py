@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tvm.runtime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,8 +89,6 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
 
     Empty without large weights.
     """
-    import tvm.runtime
-
     large, copies = _plan_copies(specs)
     found = []
     for _ in range(copies):
@@ -127,8 +126,6 @@ def allocate_turns(specs: Any, seed: int) -> list[list[Any]]:
 
 
 def _make(specs: Any, seed: int) -> list[Any]:
-    import tvm.runtime
-
     tensors = []
     for index, spec in enumerate(specs):
         source = pool(spec.dtype, seed)

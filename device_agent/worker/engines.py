@@ -10,11 +10,13 @@ import resource
 import statistics
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tvm.runtime
+from tvm.runtime.vm import VirtualMachine
 
 from device_agent import protocol
 from device_agent.platforms import gpu
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = dict[str, NDArray[Any]]
-from collections.abc import Mapping, Sequence
+
 
 # Instrumented runs of a repeated program; the median of each function's total counts.
 _RUNS = 5
@@ -207,14 +209,10 @@ def write_arrays(arrays: list[NDArray[Any]]) -> bytes:
 
 
 def _tensors(arrays: Arrays, device: Any = None) -> list[Any]:
-    import tvm.runtime
-
     return [tvm.runtime.tensor(array, device or tvm.runtime.cpu()) for array in arrays.values()]
 
 
 def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, Collector]:
-    import tvm.runtime
-
     device = gpu.open_device() if spec.device == protocol.GPU else tvm.runtime.cpu()
     _, function = load(program, spec.entry)
     tensors = _tensors(arrays, device)
@@ -231,9 +229,6 @@ def _load_kernel(spec: RunSpec, program: Path, arrays: Arrays) -> tuple[Runner, 
 def _load_relax_vm(
     spec: RunSpec, program: Path, arrays: Arrays
 ) -> tuple[Runner, Collector, Callable[[], Profile] | None]:
-    import tvm.runtime
-    from tvm.runtime.vm import VirtualMachine
-
     device = gpu.open_device() if spec.device == protocol.GPU else tvm.runtime.cpu()
     module = load_module(program)
     if not module.implements_function("vm_load_executable"):

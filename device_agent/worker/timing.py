@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import tvm.runtime
 
 from device_agent import protocol
 from device_agent.platforms import gpu
@@ -17,8 +21,7 @@ from device_agent.worker import arguments
 
 if TYPE_CHECKING:
     from device_agent.emulated.runs import Emulator
-import ctypes
-from collections.abc import Callable, Iterator
+
 
 # A model writes a result into memory that was used a few results before; its size decides whether a near cache still
 # has it. Results larger than all caches need no more.
@@ -69,8 +72,6 @@ def make_producer(tensor: Any) -> Callable[[], None]:
 
     TVM's threads run the candidate too, and always run the same part of a parallel loop.
     """
-    import tvm.runtime
-
     source = tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.runtime.cpu())
     tensor.copyto(source)
     size = count_bytes(tensor)
@@ -90,8 +91,6 @@ def make_producer(tensor: Any) -> Callable[[], None]:
 
 def copy_result(tensor: Any) -> list[Any]:
     """A tensor and copies of it, for calls to rotate through."""
-    import tvm.runtime
-
     size = count_bytes(tensor)
     count = min(_RESULTS, 1 + _MOST_BYTES // max(1, size))
     found = [tensor, *(tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.runtime.cpu()) for _ in range(count - 1))]
@@ -119,8 +118,6 @@ class LoadError(Exception):
 
 def load_module(path: Path) -> Any:
     """Load the library at `path`. Raises LoadError with the loader's message."""
-    import tvm.runtime
-
     try:
         return tvm.runtime.load_module(str(path))
     except (RuntimeError, OSError, ValueError) as error:
@@ -212,8 +209,6 @@ class _Native:
     """A candidate in this machine's own code."""
 
     def __init__(self, spec: protocol.MeasureSpec, library: Path, *, in_place: bool) -> None:
-        import tvm.runtime
-
         on_gpu = spec.device == protocol.GPU
         self._device = gpu.open_device() if on_gpu else tvm.runtime.cpu()
         self._entry = spec.entry

@@ -5,27 +5,24 @@ Each one is noted in the campaign's progress, so that a killed command can be co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.catalogue import list_artifacts
+from farm.artifacts import checking, make
+from farm.artifacts.catalogue import ToCompile, list_artifacts
+from farm.artifacts.given_model import GivenModel, find_same_model
+from farm.artifacts.manifest import ModelFacts
+from farm.artifacts.on_board import hold_type
+from farm.artifacts.package import WHEEL, explain_name, write_package
+from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
 
 if TYPE_CHECKING:
     pass
-import dataclasses
-from collections.abc import Collection
-
-from farm.artifacts import checking, make
-from farm.artifacts.catalogue import ToCompile
-from farm.artifacts.given_model import GivenModel, find_same_model
-from farm.artifacts.manifest import ModelFacts
-from farm.artifacts.on_board import hold_type
-from farm.artifacts.package import WHEEL, explain_name, write_package
-from farm.inventory.board_types import require_board_type
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm import settings as farm_settings
-from farm.campaign import plan as campaign_plan
-from farm.campaign import spec
-from farm.cli import campaign_run, options, output, tables
-from farm.errors import UsageError
-
-if TYPE_CHECKING:
-    from farm.campaign.plan import CampaignPlan, PlannedType
-import pathlib
-
 from device_agent.protocol import is_name
+from farm import settings as farm_settings
 from farm.artifacts import catalogue
-from farm.campaign import artifacts
+from farm.campaign import artifacts, spec
+from farm.campaign import plan as campaign_plan
 from farm.campaign.engine import control
-from farm.cli import campaign_options
+from farm.cli import campaign_options, campaign_run, options, output, tables
 from farm.cli.campaign_options import Name
+from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_page, campaign_rows, campaign_table
 from farm.units import format_minute
 from farm.values import CampaignState, FleetCampaign
+
+if TYPE_CHECKING:
+    from farm.campaign.plan import CampaignPlan, PlannedType
 
 
 @output.command

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,11 @@ from prometheus_client import CollectorRegistry
 from farm.errors import FarmError
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
+from farm.store import Store
 
 if TYPE_CHECKING:
     from farm.services.keeper import Keeper
-import shutil
-import threading
 
-from farm.store import Store
 
 # As often as an ordinary Prometheus scrapes.
 PERIOD_S = 15.0

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from device_agent.protocol import Status
 from farm.store import schema
 from farm.store.base import Base
-from farm.values import UNTUNED, Record
+from farm.values import UNTUNED, ModelDecision, Record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-from farm.values import ModelDecision
+
 
 _KEY = ("model_sha256", "workloads", "board_type", "operating_point", "simulated")
 

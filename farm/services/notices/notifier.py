@@ -1,5 +1,5 @@
 """Has events of the store become notices and sends them: a thread for each way, with a mark of its own in the store, so
-that nobody waits for a way that fails, and a restart sends again rather than never.
+that no route waits for one that fails, and a restart sends again rather than never.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Notifier:
                 self._ended.wait(self._period_s)
 
     def _deliver(self, name: str, way: WayDocument, notice: Notice) -> bool:
-        """Try until it is sent or given up; False where we are told to end first."""
+        """Try until it is sent or given up; False where the stop comes first."""
         pause_s, deadline = self._first_pause_s, time.monotonic() + _GIVE_UP_S
         while not self._ended.is_set():
             try:

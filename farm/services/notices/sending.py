@@ -38,7 +38,7 @@ _AGAIN = (408, 425, 429)
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """What somebody hears. `id` is the same when it is sent again; `at` is seconds since the epoch."""
+    """A notice as operators receive it. `id` is the same when it is sent again; `at` is seconds since the epoch."""
 
     id: str
     kind: str
