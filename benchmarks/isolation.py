@@ -167,7 +167,7 @@ def measure_quietly(settings: Any, probes: Sequence[Probe], threads: int, count:
 @contextlib.contextmanager
 def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> Iterator[None]:
     """Have the board held in the block measure a probe before every so many trials."""
-    from farm.campaign.engine import board_held
+    from farm.campaign.engine import engine_board
     from farm.crew import board_calls
     from farm.crew.board_process import Ended, Request, TimeKernel
 
@@ -195,7 +195,7 @@ def probed(probes: Sequence[Probe], threads: int, every: int, into: Samples) -> 
                 into.busy.append((name, latency))
             return number, ended
 
-    with mock.patch.object(board_held, "BoardProcess", ProbedProcess):
+    with mock.patch.object(engine_board, "BoardProcess", ProbedProcess):
         yield
 
 

@@ -1,6 +1,6 @@
 """One transaction at a time over a tree: begin with a snapshot on disk, write, end with everything put back.
 
-Also the state folder: the snapshot and `unsafe.json`. `LocalAccess` uses this in a root process; the clock helper adds
+Also the state folder: the snapshot and `unsafe.json`. `LocalAccess` uses this for tests; the clock helper adds
 a socket and two watchdogs (`server.py`, `helper.py`).
 """
 

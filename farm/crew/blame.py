@@ -104,7 +104,7 @@ class Blame:
     def judge_error(self, error: FarmError) -> Outcome:
         """Return the outcome of a trial whose board's session ended with this error.
 
-        Raises the error where the board may not be used and there is no other one.
+        Raises the error where this board is unusable and no other one is left.
         """
         if isinstance(error, BoardUnsafeError | InvalidReplyError):
             if isinstance(error, BoardUnsafeError) and not self._site.can_change:
@@ -114,7 +114,7 @@ class Blame:
             return Outcome(Status.FARM_ERROR, error.message)
         if isinstance(error, LeaseOverError):
             self._site.note_refusal(error)
-        # A transient error is the board's; a permanent one is ours, and so is that another client holds it.
+        # Transient errors count against the board, except a busy board. Permanent ones count against the farm.
         busy = isinstance(error, BoardBusyError)
         status = Status.BOARD_LOST if isinstance(error, TransientError) and not busy else Status.FARM_ERROR
         return self.judge(Outcome(status, str(error), board=self._site.key.partition("/")[2]), blameless=busy)

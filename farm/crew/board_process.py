@@ -15,7 +15,7 @@ from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, PinStatus, PowerSpec, RunSpec
 from farm.crew.blame import pin_outcome
-from farm.crew.held_board import Address, HeldBoard
+from farm.crew.session_holder import Address, HeldBoard
 from farm.errors import FarmError
 from farm.measure.arrays import BufferName, SharedBuffer, pack_arrays, read, unpack_arrays
 from farm.processes.worker_processes import Parent

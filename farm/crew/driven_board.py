@@ -28,7 +28,7 @@ from farm.crew.blame import Blame, pin_error, pin_outcome
 from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError
 from farm.crew.board_process import Ended, Glance, Open, Pin, Request
 from farm.crew.coroutines import pause
-from farm.crew.held_board import to_address
+from farm.crew.session_holder import to_address
 from farm.crew.site import COMMON, Site
 from farm.errors import (
     BoardLostError,

@@ -2,8 +2,8 @@
 
 `farm.store.queue` keeps entries and usage; `queue_entry` waits.
 
-The shares: while campaigns wait too, interactive work (all but trials) has at most `INTERACTIVE_SHARE` of those boards
-at once, and of the time of a single board; within that it goes first. Within each of the two kinds every owner weighs
+The shares: interactive work is all but trials. While campaigns wait, it may hold `INTERACTIVE_SHARE` of the boards that
+they want, or that share of a single board's time; within its share it goes first. Within each kind every owner weighs
 `2 ** priority`: the owner with the fewest boards for its weight is next, then the one with the least recent time, then
 the one that waits longest. A campaign's board is asked back after the running trial; interactive work keeps its boards.
 With a priority below 0 it takes only boards that no campaign wants.

@@ -24,7 +24,7 @@ from farm.crew.board_process import Ended, Leave, Open, Request
 from farm.crew.calibration import MIN_SAMPLES
 from farm.crew.coroutines import on_thread, pause, until
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by, find_kind
-from farm.crew.held_board import to_address
+from farm.crew.session_holder import to_address
 from farm.errors import (
     BoardBusyError,
     BoardUnsafeError,

@@ -17,7 +17,7 @@ from device_agent.protocol import Engine, MeasureSpec, OperatingPoint, RunSpec
 from farm.crew import board_calls
 from farm.crew.board_calls import BoardProcess, JobOrder, ProcessLostError, plan_limit_s
 from farm.crew.board_process import Open, Request
-from farm.crew.held_board import Address
+from farm.crew.session_holder import Address
 from farm.errors import DeadlineError, TransientError
 from farm.measure.arrays import SharedBuffer, read
 from farm.measure.asking import AgentAddress

@@ -18,7 +18,7 @@ import pytest
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, OperatingPoint, Status, TensorSpec
 from farm.artifacts.on_board import LOCAL, hold_board
-from farm.campaign.engine import board_held
+from farm.campaign.engine import engine_board
 from farm.campaign.engine.boards import Arrived, EngineBoards, Left, TrialMeasured
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard
 from farm.errors import UnavailableError
@@ -114,7 +114,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         patch.setattr(tempfile, "tempdir", temporary)
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
         # How long a session is waited for at an agent that does not answer.
-        patch.setattr(board_held, "REQUEST_TIMEOUT_S", 10.0)
+        patch.setattr(engine_board, "REQUEST_TIMEOUT_S", 10.0)
         yield store
 
 

@@ -26,7 +26,7 @@ from farm.connectivity.tracker import Tracker
 from farm.crew.board_process import BoardHolder, Ended, Request, TimeKernel
 from farm.crew.driven_board import DrivenBoard
 from farm.crew.health import HealthLimits, Kind, Observation, decide_by
-from farm.crew.held_board import Address
+from farm.crew.session_holder import Address
 from farm.errors import BoardHostileError, InvalidReplyError, LeaseOverError
 from farm.inventory.board_types import load_board_types
 from farm.measure.arrays import pack_arrays

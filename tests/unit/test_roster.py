@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farm.campaign.engine.active import Active
-from farm.campaign.engine.board_held import Arrived
+from farm.campaign.engine.engine_board import Arrived
 from farm.campaign.engine.resume import to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.order import Order

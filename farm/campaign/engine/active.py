@@ -17,7 +17,7 @@ from farm.points.values import format_clocks
 from farm.search import gpus
 
 if TYPE_CHECKING:  # loads NumPy
-    from farm.campaign.engine.board_held import TrialMeasured
+    from farm.campaign.engine.engine_board import TrialMeasured
 
 
 # A candidate this much slower than the best so far need not be timed exactly. The first trials of a search are far from

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.engine.board_held import AskedBack, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
+from farm.campaign.engine.engine_board import AskedBack, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.roster import BoardsAsked, TrialQueue
 from farm.connectivity.tracker import Tracker

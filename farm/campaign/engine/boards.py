@@ -13,8 +13,17 @@ from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, RunSpec, Status
 from farm.campaign.engine import reference_kernels
-from farm.campaign.engine.board_held import Arrived, AskedBack, BoardEvent, Call, EngineBoard, Left, Ran, TrialMeasured
 from farm.campaign.engine.board_keeping import BoardKeeping, TrackerSource
+from farm.campaign.engine.engine_board import (
+    Arrived,
+    AskedBack,
+    BoardEvent,
+    Call,
+    EngineBoard,
+    Left,
+    Ran,
+    TrialMeasured,
+)
 from farm.campaign.engine.host import HostBoard
 from farm.campaign.engine.reference_kernels import Rhythm
 from farm.closing import Closing

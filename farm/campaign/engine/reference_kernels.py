@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from device_agent.protocol import FaultSide, MeasureSpec, OperatingPoint, Outcome, Status
-from farm.campaign.engine.board_held import Call, EngineBoard
+from farm.campaign.engine.engine_board import Call, EngineBoard
 from farm.crew import board_calls
 
 # Boards of one type differ by binning, cooling and supply; the same margin as for golden kernels

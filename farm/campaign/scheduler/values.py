@@ -233,7 +233,7 @@ class BoardArrived:
 
 @dataclasses.dataclass(frozen=True)
 class BoardLeft:
-    """A board may no longer be used. `lost`: it failed during its measurement."""
+    """A board may no longer be used. `lost`: it failed during a measurement (fleet simulations only)."""
 
     board: str
     lost: bool = False

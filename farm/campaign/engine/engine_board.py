@@ -20,8 +20,8 @@ from farm.crew.blame import Blame
 from farm.crew.board_calls import BoardProcess, JobOrder, plan_limit_s
 from farm.crew.board_process import Open, Request
 from farm.crew.health import Kind
-from farm.crew.held_board import to_address
 from farm.crew.leased_board import LeasedBoard
+from farm.crew.session_holder import to_address
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays
 from farm.store import Store
