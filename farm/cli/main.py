@@ -1,4 +1,4 @@
-"""Puts the nouns together; `main` is what the console script (`entry.py`) runs."""
+"""Assemble the command line from its nouns; `entry.py`, the console script, runs `main`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`farm model`: what a model is made of."""
+"""`farm model`: show and quantise models, and the verbs of `model_artifacts` and `model_board`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of one board: its certificate, and `model bench` with a chart for each model."""
+"""Reports of a board's certificate and of `model bench`, with a chart for each model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Assign built candidates to boards: fair shares, few clock changes, one prefetched per board, stragglers doubled.
 
-Works on a draft. `supply` requests candidates.
+Works on a draft. `scheduler` requests candidates.
 """
 
 from __future__ import annotations

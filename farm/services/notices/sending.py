@@ -1,4 +1,4 @@
-"""Send one notice once. `notifier` decides when to try again."""
+"""Send one notice once: by a command, a webhook, or a URL of Apprise. `notifier` decides when to try again."""
 
 from __future__ import annotations
 
