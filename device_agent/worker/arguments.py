@@ -9,7 +9,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tvm.runtime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,6 +88,8 @@ def copy_weights(specs: Any, tensors: list[Any]) -> list[list[Any]]:
 
     Empty without large weights.
     """
+    import tvm.runtime  # here: clients of the emulator do without TVM
+
     large, copies = _plan_copies(specs)
     found = []
     for _ in range(copies):
@@ -126,6 +127,8 @@ def allocate_turns(specs: Any, seed: int) -> list[list[Any]]:
 
 
 def _make(specs: Any, seed: int) -> list[Any]:
+    import tvm.runtime  # as above
+
     tensors = []
     for index, spec in enumerate(specs):
         source = pool(spec.dtype, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -124,8 +125,6 @@ class LocalFarm:
         self.stop()
 
     def _start_agent(self) -> None:
-        import json
-
         self._ready_file.unlink(missing_ok=True)
         log = self._folder / "agent.log"
         command = python_command("-m", "device_agent", "serve", "--board-type", "local")

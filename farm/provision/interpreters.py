@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import re
 import stat
 import sys
@@ -131,7 +132,5 @@ def fetch_interpreter(series: str, arch: str, folder: Path) -> Path:
 
 
 def _own_arch() -> str:
-    import platform
-
     assert sys.platform == "linux"
     return platform.machine()
