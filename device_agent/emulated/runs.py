@@ -20,9 +20,8 @@ import numpy as np
 from device_agent.emulated.client import Emulation, Placed, ProgramError, Run
 from device_agent.emulated.elf import MACHINE_AARCH64, Elf, ElfError
 from device_agent.protocol import Engine, MeasureSpec, RunSpec, Segment, count_seconds
-from device_agent.session.plan import OverrunError
+from device_agent.session.plan import LoadError, OverrunError
 from device_agent.worker import arguments
-from device_agent.worker.timing import LoadError
 
 KIND = "relax.VMExecutable"
 _SYMBOL = "__tvm_ffi__library_bin"

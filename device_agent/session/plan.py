@@ -65,6 +65,10 @@ _PIECE_S = 0.05
 _SETTLING = 1 / 3
 
 
+class LoadError(Exception):
+    """The library cannot be loaded, or has no such entry."""
+
+
 class OverrunError(Exception):
     """The simulated board would not have finished within the worker's time limit."""
 

@@ -21,10 +21,10 @@ from tvm.runtime.vm import VirtualMachine
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Engine, Layer, Outcome, RunDetails, RunSpec, Status
-from device_agent.session.plan import Plan
+from device_agent.session.plan import LoadError, Plan
 from device_agent.worker import limits
 from device_agent.worker.arguments import numpy_dtype
-from device_agent.worker.timing import LoadError, load, load_module
+from device_agent.worker.timing import load, load_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ import tvm.runtime
 from device_agent import protocol
 from device_agent.platforms import gpu
 from device_agent.protocol import Outcome, Status
-from device_agent.session.plan import HostPace, Plan
+from device_agent.session.plan import HostPace, LoadError, Plan
 from device_agent.worker import arguments
 
 if TYPE_CHECKING:
@@ -110,10 +110,6 @@ _GROWTH_MARGIN = 1.2
 _MAX_ROUNDS = 8
 # TVM's evaluator makes one uncounted call, and so does `Place`.
 _CALLS_BESIDE = 1
-
-
-class LoadError(Exception):
-    """The library cannot be loaded, or has no such entry."""
 
 
 def load_module(path: Path) -> Any:

@@ -22,7 +22,7 @@ from device_agent import processes, protocol
 from device_agent.errors import AgentError
 from device_agent.platforms import gpu
 from device_agent.protocol import Limits, Outcome, Status
-from device_agent.session.plan import OverrunError, Plan
+from device_agent.session.plan import LoadError, OverrunError, Plan
 from device_agent.worker import arguments, engines, kept, limits, timing
 from device_agent.worker.watch import BEGUN, OUTPUT_BYTES, SIZE, End, Watch
 
@@ -291,7 +291,7 @@ def _judge_exception(error: Exception) -> Outcome:
     text = str(error)[:OUTPUT_BYTES]
     if status := gpu.find_status(text):
         return Outcome(status, text + gpu.find_consequence(text))
-    if isinstance(error, timing.LoadError):
+    if isinstance(error, LoadError):
         return Outcome(Status.LOAD_FAILED, text)
     if isinstance(error, OverrunError):
         return Outcome(Status.RUN_TIMEOUT, text)
