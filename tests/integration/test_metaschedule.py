@@ -156,7 +156,7 @@ def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     leases = [bench.store.acquire_lease(name, "bob", "other work") for name in bench.agents]
     try:
         with bench.boards(wait_s=4.0) as boards:
-            with pytest.raises(UnavailableError, match="their work"):
+            with pytest.raises(UnavailableError, match="other work"):
                 wait_for(boards.submit(SPEC, b""))
             with pytest.raises(UnavailableError):
                 boards.crew.call(boards.pool.describe())
