@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
-import types
 import zipfile
 
 import pytest
 
+from tests import release_scripts
 from tests.acceptance.conftest import new_home
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def load_tutorial() -> types.ModuleType:
-    """The script that reads the page, which is in no package."""
-    spec = importlib.util.spec_from_file_location("release_tutorial", ROOT / "deploy" / "release" / "tutorial.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_tutorial_ends_with_a_wheel() -> None:
     """Every command works in its order, the campaign ends with a verified aarch64 wheel, and the notebook reads it."""
-    tutorial = load_tutorial()
+    tutorial = release_scripts.load("tutorial")
     steps = tutorial.read_steps(tutorial.PAGE.read_text(encoding="utf-8"))
     assert sum(isinstance(step, tutorial.Command) for step in steps) > 8
     with new_home() as home:
@@ -75,7 +62,7 @@ def _run_the_wheel(page: str, folder: pathlib.Path) -> None:
 
 def test_a_block_that_is_no_step_is_refused() -> None:
     """A page with blocks that cannot be run does not count as run."""
-    tutorial = load_tutorial()
+    tutorial = release_scripts.load("tutorial")
     for block in ("```sh\nls\n```\n", "```yaml\nname: first\n```\n"):
         with pytest.raises(ValueError, match="no"):
             tutorial.read_steps(block)

@@ -325,7 +325,7 @@ def test_a_stuck_clock_fails_and_everything_is_restored(case: Case) -> None:
 
 
 def _is_held_high(case: Case, domain: str) -> bool:
-    """Whether a clock is at its highest already, so that it is not seen to be stuck."""
+    """Return whether a clock is at its maximum, where a test for a stuck clock says nothing."""
     board = case.board
     if domain == "memory":
         return board.memory is not None and board.memory_hz == board.memory.table[-1]

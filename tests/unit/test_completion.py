@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import pytest
 from farm.cli import completing
 from farm.store import Store
 from farm.values import Board
+from tests import release_scripts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -102,11 +102,7 @@ def test_nothing_is_loaded_for_an_answer(home: pathlib.Path) -> None:
 
 def test_the_table_is_current() -> None:
     """What is checked in is what the commands say; `make generated` writes it again."""
-    spec = importlib.util.spec_from_file_location("completion", ROOT / "deploy" / "release" / "completion.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = release_scripts.load("completion")
     assert completing.TABLE.read_text(encoding="utf-8") == module.make_text()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import re
 import types
@@ -10,6 +9,7 @@ import types
 import pytest
 
 from farm.cli import examples
+from tests import release_scripts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -17,12 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def manual() -> types.ModuleType:
     """`deploy/release/manual.py`, which is in no package."""
-    spec = importlib.util.spec_from_file_location("manual", ROOT / "deploy" / "release" / "manual.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return release_scripts.load("manual")
 
 
 def test_pages_are_current(manual: types.ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import re
 import types
@@ -11,6 +10,7 @@ import pytest
 
 from device_agent.protocol import Status
 from farm.cli import examples
+from tests import release_scripts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -18,12 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def reference() -> types.ModuleType:
     """`deploy/release/reference.py`, which is in no package."""
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "deploy" / "release" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return release_scripts.load("reference")
 
 
 @pytest.mark.parametrize("page", ["commands", "faults", "folders", "settings"])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import re
 import subprocess
-import sys
-import types
 
 import pytest
+
+from tests import release_scripts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def load(name: str) -> types.ModuleType:
-    """A script of `deploy/release`, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "deploy" / "release" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-release, licences = load("release"), load("licences")
+release, licences = release_scripts.load("release"), release_scripts.load("licences")
 
 
 @pytest.fixture

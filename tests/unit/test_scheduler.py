@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.campaign.scheduler import priority as scheduler
+from farm.campaign.scheduler import priority
 from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState
 
 SETTINGS = PrioritySettings(warmup=4, batch=8)
@@ -34,7 +34,7 @@ workload_states = st.builds(
 @given(st.lists(workload_states, max_size=12), st.integers(-3, 500))
 def test_a_decision_stays_within_budget_and_space(states: list[WorkloadState], remaining: int) -> None:
     """Never more trials than remain, never an exhausted workload, and None only where nothing can be done."""
-    decision = scheduler.decide_next(states, remaining, SETTINGS)
+    decision = priority.decide_next(states, remaining, SETTINGS)
     if decision is None:
         assert remaining <= 0 or all(s.exhausted for s in states)
         return
@@ -46,7 +46,7 @@ def test_a_decision_stays_within_budget_and_space(states: list[WorkloadState], r
 @given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
 def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int) -> None:
     """Where there is enough for it, no workload gets a second round while another was never tried."""
-    decision = scheduler.decide_next(states, remaining, SETTINGS)
+    decision = priority.decide_next(states, remaining, SETTINGS)
     fresh = sum(s.asked == 0 and not s.exhausted for s in states)
     if fresh and remaining:
         assert decision is not None
@@ -56,13 +56,13 @@ def test_breadth_comes_before_depth(states: list[WorkloadState], remaining: int)
 @given(st.lists(workload_states, min_size=1, max_size=12), st.integers(1, 500))
 def test_the_same_states_give_the_same_decision(states: list[WorkloadState], remaining: int) -> None:
     """Nothing but its arguments enters a decision."""
-    assert scheduler.decide_next(states, remaining, SETTINGS) == scheduler.decide_next(states, remaining, SETTINGS)
+    assert priority.decide_next(states, remaining, SETTINGS) == priority.decide_next(states, remaining, SETTINGS)
 
 
 def test_untouched_workloads_come_heaviest_first() -> None:
     """Of workloads never tried, the one with most work per inference is first: calls count, not size alone."""
     states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
-    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 1)
+    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
 def test_every_workload_has_a_trial_before_any_has_two() -> None:
@@ -70,7 +70,7 @@ def test_every_workload_has_a_trial_before_any_has_two() -> None:
     states = [state(flop=3e8), state(flop=5e8), state(flop=1e2)]
     given = []
     for _ in range(5):
-        decision = scheduler.decide_next(states, 10_000, SETTINGS)
+        decision = priority.decide_next(states, 10_000, SETTINGS)
         assert decision is not None
         given.append(decision)
         index, count = decision
@@ -81,7 +81,7 @@ def test_every_workload_has_a_trial_before_any_has_two() -> None:
 def test_a_light_workload_starts_with_one_trial() -> None:
     """A share below two thousandths of the model is worth one trial at first."""
     states = [state(flop=1e9, asked=4, best_s=(1e-2,)), state(flop=1e5, kind="softmax")]
-    assert scheduler.decide_next(states, 100, SETTINGS) == (1, 1)
+    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
 def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
@@ -89,7 +89,7 @@ def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
     states = [state(flop=flop) for flop in (1e6, 5e8, 1e7, 3e8, 4e8, 1e5)]
     given = []
     for remaining in (3, 2, 1):
-        decision = scheduler.decide_next(states, remaining, SETTINGS)
+        decision = priority.decide_next(states, remaining, SETTINGS)
         assert decision is not None
         index, count = decision
         assert count == 1
@@ -104,7 +104,7 @@ def test_a_few_trials_go_where_they_gain_most() -> None:
     pool = state(kind="max_pool2d", flop=1e6)
     states = [pool, *(state(flop=flop) for flop in (4e8, 3e8, 2e8, 1e8)), *(state(flop=1e5) for _ in range(12))]
     remaining = 30
-    while decision := scheduler.decide_next(states, remaining, SETTINGS):
+    while decision := priority.decide_next(states, remaining, SETTINGS):
         index, count = decision
         each = states[index]
         asked = each.asked + count
@@ -120,7 +120,7 @@ def test_a_small_budget_is_spread() -> None:
     """Of equal workloads every one gets its trial before any gets two."""
     states = [state() for _ in range(6)]
     remaining = 7
-    while (decision := scheduler.decide_next(states, remaining, SETTINGS)) and remaining:
+    while (decision := priority.decide_next(states, remaining, SETTINGS)) and remaining:
         index, count = decision
         states[index] = dataclasses.replace(states[index], asked=states[index].asked + count)
         remaining -= count
@@ -131,28 +131,28 @@ def test_the_greater_recent_gain_decides() -> None:
     """Between equals, the workload that just got faster is tried again rather than the one that stands still."""
     still = state(asked=40, best_s=(1e-3, 1e-3, 1e-3, 1e-3))
     falling = state(asked=40, best_s=(4e-3, 3e-3, 2e-3, 1e-3))
-    assert scheduler.decide_next([still, falling], 100, SETTINGS) == (1, 8)
+    assert priority.decide_next([still, falling], 100, SETTINGS) == (1, 8)
 
 
 def test_weight_multiplies_the_gain() -> None:
     """A millisecond saved in a function that is called ten times counts ten times."""
     once = state(asked=8, best_s=(3e-3, 2e-3))
     often = state(asked=8, best_s=(3e-3, 2e-3), weight=10.0)
-    assert scheduler.decide_next([once, often], 100, SETTINGS) == (1, 8)
+    assert priority.decide_next([once, often], 100, SETTINGS) == (1, 8)
 
 
 def test_a_laggard_of_its_kind_is_preferred() -> None:
     """A convolution far below the speed that another one reached has more to gain than that one."""
     fast = state(asked=16, best_s=(1e-3,))
     slow = state(asked=16, best_s=(2e-2,))
-    assert scheduler.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
+    assert priority.decide_next([fast, slow], 100, SETTINGS) == (1, 8)
 
 
 def simulate(floors_s: list[float], start_s: list[float], weights: list[float], budget: int) -> list[int]:
     """Tune workloads whose best latency falls towards a floor as 1 / (1 + trials / 8); returns trials for each."""
     states = [state(weight=w, flop=1e8) for w in weights]
     remaining = budget
-    while decision := scheduler.decide_next(states, remaining, SETTINGS):
+    while decision := priority.decide_next(states, remaining, SETTINGS):
         index, count = decision
         asked = states[index].asked + count
         best = floors_s[index] + (start_s[index] - floors_s[index]) / (1 + asked / 8)

@@ -19,7 +19,7 @@ import typer.testing
 from fastapi.testclient import TestClient
 
 from farm import settings as farm_settings
-from farm.artifacts import catalogue as made_here
+from farm.artifacts import catalogue
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
@@ -565,11 +565,11 @@ def test_facts_of_a_board_are_words() -> None:
 def test_artifacts_are_those_that_exist(home: pathlib.Path, client: TestClient, tmp_path: pathlib.Path) -> None:
     """What was compiled on this machine is listed with its folder until it is removed; what could be, apart."""
     folder = tmp_path / "tiny-nano"
-    made_here.note_artifact(home, write(folder))
+    catalogue.note_artifact(home, write(folder))
     page = client.get("/artifacts").text
     listed, _, pending = page.partition("not compiled yet")
     assert str(folder) in listed
     assert "farm model compile" in pending
     shutil.rmtree(folder)
-    assert made_here.list_made_here(home) == []
+    assert catalogue.list_made_here(home) == []
     assert str(folder) not in client.get("/artifacts").text
