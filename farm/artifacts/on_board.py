@@ -16,7 +16,7 @@ from farm.artifacts.manifest import GpuCode, Manifest
 from farm.artifacts.timing import Run
 from farm.crew.crew import open_crew
 from farm.errors import PermanentError, UsageError
-from farm.gpu import code as native
+from farm.gpu import code as gpu_code
 from farm.gpu.ptx import find_newest, is_newer
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.values import format_clocks
@@ -131,7 +131,7 @@ def prepare_gpu(manifest: Manifest, settings: Settings) -> None:
     """Build what virtual boards need for GPU code, once per home. Raises the linker's errors."""
     if manifest.gpu is not None and manifest.simulated:
         settings.share_linker_cache()
-        native.prepare(settings.home_path)
+        gpu_code.prepare(settings.home_path)
 
 
 def require_ok(outcome: Outcome, what: str, board: str) -> None:

@@ -27,9 +27,8 @@ from farm.models.inputs import InputSpec, parse_shapes, read_inputs, resolve_inp
 from farm.models.source import ModelSource, resolve_model
 from farm.processes.compile_subprocess import Apart
 from farm.search import default_schedule, target
-from farm.search import target as search_target
 from farm.search import workloads as search_workloads
-from farm.search.graph import pipeline as graph_prepared
+from farm.search.graph import pipeline as graph_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +122,7 @@ def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: B
     else:
         config = board_type.target.to_tvm()
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = graph_prepared.prepare_model(source.load(), shapes, config, board_type.pipeline)
+    prepared = graph_pipeline.prepare_model(source.load(), shapes, config, board_type.pipeline)
     return prepared.workloads, prepared.pipeline.name
 
 
@@ -149,9 +148,9 @@ class Form:
     def to_target(self) -> dict[str, Any]:
         """Return TVM's target as a dict. Loads TVM where it is this host's."""
         if self.config is None:
-            return search_target.host_target(self.cores)
-        target: dict[str, Any] = json.loads(self.config)
-        return target
+            return target.host_target(self.cores)
+        config: dict[str, Any] = json.loads(self.config)
+        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +204,7 @@ def survey_apart(
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
-    prepared = graph_prepared.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
+    prepared = graph_pipeline.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
     predicted_s = {
         w.hash: seconds for w in prepared.workloads if (seconds := default_schedule.predict_seconds(w)) is not None
     }

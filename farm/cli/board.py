@@ -28,8 +28,7 @@ from farm.cli import (
     tables,
 )
 from farm.connectivity import host_keys, services_state
-from farm.crew import health
-from farm.crew import local as crew_virtual
+from farm.crew import health, local
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
@@ -138,7 +137,7 @@ def add(
         )
     wanted: list[tuple[str, Transport]]
     if virtual is not None:
-        crew_virtual.require_model(kind)
+        local.require_model(kind)
         if board_type not in (None, virtual) or key_file or host_key:
             raise UsageError("--virtual goes with neither --board-type nor a key", "Give the type once.")
         if not 1 <= count <= fleet_document.MAX_EXPANDED:

@@ -10,7 +10,7 @@ from farm.cli import options, output
 from farm.crew import health, leased_board
 from farm.errors import UsageError
 from farm.processes import machine
-from farm.services import powering as switching
+from farm.services import powering
 from farm.store import Store
 from farm.values import Health
 
@@ -31,7 +31,7 @@ def power(
     """
     with options.open_store() as store:
         store.require_board(name)
-        commands = switching.parse_power(store.fetch_power().get(name))
+        commands = powering.parse_power(store.fetch_power().get(name))
         if commands is None:
             raise UsageError(
                 f"no command switches the power of {name}",
@@ -39,11 +39,11 @@ def power(
             )
         if force:
             store.force_release(name, machine.name_user(), reason or f"power {action}")
-        lease = switching.take_board(
+        lease = powering.take_board(
             store, name, leased_board.name_owner(), f"power {action}", commands, frozenset(Health)
         )
         try:
-            said = switching.switch(name, commands, action)
+            said = powering.switch(name, commands, action)
         finally:
             store.release_lease(lease)
         _note(store, name, action, reason)

@@ -15,7 +15,7 @@ import yaml
 
 from farm import settings
 from farm.cli import options, output
-from farm.crew import local as crew_virtual
+from farm.crew import local
 from farm.errors import UsageError
 from farm.inventory import board_types, fleet_document
 from farm.values import Ssh
@@ -194,7 +194,7 @@ def _check(board_type: str, ways: list[Ssh], virtual: int) -> Start:
             f"this machine, {kind.name!r}, needs no fleet file", "`farm quickstart` and `farm tune MODEL` use it."
         )
     if virtual:
-        crew_virtual.require_model(kind)
+        local.require_model(kind)
     return Start(kind.name, ways, virtual)
 
 

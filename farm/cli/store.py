@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from farm import backup as farm_backup
-from farm import backup as store_backup
 from farm import settings as farm_settings
 from farm.cli import options, output, tables
 from farm.errors import PermanentError, UsageError
@@ -62,7 +61,7 @@ def prune(
                 gone += some
                 output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
     if shrink and not dry_run:
-        store_backup.shrink(settings.home_path)
+        farm_backup.shrink(settings.home_path)
     with options.open_store(settings) as store:
         size, free = store.fetch_room()
     yield _to_document(plan, gone) | {"store_bytes": size, "free_bytes": free}

@@ -13,9 +13,8 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from farm.campaign.scheduler import dispatch as phases
 from farm.campaign.scheduler import events as fleet_events
-from farm.campaign.scheduler.dispatch import dispatch, may_prepare, plan_queues
+from farm.campaign.scheduler.dispatch import begin_measuring, dispatch, end_measuring, may_prepare, plan_queues
 from farm.campaign.scheduler.edit import BUILDING, Draft
 from farm.campaign.scheduler.priority import PrioritySettings, WorkloadState, decide_next
 from farm.campaign.scheduler.state import CampaignEntry, FleetState, LaneEntry, Pool, RequestEntry, change
@@ -160,11 +159,11 @@ def _decide(draft: Draft) -> Decided:
             draft.end_campaign(name, Status.FINISHED, reason)
     if draft.stale:
         _share_out(draft)
-    phases.end_measuring(draft)
+    end_measuring(draft)
     dispatch(draft)
     search_ahead(draft)
     build_ahead(draft)
-    if phases.begin_measuring(draft):
+    if begin_measuring(draft):
         dispatch(draft)
     decisions, wake_s = tuple(draft.decisions), _find_wake_s(draft)
     return Decided(draft.freeze(), decisions, wake_s)

@@ -13,7 +13,6 @@ from typing import Any
 
 from farm.search.cores import Core
 from farm.search.families import facts as reading
-from farm.search.families import loops
 from farm.search.families import loops as steps
 from farm.search.families.facts import Axis, Contraction
 from farm.search.families.family import Plan, Prediction
@@ -47,7 +46,7 @@ def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> Non
     """
     main = schedule.get_sblock(facts.main)
     part_sums = schedule.rfactor(schedule.get_loops(main)[facts.sums[0].at], 0)
-    last = loops.write_apart(schedule, facts)
+    last = steps.write_apart(schedule, facts)
     *pixels, channel = schedule.get_loops(last)
     block, channel = schedule.split(channel, [None, plan["lanes"] * plan["vectors"]])
     schedule.reorder(block, *pixels, channel)
@@ -73,7 +72,7 @@ def apply(schedule: Any, facts: Contraction, plan: Plan, split_tile: Any) -> Non
     schedule.decompose_reduction(part_sums, sums[0])
     schedule.decompose_reduction(main, part)
     if facts.pad:
-        loops.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=False)
+        steps.pad_first(schedule, schedule.get_sblock(facts.pad), plan["lanes"], apart=False)
 
 
 # Values of `order`, the outer loops: rows of pixels share all weights, or blocks of channels stay in the cache.

@@ -15,9 +15,8 @@ from typing import Any
 from tvm import tirx
 
 from farm.search.cores import Core
-from farm.search.families import expressions
+from farm.search.families import expressions, loops
 from farm.search.families import facts as reading
-from farm.search.families import loops as steps
 from farm.search.families.dense import CHANNELS_OUTSIDE, PAD_ALL, PAD_ROWS, Dense
 from farm.search.families.depthwise import PAD_NONE, UNROLL_COLUMNS, VECTORS, Depthwise
 from farm.search.families.facts import Axis, Contraction, read_contraction
@@ -122,7 +121,7 @@ class StripFamily:
         """
         rows = facts.window.rows
         strips = [s for s in range(1, rows + 1) if s * facts.count_strips(s) <= facts.most_rows][-_MOST_STRIPS:]
-        lines = {row for s in strips for row in steps.divisors(facts.count_rows(s), 4)}
+        lines = {row for s in strips for row in loops.divisors(facts.count_rows(s), 4)}
         own = {name: known for name, known in self._tiles.options(facts.contraction, core).items() if name != "parts"}
         # TVM cannot derive how many rows of data the edge strips read.
         pads = tuple(pad for pad in own["pad"] if pad != PAD_ROWS or not facts.at_edge)
@@ -149,7 +148,7 @@ class StripFamily:
         between = rows * column.extent * width * contraction.element_bytes
         near = between <= core.l2_bytes
         moved = 2 * between * shares / (core.l2_bytes_per_cycle if near else core.far_bytes_per_cycle)
-        own += moved + steps.moving_cycles(float(facts.window.result_bytes), core)
+        own += moved + loops.moving_cycles(float(facts.window.result_bytes), core)
         seconds = (tiles.seconds + own / threads / core.freq_hz) * balance
         return Prediction(seconds, {**tiles.terms, "step": own, "balance": balance})
 

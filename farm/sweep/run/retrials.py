@@ -21,7 +21,7 @@ from farm.errors import BoardUnsafeError, FarmError, InternalError, PermanentErr
 from farm.models.batches import set_batch
 from farm.search import traces
 from farm.search.build import builder
-from farm.search.graph import pipeline as graph_prepared
+from farm.search.graph import pipeline as graph_pipeline
 from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
 from farm.sweep.run.programs import SweepRecipe
@@ -63,7 +63,7 @@ def build_rivals(
     """
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = graph_prepared.prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
+    prepared = graph_pipeline.prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
     tried = []
     for workload in prepared.workloads:
         rivals = []
