@@ -19,7 +19,6 @@ GOVERNORS = "interactive conservative ondemand userspace powersave performance s
 
 
 def make_tree(root: Path) -> Path:
-    """Write the files below `root`, all cores online, nothing held; return `root`."""
     files = {f"{CPUS}/cpu{cpu}/online": "1" for cpu in range(1, 6)}
     for policy in (A57, DENVER):
         files |= {
@@ -73,14 +72,12 @@ def make_tree(root: Path) -> Path:
 
 
 def make_link(root: Path, link: str, target: str) -> None:
-    """A relative symbolic link, as /sys has them."""
     at = Path(f"{root}{link}")
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(os.path.relpath(f"{root}{target}", at.parent))
 
 
 def read_all(root: Path) -> dict[str, str]:
-    """Every file that the clock helper restores and compares."""
     paths = [f"{CPUS}/cpu{cpu}/online" for cpu in range(1, 6)]
     paths += [f"{p}/scaling_{name}" for p in (A57, DENVER) for name in ("min_freq", "max_freq", "governor")]
     paths += [f"{GPU}/{name}" for name in ("min_freq", "max_freq", "governor")]

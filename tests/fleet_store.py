@@ -16,21 +16,16 @@ SSH = Ssh("nano-01.lab", "farm", identity_file="~/.ssh/farm", host_key="SHA256:A
 
 
 class Clocks:
-    """The two clocks of a store, moved by hand."""
-
     def __init__(self) -> None:
         self.boot, self.seconds, self.wall = "boot-1", 1000.0, 1.7e9
 
     def read(self) -> Instant:
-        """The clock that leases expire on."""
         return Instant(self.boot, self.seconds)
 
     def read_wall(self) -> float:
-        """The clock that people are shown."""
         return self.wall
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass as it does."""
         self.seconds += seconds
         self.wall += seconds
 
@@ -41,7 +36,6 @@ class Clocks:
 
 @contextlib.contextmanager
 def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with one good board, nano-01, that can be reached."""
     with Store(place, clocks.read, clocks.read_wall) as store:
         store.register_board("nano-01", "jetson-nano", SSH, {"rack": "2"})
         observe(store, Kind.BACK)
@@ -55,10 +49,8 @@ def observe(store: Store, kind: Kind, name: str = "nano-01", limits: HealthLimit
 
 
 def take(store: Store, owner: str = "left", **options: Any) -> Lease:
-    """Lease nano-01."""
     return store.acquire_lease("nano-01", owner, "tuning", **options)
 
 
 def kinds(store: Store, name: str = "nano-01") -> list[str]:
-    """What happened to a board, in order."""
     return [event["kind"] for event in store.fetch_board_events(name)]

@@ -45,7 +45,6 @@ def each(count: int) -> Iterator[random.Random]:
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, cut out, doubled, or put where a number may be read."""
     mutated = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         at = rng.randrange(len(mutated) + 1)
@@ -69,7 +68,6 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_value(value: Any, rng: random.Random) -> Any:
-    """A JSON value with one thing somewhere in it replaced, left out or added."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         if rng.random() < 0.1:
@@ -84,7 +82,6 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
 
 
 def mutate_text(text: str, rng: random.Random) -> bytes:
-    """The text with a few things wrong: bytes, words, lines, indentation."""
     for _ in range(rng.randint(1, 4)):
         lines = text.split("\n")
         number = rng.randrange(len(lines))
@@ -118,8 +115,6 @@ def mutate_text(text: str, rng: random.Random) -> bytes:
 
 @contextlib.contextmanager
 def deadline(what: str) -> Iterator[None]:
-    """Fail naming `what` where the block takes longer than anything may."""
-
     def give_up(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"hangs: {what}")
 

@@ -33,17 +33,14 @@ GREETING = struct.pack("<ii", RPC_MAGIC, 14) + b"server:nano/n1"
 
 
 def frame(code: int, body: bytes = b"") -> bytes:
-    """One frame: length, code, body."""
     return struct.pack("<Qi", 4 + len(body), code) + body
 
 
 def sequence(*values: bytes) -> bytes:
-    """A packed sequence: how many, then each as `value` and its kin made it."""
     return struct.pack("<i", len(values)) + b"".join(values)
 
 
 def none() -> bytes:
-    """A value that is nothing."""
     return struct.pack("<i", NONE)
 
 
@@ -53,7 +50,6 @@ def number(value: int, kind: int = INT) -> bytes:
 
 
 def text(value: str | bytes, kind: int = TEXT) -> bytes:
-    """Text, bytes, or what is to pass for them."""
     data = value.encode() if isinstance(value, str) else value
     return struct.pack("<iQ", kind, len(data)) + data
 
@@ -71,7 +67,6 @@ def answer(value: str | bytes) -> bytes:
 
 
 def void() -> bytes:
-    """What a server answers that has nothing to say."""
     return frame(RETURN, sequence(none()))
 
 
@@ -90,7 +85,6 @@ def nested_npz(count: int, size: int) -> bytes:
 
 
 def repeated_npz(count: int, size: int) -> bytes:
-    """An archive whose index names its one array `count` times."""
     array = io.BytesIO()
     np.save(array, np.zeros(size, "uint8"))
     name, content = b"out_000.npy", array.getvalue()

@@ -33,14 +33,12 @@ def upgrade() -> None:
 
 
 def write(folder: pathlib.Path) -> pathlib.Path:
-    """Its migrations: all that there are, and one more."""
     shutil.copytree(database._MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "versions" / f"r{REVISION}_later.py").write_text(_SCRIPT)
     return folder
 
 
 def become(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
-    """From now on this process is that version."""
     monkeypatch.setattr(database, "_MIGRATIONS", folder)
     monkeypatch.setattr(database, "HEAD", REVISION)
     monkeypatch.setattr(backup, "SCHEMA", REVISION)

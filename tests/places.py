@@ -20,7 +20,6 @@ class Files:
         self._folder, self._template, self._made = folder, template, 0
 
     def make(self, *, empty: bool = False) -> StoreLocation:
-        """A place for a store; `empty`: with nothing there, not even a folder."""
         self._made += 1
         place = self._folder / f"home{self._made}" / "farm.db"
         if not empty:
@@ -30,7 +29,6 @@ class Files:
         return place
 
     def copy(self, place: StoreLocation) -> StoreLocation:
-        """What a backup of a store, put back somewhere else, is."""
         copy = self.make(empty=True)
         assert isinstance(place, pathlib.Path)
         assert isinstance(copy, pathlib.Path)
@@ -43,30 +41,24 @@ class Files:
 
 
 class ServerDatabases:
-    """The same on PostgreSQL."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._made: list[str] = []
 
     def make(self, *, empty: bool = False) -> StoreLocation:
-        """See `Files`."""
         self._made.append(self._cluster.make(empty=empty))
         return self._made[-1]
 
     def copy(self, place: StoreLocation) -> StoreLocation:
-        """See `Files`."""
         self._made.append(self._cluster.copy(str(place)))
         return self._made[-1]
 
     def close(self) -> None:
-        """Drop them."""
         for url in self._made:
             self._cluster.drop(url)
 
 
 def connect(place: StoreLocation) -> sa.Engine:
-    """Direct access to a store."""
     if isinstance(place, pathlib.Path):
         return sa.create_engine(f"sqlite:///{place}")
     return sa.create_engine(sa.make_url(place).set(drivername="postgresql+psycopg"))

@@ -31,7 +31,6 @@ def find_free_port() -> int:
 
 
 def _candidates() -> Iterator[int]:
-    """Each port once, from the one after the last that was given out."""
     ports, count = _ports(os.getpid())
     return itertools.islice(ports, count)
 

@@ -42,7 +42,6 @@ _TEMPLATE = "farm_template"
 
 
 def find_programs() -> pathlib.Path | None:
-    """The folder of the newest `initdb` of this machine: Debian keeps it off PATH."""
     found = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if not found and (there := shutil.which("initdb")):
         found = [pathlib.Path(there)]
@@ -50,20 +49,16 @@ def find_programs() -> pathlib.Path | None:
 
 
 class Cluster:
-    """A running server. `make` gives private databases."""
-
     def __init__(self, port: int, start: Callable[[], subprocess.Popen[bytes]], log: pathlib.Path) -> None:
         self.port, self._start, self._log = port, start, log
         self._numbers = itertools.count()
         self._has_template = False
 
     def start(self) -> None:
-        """Start the server and wait until it takes connections."""
         self.process = self._start()
         _wait_ready(self, self._log)
 
     def stop(self) -> None:
-        """Stop the server at once, as a crash does: every connection ends."""
         self.process.send_signal(signal.SIGQUIT)
         self.process.wait(20)
 
@@ -74,11 +69,9 @@ class Cluster:
 
     @property
     def owner(self) -> str:
-        """The URL of the database that is always there."""
         return self.locate("postgres")
 
     def locate(self, name: str) -> str:
-        """The URL of a database, as a farm is given it."""
         return f"postgresql://farm@127.0.0.1:{self.port}/{name}"
 
     def make(self, *, empty: bool = True, like: str = "template0") -> str:
@@ -92,13 +85,11 @@ class Cluster:
         return self.locate(name)
 
     def copy(self, url: str) -> str:
-        """A database like another one, whose connections end."""
         name = url.rpartition("/")[2]
         self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")  # noqa: S608
         return self.make(like=name)
 
     def drop(self, url: str) -> None:
-        """Remove a database, with any open connections."""
         self.run(f"DROP DATABASE IF EXISTS {url.rpartition('/')[2]} WITH (FORCE)")
 
     def run(self, statement: str, url: str = "") -> None:

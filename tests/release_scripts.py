@@ -11,7 +11,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def load(name: str) -> types.ModuleType:
-    """Load the script `name`.py anew."""
     spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "deploy" / "release" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -47,7 +47,6 @@ def _listen_in(cable: Cable, port: int) -> socket.socket:
 
 
 def _accept(listener: socket.socket, port: int) -> None:
-    """Carry every connection to the server, until the listener is closed."""
     with contextlib.suppress(OSError):
         while True:
             outer, _ = listener.accept()

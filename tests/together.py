@@ -28,7 +28,6 @@ _workers: list[Any] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark what this run starts; have SIGTERM end it in order, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         signal.signal(signal.SIGINT, _interrupt_once)
@@ -40,7 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodeready(node: Any) -> None:
-    """Know the workers."""
     _workers.append(node)
 
 
@@ -55,14 +53,12 @@ def pytest_keyboard_interrupt() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name what is unsteady."""
     for name in _find_unsteady(terminalreporter):
         terminalreporter.write_line(f"unsteady: {name} failed beside the other tests and passed the second time")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where too many were unsteady."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and len(_find_unsteady(reporter)) > MOST_UNSTEADY and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -103,6 +99,5 @@ def _find_unsteady(reporter: Any) -> list[str]:
 
 
 def _interrupt_once(*_: object) -> None:
-    """A second interrupt would cut fixtures' ends short."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -22,8 +22,6 @@ _SERIOUS = ("serious", "critical")
 
 
 class Browser:
-    """A window, and what it complained of since it was asked last."""
-
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url.rstrip("/")
         self.complaints: list[str] = []
@@ -37,7 +35,6 @@ class Browser:
             self.complaints.append(f"{message.type}: {message.text}")
 
     def open(self, path: str) -> Page:
-        """Load a page of the farm and wait until it is live."""
         self.page.goto(f"{self.url}{path}")
         self.page.wait_for_selector("#live:not(.off)")
         return self.page

@@ -94,8 +94,6 @@ class CampaignRack:
         return [child for child in self.agent(board).children(recursive=True) if "serve" in child.cmdline()]
 
     def wait_measuring(self, board: str) -> list[psutil.Process]:
-        """Wait until a board measures something; its session and what that has started."""
-
         def find() -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
                 found = self.sessions(board)
@@ -108,7 +106,6 @@ class CampaignRack:
         return processes
 
     def crash(self, board: str) -> None:
-        """The session dies in mid-measurement; the agent lives."""
         _signal(self.wait_measuring(board)[:1], signal.SIGKILL)
 
     def freeze(self, board: str) -> list[psutil.Process]:
@@ -118,48 +115,39 @@ class CampaignRack:
         return frozen
 
     def thaw(self, frozen: list[psutil.Process]) -> None:
-        """Let a board go on where it stood still."""
         _signal(frozen, signal.SIGCONT)
 
     def reboot(self, board: str) -> None:
-        """Kill everything on a board at once; the services start it again."""
         agent = self.agent(board)
         processes = [agent, *agent.children(recursive=True)]
         _signal(processes, signal.SIGKILL)
 
     def log(self) -> str:
-        """What the engine has said."""
         return (self.store / "logs" / "farm.log").read_text()
 
     def reasons(self, board: str, *kinds: str) -> list[str]:
-        """What was held against a board, oldest first."""
         rows = self.home.rows("SELECT board, kind, reason FROM board_events ORDER BY id")
         return [reason for name, kind, reason in rows if name == board and kind in kinds]
 
     def was_doubted(self, board: str) -> bool:
-        """Whether anything was held against a board."""
         return bool(self.reasons(board, "fault", "probe_failed", "drifted", "throttled", "misfit"))
 
     # Campaigns
 
     def count(self) -> int:
-        """Trials that count."""
         rows = self.home.rows("SELECT count(*) FROM trials WHERE counted IS NOT NULL")
         return int(rows[0][0]) if rows else 0
 
     def wait_count(self, count: int) -> None:
-        """Wait until so many trials count."""
         wait_until(lambda: self.count() >= count, f"{count} trials")
 
     def show(self, name: str = "vision") -> dict[str, Any]:
-        """What `farm campaign show` says."""
         shown: dict[str, Any] = self.home.run("campaign", "show", name, "--json").json()
         return shown
 
 
 @contextlib.contextmanager
 def campaign_rack(built: pathlib.Path | None = None) -> Iterator[CampaignRack]:
-    """The fleet in service, all boards good."""
     with new_home() as home:
         home.environment["FARM_BATCH"] = str(PER_WORKLOAD)
         rack = CampaignRack(home, built)
@@ -174,7 +162,6 @@ def campaign_rack(built: pathlib.Path | None = None) -> Iterator[CampaignRack]:
 
 
 def _make_head() -> bytes:
-    """A small model of our own: two dense layers over four vectors."""
     builder = GraphBuilder(5)
     hidden = builder.relu(builder.dense(builder.input("x", (4, 192)), 320, gain=2.0))
     return builder.finish("head", {"scores": (builder.dense(hidden, 10), (4, 10))})

@@ -98,7 +98,6 @@ class Scene:
         return chance.choice(sorted(found, key=lambda each: each.pid)) if found else None
 
     def wait_phase(self, title: str) -> None:
-        """Wait for a moment until some process calls itself `title`."""
         deadline = time.monotonic() + _PHASE_S
         workers = [process for process in _children(self.find_engine()) if _title(process).startswith("ray::")]
         while time.monotonic() < deadline and not any(_title(each).startswith(title) for each in workers):
@@ -141,7 +140,6 @@ class TrialTable:
         self._seen: dict[int, tuple[object, ...]] = {}
 
     def count(self) -> int:
-        """Trials that count."""
         with self._reading() as connection:
             return int(connection.execute("SELECT count(*) FROM trials WHERE counted IS NOT NULL").fetchone()[0])
 
@@ -153,7 +151,6 @@ class TrialTable:
             return str(row[0]) if row else ""
 
     def list_fallen(self) -> list[str]:
-        """Boards that an operator has to clear before they work again."""
         with self._reading() as connection:
             return [row[0] for row in connection.execute("SELECT name FROM boards WHERE health = 'quarantined'")]
 
@@ -213,7 +210,6 @@ def _title(process: psutil.Process) -> str:
 
 
 def _is(victim: str, process: psutil.Process, services: psutil.Process | None) -> bool:
-    """Whether a process is of a kind."""
     words = process.cmdline()
     text = " ".join(words)
     if victim in _TITLES:

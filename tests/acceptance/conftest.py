@@ -44,7 +44,6 @@ _BUILDERS = ("campaign", "quickstart", "sweep", "tune", "up")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Wait until `condition` is true and return its value; fail naming `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -55,22 +54,17 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """How a command ended. `seconds` is its wall time."""
-
     code: int
     out: str
     err: str
     seconds: float
 
     def json(self) -> Any:
-        """The one document on stdout; anything else there fails."""
         return json.loads(self.out)
 
 
 @dataclasses.dataclass
 class Running:
-    """A command under way, its output in files."""
-
     process: Forked | subprocess.Popen[bytes]
     out_path: pathlib.Path
     err_path: pathlib.Path
@@ -78,11 +72,9 @@ class Running:
 
     @property
     def err(self) -> str:
-        """What it has said on stderr so far."""
         return self.err_path.read_text()
 
     def wait_for(self, text: str) -> None:
-        """Wait until stderr holds `text`."""
         wait_until(lambda: text in self.err or self.process.poll() is not None, f"{text!r} on stderr")
         assert text in self.err, self.err
 
@@ -91,7 +83,6 @@ class Running:
         (os.killpg if group else os.kill)(self.process.pid, number)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> Done:
-        """Wait for the end."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -132,7 +123,6 @@ class Home:
         return Running(process, out, err, time.monotonic())
 
     def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **environment: str) -> Done:
-        """Run `farm` to its end."""
         return self.start(*arguments, **environment).wait(timeout_s)
 
     def call(self, *arguments: str, **environment: str) -> Done:
@@ -170,7 +160,6 @@ class Home:
         return found
 
     def expect_no_processes(self) -> None:
-        """Fail unless everything that the commands started has ended with them."""
         wait_until(lambda: not self.processes(), "every process to be gone", LINGER_S)
 
     def rows(self, query: str) -> list[Any]:
@@ -183,12 +172,10 @@ class Home:
         return []
 
     def count_trials(self) -> int:
-        """Trials in the store."""
         rows = self.rows("SELECT count(*) FROM trials")
         return int(rows[0][0]) if rows else 0
 
     def lock_is_free(self) -> bool:
-        """Whether the next command may measure."""
         import fcntl
 
         with (self.temporary / f"tvm-farm-{os.getuid()}.lock").open("a+") as file:
@@ -209,7 +196,6 @@ class Home:
         assert not imported.exists(), f"imported from the current folder: {imported.read_text()}"
 
     def close(self) -> None:
-        """End what is left and remove the files."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -224,7 +210,6 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def new_home() -> Iterator[Home]:
-    """A home for the length of a block."""
     home = Home()
     try:
         yield home
@@ -235,6 +220,5 @@ def new_home() -> Iterator[Home]:
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    """A home for one test."""
     with new_home() as home:
         yield home

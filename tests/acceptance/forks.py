@@ -36,7 +36,6 @@ def start(
     stdout: IO[bytes],
     stderr: IO[bytes],
 ) -> Forked | subprocess.Popen[bytes]:
-    """Start `farm`; in a new interpreter where the environment has options for Python."""
     if all(os.environ.get(name) == env.get(name) for name in {*env, *os.environ} if name.startswith("PYTHON")):
         return Forked(arguments, env, cwd, stdout, stderr)
     return subprocess.Popen(
@@ -51,8 +50,6 @@ def start(
 
 
 class Forked:
-    """A child, as `subprocess.Popen` shows one."""
-
     def __init__(
         self,
         arguments: Sequence[str],
@@ -86,12 +83,10 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill -9."""
         self.send_signal(signal.SIGKILL)
 
     def __del__(self) -> None:
@@ -106,7 +101,6 @@ class Forked:
 
 @functools.cache
 def _server() -> socket.socket:
-    """The way to the process that forks; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Alone in its session, so that no Ctrl-C reaches it.
     process = subprocess.Popen(
@@ -121,7 +115,6 @@ _to_end: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
 def end_server() -> None:
-    """Forget the process that forks, which ends then."""
     for orders, process in _to_end:
         orders.close()
         process.wait(10)

@@ -15,30 +15,24 @@ from tests.postgresql import Cluster
 
 
 class Coordinator:
-    """One of them."""
-
     def __init__(self, home: Home, url: str) -> None:
         self.home, self.url = home, url
         home.environment["FARM_STORE"] = url
 
     def run(self, *arguments: str) -> str:
-        """A command that has to succeed; its output."""
         done = self.home.run(*arguments)
         assert done.code == 0, done.err
         return done.out
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """What its services say of each board."""
         document = self.home.run("status", "--json").json()
         return {board["name"]: board for board in document["boards"]}
 
     def lends(self) -> set[str]:
-        """The boards that its tracker lists."""
         return {name for name, board in self.status().items() if board["registered"]}
 
     @property
     def name(self) -> str:
-        """What the farm calls it."""
         return name_coordinator(pathlib.Path(self.home.environment["FARM_HOME"]))
 
     @contextlib.contextmanager
@@ -63,14 +57,12 @@ class Coordinator:
 
 @contextlib.contextmanager
 def coordinators(cluster: Cluster, count: int = 2) -> Iterator[list[Coordinator]]:
-    """Coordinators without services yet, on a new store that they share."""
     url = cluster.make(empty=False)
     with contextlib.ExitStack() as stack:
         yield [Coordinator(stack.enter_context(new_home()), url) for _ in range(count)]
 
 
 def register(coordinator: Coordinator, host: BoardHost) -> None:
-    """Make a board host known in the store."""
     coordinator.run(
         *("board", "add", host.name, "--board-type", host.board_type, "--ssh", f"root@{host.address}"),
         *("--key-file", str(host.key_file), "--host-key", host.fingerprint),
@@ -78,7 +70,6 @@ def register(coordinator: Coordinator, host: BoardHost) -> None:
 
 
 def wait_in_service(url: str, names: set[str], timeout_s: float = 60.0) -> None:
-    """Wait until boards are in reach and a probe has found them good."""
     with Store(url) as store:
 
         def are_good() -> bool:

@@ -15,13 +15,10 @@ NAME = "nano-01"
 
 
 class Rack:
-    """A home whose services reach one board over SSH."""
-
     def __init__(self, home: Home, host: BoardHost) -> None:
         self.home, self.host = home, host
 
     def register(self, host_key: str | None = None, key_file: pathlib.Path | None = None) -> None:
-        """Make the board known to the farm."""
         host = self.host
         added = self.home.run(
             *("board", "add", host.name, "--board-type", host.board_type, "--ssh", f"root@{host.address}"),
@@ -30,7 +27,6 @@ class Rack:
         assert added.code == 0, added.err
 
     def row(self, name: str = NAME) -> dict[str, Any]:
-        """The board as the farm shows it."""
         shown: list[dict[str, Any]] = self.home.run("board", "list", "--json").json()
         return next(row for row in shown if row["name"] == name)
 
@@ -47,7 +43,6 @@ class Rack:
         return time.monotonic() - began
 
     def trouble(self, name: str = NAME) -> str:
-        """What `farm status` says is wrong with the way to it."""
         boards = self.home.run("status", "--json").json()["boards"]
         return str(next((board["trouble"] for board in boards if board["name"] == name), ""))
 
@@ -65,7 +60,6 @@ class Rack:
             assert cleared.code == 0 or self.row(name)["health"] == "good", cleared.err
 
     def probe(self, name: str = NAME, timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
-        """The exit code and report of `farm board probe`."""
         done = self.home.run("board", "probe", name, "--timeout", f"{timeout_s:g}s", "--json")
         assert done.out, done.err
         [report] = done.json()
@@ -88,7 +82,6 @@ def running_rack(folder: pathlib.Path, board_type: str = "jetson-nano") -> Itera
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """How many seconds `work` takes."""
     began = time.monotonic()
     work()
     return time.monotonic() - began

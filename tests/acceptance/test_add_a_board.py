@@ -23,14 +23,11 @@ _CUT = "-----8<-----"
 
 @dataclasses.dataclass
 class Step:
-    """Commands of one block, and the lines that the page promises after them."""
-
     commands: str
     promised: list[str]
 
 
 def read_page() -> tuple[dict[str, str], list[Step]]:
-    """The files to save, by name, and the steps to take, in order."""
     text = PAGE.read_text(encoding="utf-8")
     files: dict[str, str] = {}
     steps: list[Step] = []
@@ -62,7 +59,6 @@ def missing_lines(promised: list[str], output: str) -> list[str]:
 
 
 def run(home: Home, steps: list[Step]) -> list[str]:
-    """Run the steps in one shell, as a reader would; return what each printed."""
     script = f"\necho '{_CUT}'\n".join(step.commands for step in steps)
     environment = home.environment | {
         "HOME": str(home.path),

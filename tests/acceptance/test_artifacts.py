@@ -53,12 +53,10 @@ class Venv:
             link_distribution(name, self.site)
 
     def install(self, wheel: pathlib.Path) -> None:
-        """As a user would; what the wheel needs must be there already."""
         command = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-index", wheel]
         subprocess.run(command, check=True, timeout=_PYTHON_S)
 
     def run(self, *arguments: str | pathlib.Path) -> subprocess.CompletedProcess[str]:
-        """Python there."""
         return subprocess.run(
             [self.python, *arguments],
             capture_output=True,
@@ -94,7 +92,6 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Made]:
-    """`tiny-cnn` tuned a little, compiled from its records, and verified."""
     with new_home() as home:
         tuned = home.run("tune", "tiny-cnn", "--trials", "8", "--json").json()
         folder = home.path / "artifact"
@@ -118,7 +115,6 @@ def made() -> Iterator[Made]:
 
 
 def require_close(given: Any, wanted: Any) -> None:
-    """Both are one result, but for rounding."""
     assert np.abs(given - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 

@@ -25,13 +25,11 @@ from tests.unit.campaign_orders import make_order, submit
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Home]:
-    """One home for commands that change nothing."""
     with new_home() as home:
         yield home
 
 
 def refused(done: Done, code: int, *texts: str) -> None:
-    """Assert how a command was refused."""
     assert done.code == code, done.err
     assert done.out == ""
     assert "Traceback" not in done.err
@@ -40,7 +38,6 @@ def refused(done: Done, code: int, *texts: str) -> None:
 
 
 def write_model(path: pathlib.Path, operator: str, shape: list[int | str], domain: str = "") -> str:
-    """An ONNX file with one node called `the_node`."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))
     node = helper.make_node(operator, ["x"], ["y"], name="the_node", domain=domain)

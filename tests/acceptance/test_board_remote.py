@@ -23,13 +23,11 @@ from tests.integration.sshd import Sshd, running_sshd
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """The boards of this module: one server, under several names."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 def add(home: Home, sshd: Sshd, *names: str, host_key: str = "") -> None:
-    """Register the server under these names."""
     address = sshd.address
     transport = Ssh(address.host, address.user, address.port, str(address.key_file), host_key)
     with Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
@@ -39,7 +37,6 @@ def add(home: Home, sshd: Sshd, *names: str, host_key: str = "") -> None:
 
 @pytest.fixture
 def fresh(sshd: Sshd) -> Iterator[Home]:
-    """A home with a board that was never contacted."""
     with new_home() as home:
         add(home, sshd, "b1")
         yield home
@@ -47,7 +44,6 @@ def fresh(sshd: Sshd) -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def trusted(sshd: Sshd) -> Iterator[Home]:
-    """A home with two trusted boards and a virtual one."""
     with new_home() as home:
         add(home, sshd, "b1", "b2", host_key=sshd.host_key().fingerprint)
         assert home.run("board", "add", "sim", "--virtual", "jetson-nano").code == 0
@@ -209,7 +205,6 @@ def test_logs_are_the_ends_of_both_files(trusted: Home, tmp_path: pathlib.Path) 
 
 
 def count_running(sshd: Sshd, word: str) -> int:
-    """How many processes below the server have a word on their command line."""
     count = 0
     for process in sshd.processes():
         with contextlib.suppress(psutil.Error):

@@ -42,7 +42,6 @@ class Operator:
         self.resumed = self.cleared = 0
 
     def look(self) -> None:
-        """See to what has fallen, some times a second; waits for nothing."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _OPERATOR_S

@@ -34,8 +34,6 @@ Task = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a campaign left in its store."""
-
     rack: CampaignRack
     document: dict[str, Any]
     winners: Mapping[Task, str]
@@ -45,7 +43,6 @@ class Run:
 
 @pytest.fixture(scope="module")
 def clean() -> Iterator[Run]:
-    """The campaign with nothing amiss."""
     with campaign_rack() as rack:
         done = rack.home.run("campaign", "run", "vision.yaml", timeout_s=RUN_S)
         assert done.code == 0, done.err
@@ -55,7 +52,6 @@ def clean() -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def faulty(clean: Run) -> Iterator[Run]:
-    """The campaign while boards go wrong in every way."""
     with campaign_rack(clean.rack.store) as rack:
         running = rack.home.start("campaign", "run", "vision.yaml")
         try:
@@ -137,7 +133,6 @@ def test_the_liar_is_found_out(faulty: Run) -> None:
 
 
 def read(rack: CampaignRack) -> Run:
-    """What the campaign came to."""
     rounds: dict[Task, dict[int, tie.Round]] = collections.defaultdict(dict)
     for *task, candidate, number, board, median_s in rack.home.rows(
         "SELECT board_type, operating_point, workload, candidate, attempt, board, median_s FROM trials "
@@ -161,7 +156,6 @@ def read(rack: CampaignRack) -> Run:
 
 
 def compare(clean: Run, faulty: Run, task: Task) -> str:
-    """What tells two winners of a task apart; "" where either may be kept."""
     rule = tie.TieRule()
     mine, other = clean.winners[task], faulty.winners[task]
     rounds = tie.complete([*clean.rounds[task], *faulty.rounds[task]], (mine, other))

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Home]:
-    """A farm with virtual boards, and records of theirs alone."""
     with new_home() as home, Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
         for name in ("v1", "v2"):
             store.register_board(name, "jetson-nano", Virtual())

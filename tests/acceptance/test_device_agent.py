@@ -29,21 +29,17 @@ _CPU0 = "/sys/devices/system/cpu/cpufreq/policy0"
 
 @dataclasses.dataclass
 class Result:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout."""
         value: dict[str, Any] = json.loads(self.out)
         return value
 
 
 def agent(*words: str, cwd: pathlib.Path = ROOT) -> Result:
-    """Run `device-agent WORDS`."""
     done = subprocess.run(
         [sys.executable, "-m", "device_agent", *words],
         cwd=cwd,
@@ -180,8 +176,6 @@ def test_tables_are_complete(board_type: str) -> None:
 
 @dataclasses.dataclass
 class VirtualBoard:
-    """A simulator and a clock helper as processes of their own."""
-
     root: str
     helper: str
     state: pathlib.Path
@@ -192,12 +186,10 @@ class VirtualBoard:
         return ("--root", self.root, "--clock-helper", self.helper, "--board-type", "jetson-nano")
 
     def read(self, path: str) -> str:
-        """A kernel file of the board."""
         return open_tree(self.root).read(path)
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until `condition` is true and return its value."""
     deadline = time.monotonic() + TIMEOUT_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited for {what}"
@@ -207,7 +199,6 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 @contextlib.contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended after the block."""
     with subprocess.Popen(
         [sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -223,7 +214,6 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[VirtualBoard]:
-    """A virtual board that outlives the commands run on it."""
     board, helper, state = folder / "board", folder / "helper", folder / "state"
     with running("device_agent.virtual.server", board_type, "--socket", str(board)):
         wait_for(board.exists, "the simulator")
@@ -238,7 +228,6 @@ def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[Vir
 
 @contextlib.contextmanager
 def pinning(board: VirtualBoard, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`clocks pin` in the foreground, holding."""
     with running("device_agent", "clocks", "pin", *board.options, *words) as process:
         wait_for(lambda: board.read(f"{_CPU0}/scaling_max_freq") == "921600", "the clock to be held")
         yield process

@@ -29,13 +29,11 @@ hosts: {a: , b: , c: }
 
 
 def missing_lines(promised: str, output: str) -> list[str]:
-    """Promised lines of which no line of the output has all words in order."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
     return [line for line in promised.splitlines() if not any(" ".join(line.split()) in other for other in lines)]
 
 
 def run_in_shell(home: Home, commands: str) -> str:
-    """What a reader sees who types the commands."""
     done = subprocess.run(
         ["bash", "-e", "-u", "-c", f"exec 2>&1\n{commands}"],
         cwd=home.path,

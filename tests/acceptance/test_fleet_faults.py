@@ -26,14 +26,12 @@ DEAD_S, BACK_S = 10.0, 20.0
 
 @pytest.fixture(scope="module")
 def shared_rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """One board for all faults; each leaves it as it was."""
     with running_rack(tmp_path_factory.mktemp("rack")) as rack:
         yield rack
 
 
 @pytest.fixture
 def rack(shared_rack: Rack) -> Iterator[Rack]:
-    """The board, online before and after each fault."""
     shared_rack.wait_state("online", 40)
     shared_rack.clear()
     yield shared_rack
@@ -41,13 +39,11 @@ def rack(shared_rack: Rack) -> Iterator[Rack]:
 
 
 def say(fault: str, what: str, seconds: float, allowed: float) -> None:
-    """Print a detection time, and fail where it is too long."""
     print(f"{fault}: {what} after {seconds:.1f} s (allowed {allowed:g} s)")
     assert seconds <= allowed
 
 
 def cut_the_power(rack: Rack) -> Callable[[], None]:
-    """Everything on the board is gone without a farewell."""
     rack.host.cut_the_power()
 
     def mend() -> None:
@@ -58,13 +54,11 @@ def cut_the_power(rack: Rack) -> Callable[[], None]:
 
 
 def pull_the_plug(rack: Rack) -> Callable[[], None]:
-    """The network swallows every packet; the board itself goes on."""
     rack.host.pull_the_plug()
     return rack.host.plug_in
 
 
 def crash_the_agent(rack: Rack) -> Callable[[], None]:
-    """The board is there, its agent is not."""
     rack.host.kill_agent()
     return rack.host.start_agent
 
@@ -260,7 +254,6 @@ def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> Non
 
 @contextlib.contextmanager
 def registered(rack: Rack, name: str, host: str, port: int, *options: str) -> Iterator[None]:
-    """Another board for the length of a block."""
     added = rack.home.run(
         *("board", "add", name, "--board-type", "jetson-nano", "--ssh", f"root@{host}:{port}"),
         *("--host-key", rack.host.fingerprint, *options),

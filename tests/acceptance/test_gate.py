@@ -31,7 +31,6 @@ class Guarded:
 
 
 def parse(path: pathlib.Path) -> xml.etree.ElementTree.Element:
-    """What the command wrote, as a CI system reads it."""
     return xml.etree.ElementTree.parse(path).getroot()  # noqa: S314 - our own file
 
 

@@ -17,7 +17,6 @@ ORPHAN_TIMEOUT_S = 20.0
 
 
 def begin(home: Home, trials: int, *options: str) -> Running:
-    """Start a quickstart of the model with the fewest workloads, three."""
     return home.start("quickstart", "--model", "mlp", "--trials", str(trials), "--no-sweep", *options)
 
 

@@ -51,7 +51,6 @@ def read_script() -> str:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Two boards, and services that stay up, for all tests here."""
     with new_home() as home:
         for name in BOARDS:
             assert home.run("board", "add", name, "--virtual", "jetson-nano").code == 0
@@ -63,7 +62,6 @@ def home() -> Iterator[Home]:
 
 
 def start(home: Home, script: str, *arguments: str) -> Running:
-    """Start a script as a user does, in a process group of its own."""
     name = f"script-{time.monotonic_ns()}"
     folder = home.path / "scripts"
     folder.mkdir(exist_ok=True)
@@ -83,12 +81,10 @@ def start(home: Home, script: str, *arguments: str) -> Running:
 
 
 def holders(home: Home) -> list[str]:
-    """Boards that a script has."""
     return [board for board, purpose in home.rows("SELECT board, purpose FROM leases") if "script" in purpose]
 
 
 def children(home: Home) -> list[int]:
-    """Processes of scripts."""
     return [process.pid for process in home.processes() if "farm.metaschedule" in " ".join(process.cmdline())]
 
 

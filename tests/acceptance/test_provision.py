@@ -25,7 +25,6 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def room() -> Iterator[pathlib.Path]:
-    """Where boards' installations go."""
     with open_folder() as folder:
         yield folder
 
@@ -42,7 +41,6 @@ def sshd(tmp_path: pathlib.Path) -> Iterator[Sshd]:
 
 
 def add_board(home: Home, name: str, sshd: Sshd) -> None:
-    """Register a board that the server stands for."""
     done = home.run(
         *("board", "add", name, "--board-type", GENERIC, "--ssh", f"{sshd.address.user}@127.0.0.1:{sshd.port}"),
         *("--key-file", str(sshd.address.key_file)),

@@ -29,18 +29,15 @@ FIRST, SECOND = "nano-1", "nano-2"
 
 
 def read_queue(home: Home) -> Any:
-    """`farm queue --json`."""
     return home.call("queue", "--json").json()
 
 
 def holders(home: Home) -> dict[str, str | None]:
-    """What each board is held for."""
     return {board["name"]: board["purpose"] for board in read_queue(home)["boards"]}
 
 
 @pytest.fixture
 def busy() -> Iterator[Home]:
-    """A home with two boards, both of which work for a campaign."""
     with new_home() as home:
         (home.path / "fleet.yaml").write_text(FLEET)
         (home.path / "long.yaml").write_text(CAMPAIGN)

@@ -26,7 +26,6 @@ def read_commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """A home in which the section has been followed, command by command."""
     with new_home() as home:
         (home.path / "inventory").symlink_to(ROOT / "inventory")
         for words in read_commands():

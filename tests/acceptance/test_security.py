@@ -23,7 +23,6 @@ _AT_ONCE = 1000
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """One board for all tests here; none of them changes it."""
     with running_rack(tmp_path_factory.mktemp("rack")) as rack:
         yield rack
 

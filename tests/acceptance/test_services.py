@@ -37,7 +37,6 @@ def standing() -> Iterator[Home]:
 
 
 def add_boards(home: Home) -> None:
-    """Register the virtual boards."""
     added = home.run("board", "add", "sim", "--virtual", "jetson-nano", "--count", str(len(BOARDS)))
     assert added.code == 0, added.err
 
@@ -56,7 +55,6 @@ def is_reachable(home: Home) -> bool:
 
 
 def count_connects(home: Home) -> list[int]:
-    """How often each board was connected to."""
     return [board["connects"] for board in home.run("status", "--json").json()["boards"]]
 
 

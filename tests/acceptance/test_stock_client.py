@@ -40,14 +40,12 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """One board for all tests here."""
     with running_rack(tmp_path_factory.mktemp("rack")) as rack:
         yield rack
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A matrix product as a library, as a user would have built one."""
     folder = tmp_path_factory.mktemp("library")
     path = folder / "matmul.so"
     path.write_bytes(candidates.build_matmul(folder))
@@ -56,7 +54,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @contextlib.contextmanager
 def stock_script(rack: Rack, library: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
-    """The script, holding the board; it lets go when its standard input ends."""
     tracker = rack.home.run("status", "--json").json()["tracker"]
     environment = os.environ | {
         "TVM_TRACKER_HOST": tracker["host"],

@@ -26,7 +26,6 @@ SIX = ("--cpu-freqs", "600,700,800,1000,1200,1500", "--exhaustive")
 
 @pytest.fixture(scope="module")
 def rack() -> Iterator[Home]:
-    """Services with two virtual Nanos and two virtual Raspberry Pis, all probed."""
     with new_home() as home:
         assert home.run("board", "add", "nano", "--virtual", "jetson-nano", "--count", "2").code == 0
         assert home.run("board", "add", "pi", "--virtual", "raspberry-pi-4", "--count", "2", "--time", "live").code == 0
@@ -39,26 +38,22 @@ def rack() -> Iterator[Home]:
 
 
 def sweep(home: Home, *options: str, code: int = 0) -> Done:
-    """Sweep the tiny model to the end."""
     done = home.run(*SWEEP, *options, "--json")
     assert done.code == code, done.err
     return done
 
 
 def count_visits(home: Home) -> int:
-    """Visits in the store, over all sweeps."""
     rows = home.rows("SELECT count(*) FROM sweep_points")
     return int(rows[0][0]) if rows else 0
 
 
 def newest(home: Home) -> dict[str, Any]:
-    """The newest sweep as `farm sweep list` shows it."""
     shown: list[dict[str, Any]] = home.run("sweep", "list", "--json").json()
     return shown[0]
 
 
 def find_agent(home: Home, name: str) -> psutil.Process:
-    """The agent of a virtual board, not one of its sessions."""
     found = []
     for process in home.processes():
         with contextlib.suppress(psutil.Error):
@@ -70,7 +65,6 @@ def find_agent(home: Home, name: str) -> psutil.Process:
 
 
 def begin(home: Home, *options: str) -> Running:
-    """Start a sweep and wait until it has measured two points."""
     before = count_visits(home)
     running = home.start(*SWEEP, *options, "--json")
     wait_until(lambda: count_visits(home) >= before + 2 or running.process.poll() is not None, "two visits")

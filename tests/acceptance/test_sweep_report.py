@@ -25,7 +25,6 @@ SIMULATED, REAL = 1, 2
 
 
 def fill(store: Store, simulated: bool) -> int:
-    """A sweep over six CPU clocks, both variants, everything measured."""
     clocks = sweep_documents.NANO_HZ[4::2]
     rows = {
         variant: {
@@ -79,7 +78,6 @@ def fill(store: Store, simulated: bool) -> int:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """A home whose store holds a simulated sweep and a real one."""
     with new_home() as home:
         folder = pathlib.Path(home.environment["FARM_HOME"])
         folder.mkdir(parents=True)

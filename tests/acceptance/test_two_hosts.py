@@ -25,7 +25,6 @@ NAMES = ("nano-01", "nano-02", "nano-03")
 
 @pytest.fixture
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BoardHost]]:
-    """Three boards, in a folder with a short name: agents keep sockets below it."""
     folder = tmp_path_factory.mktemp("b")
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(board_host(name, folder / name)) for name in NAMES]
@@ -33,7 +32,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BoardHost]]
 
 @pytest.fixture
 def pair(cluster: Cluster) -> Iterator[list[Coordinator]]:
-    """Two coordinators without services."""
     with coordinators(cluster) as made:
         yield made
 

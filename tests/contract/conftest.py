@@ -23,13 +23,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest) -> str:
-    """Which database the test runs on."""
     return str(request.param)
 
 
 @pytest.fixture
 def places(database: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Places]:
-    """Where stores of this test can be, on its database."""
     made: Places
     if database == "sqlite":
         made = Files(tmp_path, request.getfixturevalue("template"))
@@ -41,18 +39,15 @@ def places(database: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path
 
 @pytest.fixture
 def place(places: Places) -> StoreLocation:
-    """Where the store of this test is; it is there, and empty."""
     return places.make()
 
 
 @pytest.fixture
 def clocks() -> Clocks:
-    """Clocks that stand still until moved."""
     return Clocks()
 
 
 @pytest.fixture
 def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """A store with one good board, nano-01, that can be reached."""
     with open_fleet(place, clocks) as store:
         yield store

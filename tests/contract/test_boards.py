@@ -215,7 +215,6 @@ def test_the_rule_and_the_store_agree_on_leases(store: Store) -> None:
 
 
 def sample(median_s: float, board: str = "nano-01", **fields: Any) -> GoldenSample:
-    """A run of the golden kernel."""
     values = {"kernel": "golden/1", "operating_point": "default", "samples_s": (median_s,), "simulated": False}
     return GoldenSample(board=board, median_s=median_s, **(values | fields))
 

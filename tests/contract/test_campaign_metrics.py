@@ -15,7 +15,6 @@ from tests.contract.test_campaign_store import NANO, TX2, add, submit
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
-    """A store with campaign 1, `fleet`, for two board types."""
     with Store(place) as store:
         assert submit(store) == 1
         yield store

@@ -36,7 +36,6 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 
 def row(name: str, board_type: str, weight: float = 1.0) -> dict[str, Any]:
-    """A workload as campaigns give it."""
     return {
         "hash": name,
         "name": f"conv2d {name}",
@@ -51,7 +50,6 @@ def row(name: str, board_type: str, weight: float = 1.0) -> dict[str, Any]:
 
 
 def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX2)) -> int:
-    """Put a campaign into the store."""
     order = {
         "name": name,
         "owner": "ann@desk",
@@ -65,7 +63,6 @@ def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX
 
 
 def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Status = Status.OK, **fields: Any) -> bool:
-    """Add a trial of campaign 1, workload w1, on a simulated jetson-nano."""
     samples = () if median_s is None else (median_s,)
     outcome = Outcome(status, latency_s=samples, board="nano-1", simulated=True)
     given: dict[str, Any] = {"campaign": 1, "workload": "w1", "operating_point": "default", "attempt": 1}
@@ -74,7 +71,6 @@ def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Stat
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -492,7 +488,6 @@ def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
 
 
 def record(median_s: float, candidate: str = "c", evidence: dict[str, Any] | None = None) -> Record:
-    """A record of w1 on jetson-nano."""
     values = ("w1", "conv2d w1", NANO, "default", "graph/1", candidate, median_s, 1e6, 0.0, 0.0, False, "[]")
     return Record(*values, evidence=evidence)
 

@@ -31,7 +31,6 @@ class Board:
         self.open_access = open_access
 
     def read(self) -> dict[str, str]:
-        """What the point `PIN` changes."""
         return {path: self.tree.read(path) for path in PATHS if self.tree.exists(path)}
 
 
@@ -59,7 +58,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
 def board(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]
 ) -> Board:
-    """One board for all tests: every test leaves it as it was."""
     folder = tmp_path_factory.mktemp("board")
     access, kind = request.param.split("-")
     if kind == "virtual":
@@ -81,7 +79,6 @@ def board(
 
 @pytest.fixture
 def access(board: Board) -> Iterator[ClockAccess]:
-    """Access that lets go after the test."""
     access = board.open_access()
     yield access
     with contextlib.suppress(HelperUnavailableError, UnsafeError):
@@ -90,7 +87,6 @@ def access(board: Board) -> Iterator[ClockAccess]:
 
 
 def pin(access: ClockAccess) -> None:
-    """Hold everything."""
     access.begin("a test")
     for path, text in PIN:
         access.write(path, text)

@@ -28,7 +28,6 @@ GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b0")
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -41,7 +40,6 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def real(place: StoreLocation) -> Iterator[Store]:
-    """A store on the real clocks with three good boards, b0 to b2."""
     with Store(place) as store:
         for number in range(3):
             store.save_board(Board(f"b{number}", "local", simulated=False))
@@ -108,7 +106,6 @@ for line in sys.stdin:
 
 
 def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
-    """Try to get a lease until it works; fail after `timeout_s`."""
     deadline = read_clock().seconds + timeout_s
     while True:
         try:

@@ -15,7 +15,6 @@ from farm.values import Record, Trial
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
-    """A store with one campaign for jetson-nano and the workloads w1 and w2."""
     with Store(place) as store:
         campaign = store.start_campaign("farm tune", "mlp", "00", "jetson-nano", 16, {})
         rows = [
@@ -28,7 +27,6 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 
 def add(store: Store, candidate: str, status: Status = Status.OK, **values: object) -> None:
-    """A trial of w1."""
     given: dict[str, object] = {"workload": "w1", "operating_point": "default", "attempt": 1, "simulated": True}
     given |= values
     simulated = bool(given.pop("simulated"))

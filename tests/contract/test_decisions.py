@@ -18,7 +18,6 @@ DECISION = ModelDecision(
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
-    """An empty store."""
     with Store(place) as store:
         yield store
 

@@ -45,7 +45,6 @@ class LeaseLives(RuleBasedStateMachine):
         self.reachable = True
 
     def make_place(self) -> StoreLocation:
-        """Where its store is."""
         return pathlib.Path(self.folder.name) / "farm.sqlite"
 
     @initialize()

@@ -32,7 +32,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -104,7 +103,6 @@ def test_a_new_store_has_the_schema(place: StoreLocation) -> None:
 
 
 def add_rows(store: Store) -> None:
-    """A row in most tables."""
     store.save_board(Board("tx2", "jetson-tx2", simulated=False))
     store.add_event("kind", "subject", "message")
     row = {"hash": "w1", "name": "dense", "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
@@ -144,7 +142,6 @@ def _to_text(value: object) -> object:
 
 @pytest.fixture
 def old(place: StoreLocation) -> StoreLocation:
-    """A store with rows, which a later version is to open."""
     with Store(place) as store:
         add_rows(store)
     return place

@@ -52,7 +52,6 @@ class Case:
         self.root.write(FAULT, fault)
 
     def limits(self) -> object:
-        """Everything that a pin may change, and an unpin must put back."""
         gpu, memory = self.board.gpu, self.board.memory
         return (
             sorted(self.board.online),
@@ -64,7 +63,6 @@ class Case:
 
 
 def make_case(name: str, folder: Path, known: bool = True) -> Case:
-    """A board of this type with its agent; `known` false: no type describes it."""
     board = VirtualBoard(_SIMULATED[name], seed=3)
     root, user = VirtualTree(board), VirtualTree(board, privileged=False)
     access = LocalAccess(root, folder / "state")
@@ -75,25 +73,21 @@ def make_case(name: str, folder: Path, known: bool = True) -> Case:
 
 @pytest.fixture(params=[*_SIMULATED, *(f"{name} unknown" for name in _UNKNOWN)])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
-    """Every simulated board, and some that no type describes."""
     name, _, unknown = request.param.partition(" ")
     return make_case(name, tmp_path, not unknown)
 
 
 @pytest.fixture
 def tx2(tmp_path: Path) -> Case:
-    """Two clusters, one of them offline at first."""
     return make_case("jetson-tx2", tmp_path)
 
 
 @pytest.fixture
 def nano(tmp_path: Path) -> Case:
-    """One cluster, a GPU, memory of the older driver."""
     return make_case("jetson-nano", tmp_path)
 
 
 def pick(clocks: Clocks, choose: Callable[[tuple[int, ...]], int]) -> OperatingPoint:
-    """A point that sets every clock that the board has."""
     return OperatingPoint(
         cpu_freq_hz={domain.name: choose(domain.available_hz) for domain in clocks.clusters if domain.online},
         gpu_freq_hz=choose(clocks.gpu.available_hz) if clocks.gpu else None,
@@ -429,8 +423,6 @@ def test_a_mode_and_a_point_on_top_of_it(tx2: Case) -> None:
 
 
 class Silent(VirtualTree):
-    """A release on which only root may ask nvpmodel."""
-
     def run(self, command: list[str]) -> str:
         raise PermissionError(1, "Operation not permitted", command[0])
 

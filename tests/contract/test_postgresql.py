@@ -24,12 +24,10 @@ NOWHERE = "postgresql://farm@127.0.0.1:1/farm"
 
 @pytest.fixture
 def url(cluster: Cluster) -> str:
-    """The URL of an empty store."""
     return cluster.make(empty=False)
 
 
 def run_farm(url: str, home: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A farm command with its store there."""
     command = [sys.executable, "-c", "from farm.cli.main import main; main()", *arguments]
     environment = os.environ | {"FARM_STORE": url, "FARM_HOME": str(home), "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

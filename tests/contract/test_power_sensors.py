@@ -26,8 +26,6 @@ _PERIOD_S = 0.1
 
 
 class Clock:
-    """Time that passes only during waits; `passing` is called."""
-
     def __init__(self) -> None:
         self.now_s = 500.0
         self.passing: Callable[[float], None] = lambda now_s: None
@@ -41,8 +39,6 @@ class Clock:
 
 
 class RootOnly(FileTree):
-    """A tree whose `rail_name_*` only root may read, as the R32 driver has it."""
-
     def read(self, path: str) -> str:
         if "rail_name" in path:
             raise PermissionError(13, "Permission denied", path)
@@ -86,7 +82,6 @@ class Case:
 
 
 def write(path: Path, text: str) -> None:
-    """One kernel file; a device that went away stays away."""
     if path.parent.is_dir():
         path.write_text(f"{text}\n")
 
@@ -141,7 +136,6 @@ def make_hwmon(root: Path, clock: Clock, device: str = "1-0040") -> Case:
 
 
 def make_rapl(root: Path, clock: Clock) -> Case:
-    """A PC with one processor; its counter is near its end."""
     folder = root / "sys/class/powercap"
     domains = {"package-0": folder / "intel-rapl:0", "core": folder / "intel-rapl:0:0", "psys": folder / "intel-rapl:1"}
     power: dict[str, float] = {}
@@ -387,8 +381,6 @@ def test_an_unreadable_counter_is_no_sensor(tmp_path: Path) -> None:
 
 
 class Helper:
-    """A clock helper that reads what only root may, or does not answer."""
-
     def __init__(self, tree: FileTree, answers: bool = True) -> None:
         self._tree, self._answers = tree, answers
 

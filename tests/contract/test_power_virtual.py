@@ -20,8 +20,6 @@ WINDOW_S, IDLE_S = 4.0, 2.0
 
 
 class Clock:
-    """Time that passes only during waits; what is due happens on the way."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
 

@@ -39,13 +39,11 @@ with Store(place if "://" in place else __import__("pathlib").Path(place)) as st
 
 @pytest.fixture
 def clocks() -> Clocks:
-    """Clocks that stand still until moved."""
     return Clocks()
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds that a test can fill."""
     monkeypatch.setattr(pruning, "EVENTS_KEPT", 20)
     monkeypatch.setattr(pruning, "EVENTS_ALWAYS_KEPT", 5)
 
@@ -136,7 +134,6 @@ def tune(store: Store, trials: int, *, over: bool) -> int:
 
 
 def keep_record(store: Store, candidate: str) -> None:
-    """A record of a candidate."""
     place = {"workload": "w", "workload_name": "dense", "board_type": "local", "operating_point": "default"}
     code = {"pipeline": "graph/2", "candidate": candidate, "trace_json": "[]", "simulated": False}
     figures = {"median_s": 1e-3, "flop": 1e6, "max_abs_error": 0.0, "max_rel_error": 0.0}

@@ -18,7 +18,6 @@ NANO, TX2 = "jetson-nano", "jetson-tx2"
 
 
 def make_row(name: str) -> dict[str, Any]:
-    """A workload as campaigns give it."""
     return {
         "hash": name,
         "name": f"conv2d {name}",
@@ -32,7 +31,6 @@ def make_row(name: str) -> dict[str, Any]:
 
 
 def make_record(median_s: float, candidate: str = "c1", **values: Any) -> Record:
-    """A record of w1 on a Nano."""
     given: dict[str, Any] = {
         "workload": "w1",
         "workload_name": "conv2d w1",
@@ -58,7 +56,6 @@ def make_trial(candidate: str, median_s: float | None = 1.0, campaign: int = 1, 
 
 
 def begin(store: Store) -> int:
-    """A campaign with the workloads w1 and w2."""
     number = store.start_campaign("farm tune", "tiny-cnn", "00", NANO, 16, {})
     store.save_workloads(number, [make_row(name) for name in ("w1", "w2")])
     return number
@@ -66,7 +63,6 @@ def begin(store: Store) -> int:
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
-    """A store with a campaign and two workloads."""
     with Store(place) as store:
         begin(store)
         yield store
@@ -81,7 +77,6 @@ def other(places: Places) -> Iterator[Store]:
 
 
 def bundle_of(store: Store) -> Any:
-    """Everything that it would give away."""
     return store.fetch_bundle(store.fetch_records(simulated=None))
 
 

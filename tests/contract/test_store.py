@@ -31,14 +31,12 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
-    """A store with one campaign (number 1) and two workloads, w1 and w2."""
     with Store(place) as store:
         begin(store)
         yield store
 
 
 def begin(store: Store) -> int:
-    """Start a campaign with workloads w1 and w2."""
     campaign = store.start_campaign("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
     store.save_workloads(
         campaign,
@@ -60,7 +58,6 @@ def begin(store: Store) -> int:
 
 
 def trial(candidate: str = "c1", status: Status = Status.OK, *samples: float, **fields: object) -> Trial:
-    """A trial of campaign 1 with workload w1."""
     values: dict[str, object] = {
         "campaign": 1,
         "workload": "w1",
@@ -74,7 +71,6 @@ def trial(candidate: str = "c1", status: Status = Status.OK, *samples: float, **
 
 
 def record(median_s: float, **fields: object) -> Record:
-    """A record of w1 on board type local."""
     values: dict[str, object] = {
         "workload": "w1",
         "workload_name": "conv2d w1",
@@ -93,7 +89,6 @@ def record(median_s: float, **fields: object) -> Record:
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -35,13 +35,11 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    """An empty store."""
     with Store(place, clocks.read, clocks.read_wall) as store:
         yield store
 
 
 def begin(store: Store, **fields: Any) -> int:
-    """Start a sweep that this process runs."""
     values: dict[str, Any] = {
         "command": "farm sweep run squeezenet1.1 --board n-1",
         "model": "squeezenet1.1",
@@ -71,7 +69,6 @@ def visit(store: Store, sweep: int, number: int = 1, **fields: Any) -> bool:
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that knows this checkout."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE

@@ -61,7 +61,6 @@ def capture(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The socket of a virtual Nano in a process of its own."""
     path = str(tmp_path_factory.mktemp("simulator") / "board.sock")
     ready, written = os.pipe()
     command = [
@@ -86,7 +85,6 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=_KINDS)
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
-    """Each kind of tree, with the rights of root."""
     if request.param == "files":
         return FileTree(capture(tmp_path))
     if request.param == "virtual":

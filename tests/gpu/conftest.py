@@ -30,6 +30,5 @@ def gpu(start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def board(gpu: Agent) -> Iterator[BoardSession]:
-    """A session with it."""
     with BoardSession(AgentAddress("127.0.0.1", gpu.port), gpu.key) as session:
         yield session

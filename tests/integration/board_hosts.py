@@ -53,8 +53,6 @@ def _ip(*arguments: str, check: bool = True) -> bool:
 
 @dataclasses.dataclass
 class HostSshd(Sshd):
-    """The same server on port 22 of a host of its own."""
-
     namespace: str = ""
     host: str = ""
     # Unreachable from outside.
@@ -68,7 +66,6 @@ class HostSshd(Sshd):
         return "Server listening" in (self.folder / "log").read_text()
 
     def command(self, path: str, config: pathlib.Path) -> list[str]:
-        """See `Sshd`."""
         return ["ip", "netns", "exec", self.namespace, *super().command(path, config)]
 
 
@@ -84,7 +81,6 @@ class Cable:
         self.address = f"{_NETWORK}.{base // 256}.{base % 256 + 2}"
 
     def lay(self) -> None:
-        """Make the namespace and connect it."""
         _ip("netns", "add", self.namespace)
         _ip("link", "add", self._outside, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
         _ip("addr", "add", f"{self.gateway}/30", "dev", self._outside)
@@ -98,19 +94,15 @@ class Cable:
         _ip("-n", self.namespace, "link", "set", "eth0", "down")
 
     def plug_in(self) -> None:
-        """The inverse of `pull_the_plug`."""
         _ip("-n", self.namespace, "link", "set", "eth0", "up")
         _ip("link", "set", self._outside, "up")
 
     def take_up(self) -> None:
-        """Remove it all."""
         _ip("link", "del", self._outside, check=False)
         _ip("netns", "del", self.namespace, check=False)
 
 
 class BoardHost(Cable):
-    """One machine: `board_type` is what its agent plays. `start` boots it."""
-
     def __init__(self, name: str, folder: pathlib.Path, board_type: str = "jetson-nano") -> None:
         require_sshd()
         super().__init__()
@@ -121,27 +113,22 @@ class BoardHost(Cable):
 
     @property
     def key_file(self) -> pathlib.Path:
-        """The private key that this machine lets in."""
         return self.sshd.folder / "user_key"
 
     @property
     def fingerprint(self) -> str:
-        """Of its host key."""
         return self.sshd.host_key().fingerprint
 
     @property
     def key(self) -> str:
-        """Its name at the tracker."""
         return f"{self.board_type}/{self.name}"
 
     def start(self) -> BoardHost:
-        """Lay the cable and boot."""
         self.lay()
         self.boot()
         return self
 
     def boot(self) -> None:
-        """Start sshd, then the agent, which finds its tracker when the farm has connected."""
         self.sshd.start()
         self.start_agent()
 
@@ -168,12 +155,10 @@ class BoardHost(Cable):
         wait_until(lambda: "listens on" in self.agent_log(), f"the agent: {self.agent_log()}")
 
     def agent_log(self) -> str:
-        """What the agent has said so far."""
         path = self.folder / "agent.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def agent_processes(self) -> list[psutil.Process]:
-        """The agent and everything below it."""
         if self.agent is None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -182,13 +167,11 @@ class BoardHost(Cable):
         return []
 
     def signal_agent(self, number: signal.Signals) -> None:
-        """Send a signal to the agent and everything below it."""
         for process in self.agent_processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def kill_agent(self) -> None:
-        """As if the agent and all its children had crashed."""
         self.signal_agent(signal.SIGKILL)
         if self.agent is not None:
             self.agent.wait()
@@ -196,13 +179,11 @@ class BoardHost(Cable):
         (self.folder / "agent.log").unlink(missing_ok=True)
 
     def cut_the_power(self) -> None:
-        """Everything on it is gone at once, without closing a connection."""
         self.pull_the_plug()
         self.kill_agent()
         self.sshd.stop()
 
     def listening(self) -> set[tuple[str, int]]:
-        """Address and port of every TCP socket that listens in there."""
         done = subprocess.run(
             ["ip", "netns", "exec", self.namespace, sys.executable, "-c", _LISTENING],
             capture_output=True,
@@ -213,7 +194,6 @@ class BoardHost(Cable):
         return {(address, port) for address, port in json.loads(done.stdout)}
 
     def remove(self) -> None:
-        """End everything and take the cable away."""
         self.kill_agent()
         self.sshd.stop()
         self.take_up()

@@ -108,17 +108,14 @@ def compile_c(source: str, output: pathlib.Path, *options: str) -> bytes:
 
 
 def build_bad(folder: pathlib.Path) -> bytes:
-    """A library of the misbehaving functions above; none of them looks at its arguments."""
     return compile_c(_BAD_SOURCE, folder / "bad.so")
 
 
 def build_crash_when_loaded(folder: pathlib.Path) -> bytes:
-    """A library that crashes while the dynamic loader runs its constructors."""
     return compile_c(_BAD_SOURCE, folder / "crash_when_loaded.so", "-DCRASH_WHEN_LOADED")
 
 
 def build_hang_when_loaded(folder: pathlib.Path) -> bytes:
-    """A library that the dynamic loader never comes back from."""
     return compile_c(_BAD_SOURCE, folder / "hang_when_loaded.so", "-DHANG_WHEN_LOADED")
 
 
@@ -155,7 +152,6 @@ def build_relax_model(folder: pathlib.Path) -> bytes:
 
 
 def relax_weights():  # type: ignore[no-untyped-def]
-    """The constant weights of `build_relax_model`, (8, 3) float32."""
     import numpy as np
 
     return np.random.default_rng(3).standard_normal((8, 3)).astype("float32")
@@ -181,7 +177,6 @@ def _target():  # type: ignore[no-untyped-def]
 
 
 def _export(library, path: pathlib.Path) -> bytes:  # type: ignore[no-untyped-def]
-    """Link with Zig, so that no system compiler is needed."""
     from tvm.support import cc
 
     if path.suffix == ".so":

@@ -14,7 +14,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Fork clients until the input ends; then kill them all."""
     os.environ["TVM_USE_RUNTIME_LIB"] = "1"
     import tvm.rpc
 

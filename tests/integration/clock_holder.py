@@ -16,7 +16,6 @@ from tests.clock_tree import PIN
 
 
 def main() -> None:
-    """Hold until the input ends."""
     client = HelperClient(sys.argv[1])
     client.begin("a holder")
     for path, text in PIN:

@@ -37,7 +37,6 @@ SESSION_TIMEOUT_S = 45
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Wait until `condition` is true and return its value; fail naming `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -64,7 +63,6 @@ class Tracker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and wait until it accepts connections."""
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TRACKER, self.host, str(self.port)], env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"}
         )
@@ -72,19 +70,16 @@ class Tracker:
         assert self.process.poll() is None, f"the tracker ended; is port {self.port} in use?"
 
     def stop(self) -> None:
-        """Kill it; wait until it is gone."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def request(self, key: str, session_timeout_s: int = SESSION_TIMEOUT_S) -> Any:
-        """Borrow a board as any TVM script does; waits until it is free."""
         from tvm import rpc
 
         return rpc.connect_tracker(self.host, self.port).request(key, session_timeout=session_timeout_s)
 
     def free_boards(self) -> dict[str, int]:
-        """How many free boards there are under each key."""
         from tvm import rpc
 
         queues = rpc.connect_tracker(self.host, self.port).summary()["queue_info"]
@@ -98,8 +93,6 @@ class Tracker:
 
 @dataclasses.dataclass
 class Agent:
-    """A `device-agent serve` process that is ready for clients."""
-
     process: subprocess.Popen[bytes]
     key: str
     port: int
@@ -112,11 +105,9 @@ class Agent:
         return list(self.folder.glob(f"device-agent-*/session-*/{name}"))
 
     def descendants(self) -> list[psutil.Process]:
-        """Every process below the agent, sessions and workers."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def stop(self) -> int:
-        """End it the polite way; return its exit code."""
         self.process.terminate()
         return self.process.wait(PATIENCE_S)
 
@@ -128,7 +119,6 @@ class Board:
     rpc: Any
 
     def describe(self) -> protocol.Description:
-        """Ask the agent what its board is."""
         return protocol.Description.from_json(self.rpc.get_function(protocol.DESCRIBE)())
 
     def measure(self, library: bytes, **fields: Any) -> protocol.Outcome:
@@ -140,7 +130,6 @@ class Board:
     def run_model(
         self, spec: protocol.RunSpec, program: bytes, arrays: dict[str, Any]
     ) -> tuple[protocol.Outcome, list[Any]]:
-        """Run `program` on `arrays`; return the outcome and the outputs."""
         inputs = io.BytesIO()
         np.savez(inputs, **arrays)
         frame = self.rpc.get_function(protocol.RUN_MODEL)(spec.to_json(), program, inputs.getvalue())
@@ -154,7 +143,6 @@ class Board:
 
 @pytest.fixture(scope="session")
 def tracker() -> Iterator[Tracker]:
-    """One tracker for all tests; has .host and .port."""
     tracker = Tracker()
     try:
         tracker.start()
@@ -212,19 +200,16 @@ def board(tracker: Tracker, agent: Agent) -> Iterator[Board]:
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Where candidate libraries are built."""
     return tmp_path_factory.mktemp("candidates")
 
 
 @pytest.fixture(scope="session")
 def matmul(library_folder: pathlib.Path) -> bytes:
-    """A good candidate, see `candidates.build_matmul`."""
     return candidates.build_matmul(library_folder)
 
 
 @pytest.fixture(scope="session")
 def bad(library_folder: pathlib.Path) -> bytes:
-    """A library of functions that misbehave, see `candidates.build_bad`."""
     return candidates.build_bad(library_folder)
 
 

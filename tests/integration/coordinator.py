@@ -26,7 +26,6 @@ SPEC = MeasureSpec((TensorSpec((64, 64), "float32"),) * 3, limits=Limits(timeout
 
 
 def acquire(store: Store, board: str, owner: str, ttl_s: float, within_s: float = 30.0) -> Lease:
-    """Lease a board as soon as it can be leased."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -38,12 +37,10 @@ def acquire(store: Store, board: str, owner: str, ttl_s: float, within_s: float 
 
 
 def say(**word: Any) -> None:
-    """Print one line to the parent process."""
     os.write(1, (json.dumps(word) + "\n").encode())
 
 
 def main() -> None:
-    """Live until the input ends."""
     path, host, port, key, ttl, name = sys.argv[1:]
     board = key.partition("/")[2]
     with Store(Path(path)) as store:

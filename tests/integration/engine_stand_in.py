@@ -19,7 +19,6 @@ from farm.values import CampaignState
 
 
 def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-    """Do as operators want until nothing is left but what is paused or over."""
     while not stopping():
         working = False
         for campaign in store.fetch_fleet_campaigns(over=False):

@@ -36,7 +36,6 @@ class Writer:
         return names[0] if outputs == 1 else names
 
     def value(self, array: Any) -> str:
-        """An initializer; whole numbers are 64 bits wide."""
         data: npt.NDArray[Any] = np.asarray(array)
         if data.dtype.kind == "i" and not isinstance(array, np.ndarray | np.generic):
             data = data.astype("int64")
@@ -55,12 +54,10 @@ class Writer:
         return str(self.op("Gather", self.op("Shape", of), np.array(at), axis=0))
 
     def shape(self, *parts: Any) -> str:
-        """A shape of scalars that were gathered and of numbers: Unsqueeze, Concat."""
         vectors = [self.op("Unsqueeze", each, [0]) if isinstance(each, str) else self.value([each]) for each in parts]
         return str(self.op("Concat", *vectors, axis=0))
 
     def conv(self, data: str, given: int, made: int, kernel: int = 3, stride: int = 1, group: int = 1) -> str:
-        """A convolution with a bias that keeps the size."""
         weight, pad = random(made, given // group, kernel, kernel), kernel // 2
         return str(
             self.op("Conv", data, weight, random(made), strides=[stride] * 2, pads=[pad] * 4, group=group,
@@ -183,7 +180,6 @@ def yolo_head() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def old_yolo_head() -> tuple[onnx.ModelProto, Shapes]:
-    """Opset 11: axes as attributes, boxes written in slices, grids by Range, shapes divided."""
     write = Writer(11)
     data = write.op("LeakyRelu", write.conv("images", 3, 8, stride=2), alpha=0.1)
     head = write.conv(data, 8, 21, stride=2)
@@ -247,7 +243,6 @@ def jax_mixer() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def keras_audio() -> tuple[onnx.ModelProto, Shapes]:
-    """Convolutions over time through Unsqueeze and Squeeze, paddings ("same") computed from the length."""
     write = Writer()
     data = write.op("Transpose", "samples", perm=[0, 2, 1])
     length = write.gathered(data, 2)
@@ -336,7 +331,6 @@ def unrolled_loop() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def while_loop() -> tuple[onnx.ModelProto, Shapes]:
-    """A Loop that ends by its condition: halved until the image is small enough."""
     write = Writer()
     body = helper.make_graph(
         [
@@ -387,7 +381,6 @@ def masked_attention() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def computed_scales() -> tuple[onnx.ModelProto, Shapes]:
-    """An upsampling whose factors are quotients of sizes, in floating point, and floored."""
     write = Writer()
     small = write.conv("image", 3, 8, stride=4)
     factors = []
@@ -416,7 +409,6 @@ def quantised() -> tuple[onnx.ModelProto, Shapes]:
 
 
 def float16() -> tuple[onnx.ModelProto, Shapes]:
-    """Data and weights in float16 around a computed Reshape."""
     write = Writer()
     data = write.op("Cast", "image", to=10)
     data = write.op("Conv", data, random(8, 3, 3, 3).astype("float16"), pads=[1] * 4, kernel_shape=[3, 3])

@@ -29,8 +29,6 @@ _TYPES = {"handle": (3, 64), "int32": (0, 32), "float32": (2, 32)}
 
 
 def serialise(code: bytes, form: str = "ptx", tags: tuple[str, ...] = ("blockIdx.x", "threadIdx.x")) -> bytes:
-    """A module of kind "cuda" as TVM writes it into a library."""
-
     def text(value: str | bytes) -> bytes:
         data = value.encode() if isinstance(value, str) else value
         return struct.pack("<Q", len(data)) + data
@@ -53,14 +51,12 @@ def load(code: bytes | None = None, **more: Any) -> Any:
 
 
 def on_gpu(array: Any) -> Any:
-    """A tensor on the GPU."""
     import tvm.runtime
 
     return tvm.runtime.tensor(array, tvm.runtime.cuda(0))
 
 
 def pointer(tensor: Any) -> Any:
-    """Its address, as host code passes it to a kernel."""
     capsule = tensor.__dlpack__()
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -68,7 +64,6 @@ def pointer(tensor: Any) -> Any:
 
 
 def set_gpu(**settings: Any) -> None:
-    """What the stand-in plays from now on in this process."""
     os.environ["TVM_FARM_VIRTUAL_GPU"] = ";".join(f"{key}={value}" for key, value in settings.items())
 
 
@@ -104,7 +99,6 @@ def check_meetings() -> Any:
 
 
 def check_two_modules() -> Any:
-    """Kernels of a second module are found beside those of the first."""
     import numpy as np
 
     set_gpu()
@@ -115,7 +109,6 @@ def check_two_modules() -> Any:
 
 
 def check_attributes() -> Any:
-    """What TVM asks a device for."""
     import tvm.runtime
 
     set_gpu(name="NVIDIA Tegra X1", capability=53, memory=1 << 30)
@@ -133,7 +126,6 @@ def check_attributes() -> Any:
 
 
 def check_workspaces() -> Any:
-    """Temporary memory is kept: four uses of one size, one allocation."""
     import tvm
 
     set_gpu(log=LOG)
@@ -177,7 +169,6 @@ def check_timer() -> Any:
 
 
 def check_description() -> Any:
-    """What the agent tells of the GPU."""
     from device_agent.platforms import gpu
 
     os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
@@ -186,7 +177,6 @@ def check_description() -> Any:
 
 
 def check_silence() -> Any:
-    """A driver that never answers is given up."""
     from device_agent.platforms import gpu
 
     os.environ["TVM_FARM_GPU_PLUGIN"] = str(PLUGIN)
@@ -212,24 +202,20 @@ def check_refused_ptx() -> Any:
 
 
 def check_newer_ptx_target() -> Any:
-    """Code for a newer GPU is refused."""
     set_gpu(ptx=65, capability=53)
     return call_ptx(".version 6.4\n.target sm_62\n.address_size 64\n.visible .entry add(\n)\n{\nret;\n}\n")
 
 
 def call_ptx(text: str) -> Any:
-    """Call the kernel of PTX on nothing."""
     return load(text.encode())["add"](ctypes.c_void_p(0), ctypes.c_void_p(0), ctypes.c_void_p(0), 0, 0.0, 1, 1)
 
 
 def check_source() -> Any:
-    """CUDA source is refused when it is loaded: no board compiles it."""
     set_gpu()
     return load(b'extern "C" __global__ void add() {}', form="cuda")
 
 
 def check_cut_short() -> Any:
-    """Bytes that end too early are refused."""
     import tvm_ffi
 
     set_gpu()
@@ -237,7 +223,6 @@ def check_cut_short() -> Any:
 
 
 def check_cluster() -> Any:
-    """A launch that newer GPUs alone can do is refused."""
     set_gpu()
     return load(tags=("blockIdx.x", "clusterCtaIdx.x"))["add"] is None
 
@@ -259,14 +244,12 @@ def check_lost_context() -> Any:
 
 
 def check_fork() -> Any:
-    """A process forked after CUDA was initialised gets an error."""
     set_gpu()
     add(8)
     return run(lambda: add(8))
 
 
 def check_no_driver() -> Any:
-    """Without a driver the device does not exist, and work says why."""
     import tvm.runtime
 
     os.environ["TVM_FARM_CUDA_DRIVER"] = "libcuda-that-is-not-there.so"
@@ -275,7 +258,6 @@ def check_no_driver() -> Any:
 
 
 def check_old_driver() -> Any:
-    """A library that lacks an entry point is too old."""
     os.environ["TVM_FARM_CUDA_DRIVER"] = "libm.so.6"
     return add(8)
 
@@ -315,7 +297,6 @@ FAILURES = {
 
 
 def main() -> None:
-    """Run every check."""
     os.environ["TVM_USE_RUNTIME_LIB"] = "1"
     os.environ["TVM_FARM_CUDA_DRIVER"] = str(DRIVER)
     import tvm.runtime  # noqa: F401  before the first fork

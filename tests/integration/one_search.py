@@ -17,22 +17,17 @@ class OneSearch:
         self.exhausted = False
 
     def propose(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates that were not proposed before."""
         found, self.exhausted = self._search.propose("one", count)
         return found
 
     def observe(self, results: list[tuple[str, float | None]]) -> None:
-        """Learn from what was measured."""
         self._search.observe("one", results)
 
     def recall(self, known: list[tuple[str, str, float | None]]) -> None:
-        """Know what was measured before."""
         self._search.recall("one", known)
 
     def forget(self, candidate: str) -> None:
-        """A candidate will not be measured."""
         self._search.forget("one", candidate)
 
     def replay(self, trace_json: str) -> str:
-        """The scheduled function of a trace."""
         return self._search.replay("one", trace_json)

@@ -26,7 +26,6 @@ def make_model(
     domains: Mapping[str, int] | None = None,
     input_type: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
-    """A model whose output is `y`."""
     graph = helper.make_graph(
         nodes,
         "test",
@@ -40,12 +39,10 @@ def make_model(
 
 
 def random(*shape: int) -> npt.NDArray[np.float32]:
-    """Normal values small enough to keep deep sums tame."""
     return (0.3 * RNG.standard_normal(shape)).astype("float32")
 
 
 def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
-    """A node called after its output; inputs are separated by spaces."""
     return helper.make_node(op, inputs.split(), [output], name=f"node_{output}", **attributes)
 
 
@@ -62,7 +59,6 @@ def largest_error(model: onnx.ModelProto, executable: Any) -> float:
 
 
 def run_onnx_runtime(model: onnx.ModelProto, values: Mapping[str, Any]) -> list[Any]:
-    """All outputs of a model for these inputs."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

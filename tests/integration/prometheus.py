@@ -34,7 +34,6 @@ def require(program: str) -> str:
 
 
 def fetch(url: str) -> str:
-    """What a server answers."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())
 

@@ -60,7 +60,6 @@ def open_folder() -> Iterator[pathlib.Path]:
 
 
 def find_system_python() -> str:
-    """The series of /usr/bin/python3, which is what root on a board gets."""
     done = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
         capture_output=True,
@@ -90,7 +89,6 @@ def make_interpreter(folder: pathlib.Path) -> pathlib.Path:
 
 
 def make_bundle(folder: pathlib.Path) -> Bundle:
-    """A bundle for this machine as the farm makes it, with an interpreter."""
     recipe = BundleRecipe(os.uname().machine, (find_system_python(),), archive=make_interpreter(folder))
     return build_bundle(recipe, folder / "own.tar")
 
@@ -136,12 +134,10 @@ def made_user(home: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def make_target(name: str, address: SshAddress) -> ProvisioningTarget:
-    """A board behind a server of the tests, with free ports."""
     return ProvisioningTarget(name, address, AgentOptions(name, "local", find_free_port(), find_free_port()))
 
 
 def provision(target: ProvisioningTarget, bundle: Bundle, job: ProvisioningJob) -> BoardReport:
-    """One board, with one bundle."""
     (report,) = provision_boards(
         [target], dataclasses.replace(job, bundles=BundleCache(bundle.path.parent, bundle.path))
     )
@@ -152,12 +148,10 @@ def provision(target: ProvisioningTarget, bundle: Bundle, job: ProvisioningJob) 
 
 
 def changed_steps(report: BoardReport) -> list[str]:
-    """The steps that changed the board."""
     return [step.name for step in report.steps if step.status is StepStatus.DONE]
 
 
 def find_failed(report: BoardReport) -> str:
-    """The step that failed and what it said."""
     return next((f"{step.name}: {step.detail}" for step in report.steps if step.status is StepStatus.FAILED), "")
 
 

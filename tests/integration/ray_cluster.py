@@ -118,7 +118,6 @@ def joined_node(address: str, environment: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started(command: list[str], folder: str, environment: dict[str, str]) -> Iterator[None]:
-    """A command for the block; all of its processes end with it."""
     with pathlib.Path(folder, "said.txt").open("w", encoding="utf-8") as said:
         process = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
     try:

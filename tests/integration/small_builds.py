@@ -15,7 +15,6 @@ TIMEOUT_S = 90.0
 
 
 def make_module(size: int) -> str:
-    """`main(A, B)`, B being A plus one over `size` floats, as it travels."""
     from tvm import te
 
     a = te.placeholder((size,), name="A")
@@ -24,7 +23,6 @@ def make_module(size: int) -> str:
 
 
 def collect(farm: BuildFarm, count: int) -> list[BuildAnswer]:
-    """The next `count` results."""
     found: list[BuildAnswer] = []
     deadline = time.monotonic() + TIMEOUT_S
     while len(found) < count:

@@ -37,7 +37,6 @@ def require_sshd() -> str:
 
 
 def make_key(path: pathlib.Path, kind: str = "ed25519", passphrase: str = "") -> pathlib.Path:
-    """A new key pair at `path` and `path`.pub."""
     path.unlink(missing_ok=True)
     command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -56,20 +55,16 @@ class Sshd:
 
     @property
     def address(self) -> SshAddress:
-        """How the farm reaches it; nothing pinned."""
         return SshAddress(self.host, getpass.getuser(), self.folder / "user_key", self.port)
 
     @property
     def pinned(self) -> SshAddress:
-        """The same, with its host key pinned."""
         return dataclasses.replace(self.address, host_key=self.host_key().fingerprint)
 
     def host_key(self, kind: str = "ed25519") -> HostKey:
-        """The public host key of a kind."""
         return HostKey.from_text((self.folder / f"host_{kind}.pub").read_text())
 
     def renew_host_keys(self) -> None:
-        """As after a new installation."""
         for kind in KINDS:
             make_key(self.folder / f"host_{kind}", kind)
 
@@ -100,11 +95,9 @@ class Sshd:
         wait_until(self._listens, f"sshd: {(self.folder / 'log').read_text()}")
 
     def command(self, path: str, config: pathlib.Path) -> list[str]:
-        """How the server is started."""
         return [path, "-D", "-e", "-f", str(config)]
 
     def processes(self) -> list[psutil.Process]:
-        """Everything below the listener: connections, and what they run."""
         if self.process is None or self.process.poll() is not None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -121,13 +114,11 @@ class Sshd:
         return found
 
     def drop_sessions(self) -> None:
-        """Kill every connection; the listener stays."""
         for process in self.sessions():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def stop(self) -> None:
-        """Kill it with everything below it."""
         if self.process is None:
             return
         for process in self.processes():
@@ -157,7 +148,6 @@ def running_sshd(folder: pathlib.Path, options: str = "") -> Iterator[Sshd]:
 
 
 def read_all(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes."""
     data = bytearray()
     while len(data) < size:
         chunk = sock.recv(1 << 16)
@@ -167,6 +157,5 @@ def read_all(sock: socket.socket, size: int) -> bytes:
 
 
 def require_end(sock: socket.socket) -> None:
-    """The stream ends, whether politely or not."""
     with contextlib.suppress(ConnectionError):
         assert sock.recv(1) == b""

@@ -44,7 +44,6 @@ else:
 
 @contextlib.contextmanager
 def client(how: str, tracker: Tracker, agent: Agent, library: pathlib.Path, entry: str) -> Iterator[Any]:
-    """A client process that is busy on the board inside the block."""
     arguments = [how, tracker.host, str(tracker.port), agent.key, str(library), entry]
     process = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, *arguments],
@@ -68,12 +67,10 @@ def is_gone(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def bad_path(library_folder: pathlib.Path, bad: bytes) -> pathlib.Path:
-    """The file of the `bad` library."""
     return library_folder / "bad.so"
 
 
 def assert_served_within(tracker: Tracker, agent: Agent, matmul: bytes, timeout_s: float = _PROMISE_S) -> None:
-    """The next client gets the board within `timeout_s`, and can measure."""
     started = time.monotonic()
     board = Board(tracker.request(agent.key))
     assert time.monotonic() - started < timeout_s

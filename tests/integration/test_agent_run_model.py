@@ -15,12 +15,10 @@ from tests.integration.conftest import Board
 
 @pytest.fixture(scope="module")
 def relax_model(library_folder: pathlib.Path) -> bytes:
-    """See `candidates.build_relax_model`."""
     return candidates.build_relax_model(library_folder)
 
 
 def random_array(*shape: int) -> Any:
-    """Seeded float32 values."""
     return np.random.default_rng(7).standard_normal(shape).astype("float32")
 
 

@@ -49,7 +49,6 @@ def make_record(board_type: str, point: str) -> Record:
 
 
 def compile_for(board_type: str, records: list[Record]) -> Compiled:
-    """As `farm model compile` would with these records."""
     order = make.CompileOrder(open_model("tiny-cnn"), require_board_type(board_type))
     shapes = {spec.name: spec.static_shape for spec in order.inputs}
     target: Any = make.to_config(make.find_target(order.board_type, False))

@@ -31,7 +31,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of other processes do not disturb these tests."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -52,7 +51,6 @@ def messages(path: pathlib.Path) -> list[str]:
 
 
 def names(folder: pathlib.Path) -> set[str]:
-    """The files of a store in a folder, hidden ones included."""
     return {each.name for each in folder.iterdir() if "farm.db" in each.name or "copy" in each.name}
 
 
@@ -197,7 +195,6 @@ def test_nothing_is_put_back_under_an_open_store(home: pathlib.Path, tmp_path: p
 
 
 def spoil(path: pathlib.Path, how: str) -> None:
-    """Make a backup unfit in one of many ways."""
     if how == "text":
         path.write_text("not a database at all" * 100)
     elif how == "empty":

@@ -30,7 +30,6 @@ BIG = bytes(4 << 20)
 
 @pytest.fixture
 def process(tmp_path: pathlib.Path) -> Iterator[BoardProcess]:
-    """A process that holds no board."""
     process = BoardProcess(tmp_path / "log")
     yield process
     process.kill()

@@ -32,7 +32,6 @@ TIMEOUT_S = 120.0
 
 
 def matmul_module() -> Any:
-    """A scheduled `main(A, B, C)` over `SIZE` x `SIZE` float32 matrices."""
     from tvm import te
 
     a, b = (te.placeholder((SIZE, SIZE), name=name) for name in "AB")
@@ -45,13 +44,11 @@ def matmul_module() -> Any:
 
 @pytest.fixture(scope="module")
 def matmul_json() -> str:
-    """The matmul as it travels."""
     return str(tvm.ir.save_json(matmul_module()))
 
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
-    """The target of this machine."""
     return target.host_target(2)
 
 
@@ -121,7 +118,6 @@ def test_an_impossible_target_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def _ray() -> Iterator[None]:
-    """One Ray for all tests of the pool."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     yield
@@ -130,7 +126,6 @@ def _ray() -> Iterator[None]:
 
 @pytest.fixture
 def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
-    """Start a pool of one worker with settings of its own; closed afterwards."""
     pools: list[BuildPool[str]] = []
 
     def start(**settings: Any) -> BuildPool[str]:
@@ -144,7 +139,6 @@ def start_pool(_ray: None) -> Iterator[Callable[..., BuildPool[str]]]:
 
 
 def finish(pool: BuildPool[str]) -> tuple[str, BuildResult]:
-    """Wait for the one build under way."""
     ready, _ = ray.wait(pool.pending, timeout=TIMEOUT_S)
     assert ready, "the build did not end"
     return pool.collect(ready[0])

@@ -25,7 +25,6 @@ from tests.integration.small_builds import TIMEOUT_S, collect, make_module
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, Any]:
-    """The target of this machine."""
     return target.host_target(1)
 
 
@@ -46,7 +45,6 @@ def _own_ray() -> Iterator[None]:
 
 @pytest.fixture
 def start_farm(_own_ray: None, tmp_path: pathlib.Path) -> Iterator[Callable[..., BuildFarm]]:
-    """Start build farms that share a folder; closed afterwards."""
     farms: list[BuildFarm] = []
 
     def start(cores: int = 1, **settings: Any) -> BuildFarm:

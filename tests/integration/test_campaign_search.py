@@ -60,13 +60,11 @@ SIZES, OTHER_SIZES, TINY = (64, 96, 64), (128, 64, 96), (1, 2, 2)
 def make_task(
     sizes: tuple[int, int, int] = SIZES, target_name: str = "x86", point: str = "default", pipeline: str = "graph/1"
 ) -> SearchTask:
-    """A matrix product on a type of boards with the fixed target."""
     workload = make_product(*sizes, target_name, pipeline)
     return SearchTask(workload, target_name, point, derive_traits(workload.target, cpu_freq_hz=1.5e9))
 
 
 def make_search(tuner: str = "xgb", loss: str | None = None, seed: int = 7) -> CampaignSearch:
-    """A small search on one thread."""
     return CampaignSearch(tuner, loss, seed, population=24, generations=2, threads=1)
 
 
@@ -86,7 +84,6 @@ _WEIGHTS = np.random.default_rng(0).standard_normal(164)
 
 @functools.cache
 def open_space(workload_hash: str) -> ScheduleSpace:
-    """The space of one of the products that are made here."""
     every = [
         make_product(*sizes, name, pipeline)
         for sizes in (SIZES, OTHER_SIZES)
@@ -127,7 +124,6 @@ def advance(
 
 
 def to_known(measured: list[tuple[Candidate, float | None]]) -> list[tuple[str, str, float | None]]:
-    """As the store hands results back."""
     return [(candidate.hash, candidate.trace_json, latency) for candidate, latency in measured]
 
 
@@ -281,7 +277,6 @@ def test_names_that_are_not_known_are_refused() -> None:
 
 
 def make_foreign(sizes: tuple[int, int, int] = SIZES, target_name: str = "nano", rounds: int = 6) -> list[ForeignTrial]:
-    """What a search of another task measured."""
     task = make_task(sizes, target_name)
     search = make_search("random", seed=3)
     search.open("f", task)

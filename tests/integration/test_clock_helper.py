@@ -31,15 +31,12 @@ GOVERNOR = f"{A57}/scaling_governor"
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 class Holder:
-    """A process that holds clocks."""
-
     def __init__(self, path: pathlib.Path, *options: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "tests/integration/clock_holder.py"), str(path), *options],
@@ -52,12 +49,10 @@ class Holder:
         assert self.read() == "held"
 
     def read(self) -> str:
-        """The next line it says."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ask(self, line: str) -> str:
-        """Have it do something; what came of it."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -72,8 +67,6 @@ class Holder:
 
 
 class Helper:
-    """A clock helper over files in a folder."""
-
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.socket = folder / "helper.sock"
@@ -85,7 +78,6 @@ class Helper:
         self.holders: list[Holder] = []
 
     def start(self, *options: str, env: dict[str, str] | None = None) -> None:
-        """Start it, and wait until it serves."""
         command = [sys.executable, "-m", "device_agent.clocks.helper", "--socket", str(self.socket)]
         command += ["--state-dir", str(self.state), "--root", str(self.root), *options]
         with (self.folder / "log").open("ab") as log:
@@ -93,7 +85,6 @@ class Helper:
         wait_until(self.serves, "the helper")
 
     def serves(self) -> bool:
-        """Whether it answers."""
         assert self.process is not None
         assert self.process.poll() is None, self.log()
         with contextlib.suppress(HelperUnavailableError):
@@ -105,7 +96,6 @@ class Helper:
         return (self.folder / "log").read_text()
 
     def hold(self, *options: str) -> Holder:
-        """A process that holds everything."""
         holder = Holder(self.socket, *options)
         self.holders.append(holder)
         assert self.now() != self.before
@@ -115,7 +105,6 @@ class Helper:
         return read_all(self.root)
 
     def find_child(self) -> int:
-        """The process that serves."""
         assert self.process is not None
         return psutil.Process(self.process.pid).children()[0].pid
 
@@ -136,7 +125,6 @@ class Helper:
 
 @pytest.fixture
 def helper(tmp_path: pathlib.Path) -> Iterator[Helper]:
-    """A helper that serves."""
     helper = Helper(tmp_path)
     helper.start()
     yield helper
@@ -337,7 +325,6 @@ def test_malformed_requests(helper_for_all: Helper, packet: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def helper_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
-    """A helper for tests that leave it as it was."""
     helper = Helper(tmp_path_factory.mktemp("helper"))
     helper.start()
     yield helper
@@ -421,7 +408,6 @@ def test_unsafe_outlives_restarts(helper: Helper) -> None:
 
 
 def ask_unsafe(helper: Helper) -> str:
-    """Why the board is unsafe, "" if it is not or that is unknown."""
     with contextlib.suppress(AgentError):
         return helper.client.status().unsafe
     return ""

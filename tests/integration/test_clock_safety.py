@@ -44,7 +44,6 @@ POINT = {"cores_online": [0, 3, 4, 5], "cpu_freq_hz": {"a57": 806_400_000}, "gpu
 
 
 def read_state(tree: Tree) -> dict[str, str]:
-    """Everything that the point changes."""
     cpus = "/sys/devices/system/cpu"
     paths = [f"{cpus}/online"]
     paths += [
@@ -58,7 +57,6 @@ def read_state(tree: Tree) -> dict[str, str]:
 
 
 def _answers(helper: pathlib.Path) -> bool:
-    """Whether a clock helper serves there."""
     with contextlib.suppress(AgentError):
         return not HelperClient(helper).status().unsafe
     return False
@@ -89,7 +87,6 @@ class Bench:
             return subprocess.Popen([sys.executable, "-m", module, *options], cwd=ROOT, stderr=log, stdout=log)
 
     def make_ready(self) -> None:
-        """Bring back what the last round killed."""
         helper_socket = self.folder / "helper.sock"
         if self.helper is None or self.helper.poll() is not None:
             self.helper = self._start(
@@ -153,7 +150,6 @@ class Bench:
 
 
 def harm(pid: int, number: signal.Signals) -> None:
-    """Send a signal; no error if the process is gone, or never was (0)."""
     if not pid:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -200,7 +196,6 @@ def run_round(bench: Bench, source: random.Random) -> str:
 def make_bench(
     tmp_path: pathlib.Path, start_agent: Callable[..., Agent], matmul: bytes
 ) -> Iterator[Callable[[int], Bench]]:
-    """Benches, each with a process that makes its clients."""
     library = tmp_path / "matmul.so"
     library.write_bytes(matmul)
     with contextlib.ExitStack() as stack:

@@ -35,7 +35,6 @@ def check_model(model: onnx.ModelProto, shape: tuple[int, ...]) -> None:
 def make_model(
     nodes: list[onnx.NodeProto], shape: tuple[int, ...], result: tuple[int, ...] | None, **weights: npt.NDArray[Any]
 ) -> onnx.ModelProto:
-    """A model of one input `x` and one output `y`."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         nodes,

@@ -36,14 +36,12 @@ KIND = require_board_type("local")
 
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
-    """Some dense layers, for this machine."""
     opened = open_model("mlp")
     shapes = {spec.name: spec.static_shape for spec in opened.inputs}
     return prepare_model(opened.source.load(), shapes, config(), KIND.pipeline)
 
 
 def config() -> dict[str, Any]:
-    """The target of this machine."""
     return dict(targets.host_target(len(os.sched_getaffinity(0))))
 
 

@@ -18,14 +18,12 @@ from tests.unit.artifacts import LIBRARY, verified, write
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @pytest.fixture
 def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    """A connection with the host key pinned."""
     with SshConnection.connect(sshd.pinned) as connection:
         yield connection
 

@@ -63,7 +63,6 @@ int __tvm_ffi_reserves_memory(void *self, void *args, int count, void *result) {
 
 @pytest.fixture(scope="module")
 def agent(emulated_root: str, tracker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An emulated agent, registered with the tracker."""
     folder = tmp_path_factory.mktemp("emulated")
     ready, log_path = folder / "ready.json", folder / "log"
     command = [
@@ -102,12 +101,10 @@ def board(agent: Agent, tracker: Any) -> Iterator[BoardSession]:
 
 @pytest.fixture(scope="module")
 def nano() -> BoardType:
-    """The board type that is emulated."""
     return load_board_types()["jetson-nano"]
 
 
 def target(board_type: BoardType) -> dict[str, Any]:
-    """What TVM compiles for."""
     assert board_type.target is not None
     return board_type.target.to_tvm()
 
@@ -128,13 +125,11 @@ def kernel(emulated_root: str, nano: BoardType) -> bytes:
 
 @pytest.fixture(scope="module")
 def bad(emulated_root: str, nano: BoardType, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A library for the Nano whose functions misbehave."""
     path = tmp_path_factory.mktemp("bad") / "bad.so"
     return candidates.compile_c(_BAD_SOURCE, path, "-target", str(nano.link_triple))
 
 
 def spec(entry: str = "main") -> MeasureSpec:
-    """How to measure a candidate that takes three matrices."""
     return MeasureSpec((SHAPE,) * 3, entry=entry, repeat=2, min_repeat_s=0.0, limits=LIMITS)
 
 

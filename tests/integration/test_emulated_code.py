@@ -112,7 +112,6 @@ def _describe(argument: Any) -> tuple[Any, Any]:
 
 
 def fill(emulation_: Emulation, arguments: list[tuple[tuple[int, ...], str]], seed: int = 0) -> list[Placed]:
-    """Place arguments with seeded values."""
     random = np.random.default_rng(seed)
     placed = [emulation_.place(shape, dtype) for shape, dtype in arguments]
     for each in placed[:-1]:
@@ -218,7 +217,6 @@ int __tvm_ffi_matmul(void *self, Any *args, int count, void *result) {
 
 
 def cross_compile(source: str, path: pathlib.Path, *options: str) -> bytes:
-    """Compile C for a board."""
     path.with_suffix(".c").write_text(source)
     command = [*candidates._ZIG_CC, "-w", "-shared", "-fPIC", "-target", TRIPLE, *options]
     subprocess.run([*command, "-o", str(path), str(path.with_suffix(".c"))], check=True, timeout=240)
@@ -227,7 +225,6 @@ def cross_compile(source: str, path: pathlib.Path, *options: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A library of functions that misbehave."""
     return cross_compile(_BAD, tmp_path_factory.mktemp("bad") / "bad.so")
 
 
@@ -296,14 +293,12 @@ def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: b
 
 @pytest.fixture(scope="module")
 def nano(start_agent: Callable[..., Agent], natives: pathlib.Path) -> Agent:
-    """The agent of a virtual Nano that runs its own code."""
     where = ("--port", "9500", "--port-end", "9599")
     return start_agent("--virtual", "jetson-nano", *where, "--emulator-folder", str(natives))
 
 
 @pytest.fixture
 def board(nano: Agent) -> Iterator[BoardSession]:
-    """A session with it."""
     with BoardSession(AgentAddress("127.0.0.1", nano.port), f"jetson-nano/{nano.key.partition('/')[2]}") as session:
         yield session
 

@@ -48,7 +48,6 @@ LAYOUT = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
 
 
 def convolve(x: Array, w: Array, stride: int = 1, pad: int = 0, groups: int = 1, dilation: int = 1) -> Array:
-    """NHWC and HWIO, in float64."""
     x = np.pad(x.astype("float64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows, columns = (
         (size - dilation * (k - 1) - 1) // stride + 1 for size, k in zip(x.shape[1:3], w.shape, strict=False)
@@ -65,24 +64,20 @@ def convolve(x: Array, w: Array, stride: int = 1, pad: int = 0, groups: int = 1,
 
 
 def pool(x: Array, reduce: Callable[..., Array]) -> Array:
-    """3x3, stride 2."""
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2]
     return reduce(windows, axis=(-1, -2))
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis."""
     powers = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
 def layer_norm(x: Array, a: Array, b: Array) -> Array:
-    """Over the last axis, with the usual epsilon."""
     return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * a + b)
 
 
 def relu(x: Array) -> Array:
-    """Nothing below zero."""
     return np.maximum(x, 0)
 
 

@@ -48,8 +48,6 @@ class Within:
 
 
 class Bench:
-    """A crew, what it told, and the agents of its boards."""
-
     def __init__(self, crew: EngineBoards, store: Store, agents: dict[str, Agent], notes: list[str]) -> None:
         self.crew, self.store, self.agents, self.notes = crew, store, agents, notes
         self.events: list[BoardEvent] = []
@@ -67,7 +65,6 @@ class Bench:
             self.wait()
 
     def wait(self) -> None:
-        """Poll once, after something is there to be seen or a moment has passed."""
         multiprocessing.connection.wait(self.crew.pending, 0.1)
         self.events += self.crew.poll()
 
@@ -78,25 +75,21 @@ class Bench:
         return number
 
     def measured(self, number: int) -> TrialMeasured:
-        """The end of a measurement."""
         event = self.wait_for(lambda e: isinstance(e, TrialMeasured) and e.assignment == number, f"end of {number}")
         assert isinstance(event, TrialMeasured)
         return event
 
     def arrived(self, *names: str) -> None:
-        """Wait until these boards are there."""
         missing = set(names)
         while missing:
             missing.discard(self.wait_for(lambda e: isinstance(e, Arrived) and e.board in missing, "board").board)
 
     def left(self, name: str) -> Left:
-        """Wait until a board is left."""
         event = self.wait_for(lambda e: isinstance(e, Left) and e.board == name, f"leaving of {name}")
         assert isinstance(event, Left)
         return event
 
     def find_drifting(self, name: str, library: bytes) -> Left:
-        """Keep every board at work until this one is left."""
         deadline = time.monotonic() + PATIENCE_S
         here = set(self.agents)
         while here == set(self.agents):
@@ -114,7 +107,6 @@ class Bench:
         return open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
 
     def wait_note(self, text: str) -> None:
-        """Poll until something is noted."""
         deadline = time.monotonic() + PATIENCE_S
         while not any(text in note for note in self.notes):
             assert time.monotonic() < deadline, self.notes
@@ -125,7 +117,6 @@ class Bench:
         self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.HealthLimits()))
 
     def take(self, name: str, owner: str, purpose: str) -> Lease:
-        """Lease a board for another owner, once it is free."""
         deadline = time.monotonic() + PATIENCE_S
         while self.store.require_board(name)["lease"] is not None:
             assert time.monotonic() < deadline, f"{name} was never given back"
@@ -133,7 +124,6 @@ class Bench:
         return self.store.acquire_lease(name, owner, purpose)
 
     def wait_busy(self, name: str) -> None:
-        """Wait until a candidate that hangs is running on a board."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.agents[name].session_files("busy"):
             assert time.monotonic() < deadline, "the candidate never began"
@@ -144,7 +134,6 @@ class Bench:
 def fleet(
     tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, dict[str, Agent]]]:
-    """Three boards, and a store that knows them."""
     folder = tmp_path_factory.mktemp("crew")
     where = f"{tracker.host}:{tracker.port}"
     with (

@@ -29,7 +29,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    """Wait until `condition` is true; fail naming `what`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
@@ -38,13 +37,11 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30
 
 @pytest.fixture
 def settings(tmp_path: pathlib.Path) -> Settings:
-    """The settings of a home of its own."""
     return Settings(home=str(tmp_path))
 
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
-    """The store of that home, with a campaign `c` that was submitted."""
     with Store(settings.home_path / "farm.db") as store:
         submit(store, make_order("c"))
         yield store

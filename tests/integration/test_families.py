@@ -61,13 +61,11 @@ def make_convolution(
 
 
 def make_workload(module: Any, target: dict[str, Any]) -> Workload:
-    """A workload of the pipeline that has families."""
     key = workloads.workload_hash(module, target, "graph/2")
     return Workload(key, "test", 1.0, 1, (), tvm.ir.save_json(module), target, "graph/2")
 
 
 def run(module: Any, arguments: list[Any]) -> Any:
-    """The last argument after a call of the compiled function on this machine."""
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     ready = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(module)
@@ -78,21 +76,18 @@ def run(module: Any, arguments: list[Any]) -> Any:
 
 
 def make_arguments(module: Any, seed: int = 0) -> list[Any]:
-    """Seeded values for all arguments of a function."""
     rng = np.random.default_rng(seed)
     shapes = [[int(d) for d in parameter.shape] for parameter in module["main"].params]
     return [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
 def read(module: Any) -> rule.Outlook:
-    """A function as the first family sees it that has plans for it."""
     outlook = rule.read_outlook(module, cores.core_of(AVX2))
     assert outlook is not None
     return outlook
 
 
 def check(module: Any, plans: int) -> None:
-    """The best predicted plans and some others compute what the unscheduled function does."""
     outlook = read(module)
     ranked = [plan for _, plan in outlook.plans()]
     assert ranked

@@ -20,7 +20,6 @@ from tests.integration.sshd import running_sshd
 
 
 def write(path: pathlib.Path, *lines: str) -> None:
-    """Append lines."""
     with path.open("a") as file:
         file.writelines(line + "\n" for line in lines)
 

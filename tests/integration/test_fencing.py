@@ -48,13 +48,11 @@ TTL_S = 2.0
 
 @pytest.fixture(scope="module")
 def client(tracker: Any) -> Tracker:
-    """Our client of the tests' tracker."""
     return Tracker(tracker.host, tracker.port)
 
 
 @pytest.fixture(scope="module")
 def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
-    """A virtual Nano: its clocks can be held."""
     agent = start_agent(
         "--virtual",
         "jetson-nano",
@@ -71,7 +69,6 @@ def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
 
 @pytest.fixture
 def path(tmp_path: pathlib.Path, nano: Agent) -> pathlib.Path:
-    """The file of a store that knows the Nano as a good board."""
     path = tmp_path / "farm.db"
     with Store(path) as store:
         store.save_board(Board(nano.key.partition("/")[2], "jetson-nano", simulated=True))
@@ -79,8 +76,6 @@ def path(tmp_path: pathlib.Path, nano: Agent) -> pathlib.Path:
 
 
 class Coordinator:
-    """A coordinator in a process of its own; see `coordinator.py`."""
-
     def __init__(self, path: pathlib.Path, tracker: Tracker, key: str, name: str = "left") -> None:
         arguments = [path, tracker.host, tracker.port, key, TTL_S, name]
         self.process = subprocess.Popen(
@@ -93,21 +88,18 @@ class Coordinator:
         self.token = int(self.read()["token"])
 
     def read(self) -> dict[str, Any]:
-        """What it says next."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the coordinator ended"
         return dict(json.loads(line))
 
     def do(self, order: str) -> dict[str, Any]:
-        """Have it do something; what came of it."""
         assert self.process.stdin is not None
         self.process.stdin.write(order.encode() + b"\n")
         self.process.stdin.flush()
         return self.read()
 
     def close(self) -> None:
-        """End it in any state."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -118,7 +110,6 @@ class Coordinator:
 
 @pytest.fixture
 def start_coordinator(path: pathlib.Path, client: Tracker, nano: Agent) -> Iterator[Callable[..., Coordinator]]:
-    """Start coordinators that hold the Nano; they are ended after the test."""
     with contextlib.ExitStack() as stack:
 
         def start(name: str = "left") -> Coordinator:
@@ -130,7 +121,6 @@ def start_coordinator(path: pathlib.Path, client: Tracker, nano: Agent) -> Itera
 
 
 def make_lease(agent: Agent, token: int, store: str, owner: str = "right") -> Lease:
-    """A lease as a store would make it, for what needs no store."""
     return Lease(agent.key.partition("/")[2], owner, "tuning", store, token, 60.0, 0.0, 0.0)
 
 

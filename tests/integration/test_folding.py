@@ -56,7 +56,6 @@ def branch(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
 
 
 def if_of_two_sizes(write: Writer) -> str:
-    """Twice as much in one branch as in the other."""
     return str(
         write.op("If", write.op("Greater", write.op("ReduceSum", "x", keepdims=0), np.float32(0)),
                  then_branch=branch("then", helper.make_node("Relu", ["x"], ["one"])),
@@ -65,12 +64,10 @@ def if_of_two_sizes(write: Writer) -> str:
 
 
 def largest(write: Writer) -> str:
-    """A whole number that only a run tells, as a vector of one."""
     return str(write.op("Reshape", write.op("Cast", write.op("ReduceMax", "x", keepdims=0), to=7), [1]))
 
 
 def loop_of(write: Writer, rounds: Any, going: Any) -> str:
-    """Tanh, again and again."""
     body = helper.make_graph(
         [helper.make_node("Tanh", ["state"], ["next"]), helper.make_node("Identity", ["going"], ["going_on"])],
         "body",

@@ -53,7 +53,6 @@ def connect(agent: Agent) -> BoardSession:
 
 @pytest.fixture
 def board(folder: pathlib.Path, start_agent: Callable[..., Agent]) -> Iterator[BoardSession]:
-    """A session with a virtual Nano that has a GPU."""
     options = ("--virtual", "jetson-nano", "--port", "9600", "--port-end", "9699", "--gpu-folder", str(folder))
     with connect(start_agent(*options)) as session:
         yield session
@@ -76,7 +75,6 @@ def library() -> bytes:
 
 
 def feed() -> dict[str, np.ndarray]:
-    """An input for it."""
     ((name, shape),) = ZOO["tiny-cnn"].input_shapes.items()
     return {name: np.random.default_rng(1).standard_normal(shape).astype("float32")}
 

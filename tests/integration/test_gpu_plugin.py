@@ -26,7 +26,6 @@ TIMEOUT_S = 240.0
 
 
 def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
-    """The plug-in, the stand-in and a module of kernels."""
     kernels = folder / "kernels"
     kernels.write_bytes(code.compile_kernels(gpu_contract_kernels.SOURCE, triple))
     (folder / "second").write_bytes(code.compile_kernels(gpu_contract_kernels.SECOND, triple))
@@ -35,7 +34,6 @@ def build(folder: pathlib.Path, triple: str | None) -> list[pathlib.Path]:
 
 @pytest.fixture(scope="module", params=["native", "aarch64"])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of each check, on this machine and on an emulated Nano."""
     folder = tmp_path_factory.mktemp("gpu")
     interpreter, triple = sys.executable, None
     if request.param == "aarch64":

@@ -22,12 +22,10 @@ CONFIG = target.host_target(2)
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    """The target of this machine."""
     return target.make_target(CONFIG)
 
 
 def prepare(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
-    """The imported model after `graph/2`, and that pipeline."""
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     return pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/2"))
 
@@ -121,7 +119,6 @@ def conv(x: str, y: str, **attributes: Any) -> onnx.NodeProto:
 
 
 def with_conv(*nodes: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
-    """A model of eight channels with the weight `w`."""
     return make_model(list(nodes), {"x": (1, 8, 6, 6)}, {"w": random(8, 8, 3, 3), **weights})
 
 

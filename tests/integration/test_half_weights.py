@@ -40,19 +40,16 @@ def make_model() -> bytes:
 
 
 def load_model() -> Any:
-    """As `compile_model` takes it."""
     import onnx
 
     return onnx.load_model_from_string(make_model())
 
 
 def prepare(pipeline: str, config: Any = NANO) -> Prepared:
-    """The model as it is tuned."""
     return prepare_model(load_model(), SHAPES, config, pipeline)
 
 
 def list_halved(workloads: Any) -> list[str]:
-    """Names of the workloads whose weights are in 16 bits."""
     found = [w.name for w in workloads if half_precision.is_halved(w.arguments)]
     assert found == [w.name for w in workloads if w.name.startswith(half_precision.PREFIX)]
     return found
@@ -107,12 +104,10 @@ def test_a_model_computes_nearly_what_it_did(tmp_path: pathlib.Path) -> None:
 
 
 def compile_here(pipeline: str) -> Compiled:
-    """The model for this machine, by the rule."""
     return compile_model(load_model(), SHAPES, target.host_target(2), pipeline, [], None)
 
 
 def run(library: bytes, inputs: Any, folder: pathlib.Path) -> list[Any]:
-    """The output of a compiled model on this machine."""
     from tvm.runtime.vm import VirtualMachine
 
     path = folder / f"model{len(library)}.so"

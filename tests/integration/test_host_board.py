@@ -36,14 +36,10 @@ HANGS = MeasureSpec((SHAPE,) * 3, entry="loops", limits=Limits(30.0, threads=1))
 
 
 class NoServices:
-    """The host needs none."""
-
     tracker = None
 
 
 class Bench:
-    """A crew that has this machine as its only board."""
-
     def __init__(self, crew: EngineBoards, store: Store, name: str, others: Collection[int], notes: list[str]) -> None:
         """`others`: processes of ours that are not the crew's, by id; `notes`: what the crew says."""
         self.crew, self.store, self.name, self._others, self._notes = crew, store, name, others, notes
@@ -51,13 +47,11 @@ class Bench:
         self.events: list[Any] = []
 
     def poll(self) -> bool:
-        """Take in what happened; whether that was nothing."""
         new = self.crew.poll()
         self.events += new
         return not new
 
     def poll_until(self, kind: type[Any], what: str) -> Any:
-        """Poll until such an event comes."""
         deadline = time.monotonic() + PATIENCE_S
         while not any(isinstance(event, kind) for event in self.events):
             assert time.monotonic() < deadline, f"no {what}; said was {self._notes}"
@@ -68,30 +62,24 @@ class Bench:
         return event
 
     def measure(self, library: bytes, spec: MeasureSpec = QUICK) -> TrialMeasured:
-        """Measure a candidate to its end."""
         self.begin(library, spec)
         event = self.poll_until(TrialMeasured, "end of a measurement")
         assert isinstance(event, TrialMeasured)
         return event
 
     def begin(self, library: bytes, spec: MeasureSpec) -> None:
-        """Have it measure a candidate."""
         self.crew.measure(next(self.numbers), self.name, OperatingPoint(), spec, library)
 
     def happened(self) -> set[str]:
-        """The kinds of what happened so far, with whom."""
         return {f"{event['kind']} {event['subject']}" for event in self.store.fetch_events()}
 
     def find(self, module: str) -> psutil.Process:
-        """The process of the crew that runs a module."""
         return next(each for each in self._children() if module in " ".join(each.cmdline()))
 
     def has(self, module: str) -> bool:
-        """Whether a process of the crew runs a module."""
         return any(module in " ".join(each.cmdline()) for each in self._children())
 
     def is_computing(self) -> bool:
-        """Whether a worker of a session has been at work for a while."""
         workers = [worker for session in self.find("device_agent").children() for worker in session.children()]
         with contextlib.suppress(psutil.NoSuchProcess):
             return any(sum(worker.cpu_times()[:2]) > 0.3 for worker in workers)
@@ -120,7 +108,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def bench(store: Store) -> Iterator[Bench]:
-    """One crew for the tests of this module."""
     home = pathlib.Path(str(store.location)).parent
     settings = Settings(home=str(home), tracker_port=find_free_port())
     others, notes = {each.pid for each in psutil.Process().children()}, list[str]()

@@ -91,8 +91,6 @@ def test_a_session_says_that_it_was_attacked() -> None:
 
 
 class Place:
-    """The site of a board at an address, which records its reports."""
-
     key, lease, has_board, can_change = KEY, None, True, True
 
     def __init__(self, tracker: Any) -> None:
@@ -150,7 +148,6 @@ def _measure_once(direct: AgentAddress) -> Ended:
 
 @contextlib.contextmanager
 def registered(board: HostileBoard, tracker: Tracker) -> Iterator[None]:
-    """The tracker knows the board as `KEY`."""
     link = TrackerLink((tracker.host, tracker.port), KEY, board.port)
     with contextlib.closing(link):
         link.offer(time.monotonic())
@@ -194,7 +191,6 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracke
 
 
 def returning(*values: bytes) -> bytes:
-    """A return of any values."""
     return hostile_board.frame(hostile_board.RETURN, hostile_board.sequence(*values))
 
 

@@ -13,15 +13,11 @@ from tests.integration.onnx_graphs import make_model, node
 
 
 class Misread(ModelSource):
-    """A model that is imported as another one."""
-
     def load(self) -> onnx.ModelProto:
-        """Tanh in place of what the bytes say."""
         return make_model([node("Tanh", "x", "y")], {"x": (2, 8)})
 
 
 def make_source(operator: str, kind: type[ModelSource] = ModelSource) -> ModelSource:
-    """A model of one operator."""
     return kind(operator, make_model([node(operator, "x", "y")], {"x": (2, 8)}).SerializeToString(), "0" * 64, "m.onnx")
 
 

@@ -28,7 +28,6 @@ IMAGE = {"x": (1, 8, 12, 12)}
 
 
 def dropout_unused_mask() -> onnx.ModelProto:
-    """Dropout between two operators, its mask unused."""
     nodes = [node("Relu", "x", "a"), helper.make_node("Dropout", ["a"], ["b", "mask"]), node("Neg", "b", "y")]
     return make_model(nodes, IMAGE)
 
@@ -47,7 +46,6 @@ def dropout_switched_off() -> onnx.ModelProto:
 
 
 def dropout_used_mask() -> onnx.ModelProto:
-    """The mask decides what the output is."""
     drop = helper.make_node("Dropout", ["x"], ["a", "mask"], name="drop")
     return make_model([drop, node("Neg", "x", "b"), node("Where", "mask a b", "y")], IMAGE)
 
@@ -67,14 +65,12 @@ def sums() -> onnx.ModelProto:
 
 
 def constant_of_shape_weights() -> onnx.ModelProto:
-    """A convolution whose weights ConstantOfShape makes."""
     value = numpy_helper.from_array(np.array([0.25], "float32"))
     nodes = [node("ConstantOfShape", "shape", "w", value=value), node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
     return make_model(nodes, IMAGE, {"shape": np.array([4, 8, 3, 3], "int64")})
 
 
 def conv_batch_norm() -> onnx.ModelProto:
-    """A convolution with batch normalisation and ReLU."""
     nodes = [
         node("Conv", "x w b", "a", strides=[2, 2], pads=[1, 1, 1, 1]),
         node("BatchNormalization", "a s o m v", "n"),
@@ -99,13 +95,11 @@ def conv_read_twice() -> onnx.ModelProto:
 
 
 def grouped_and_depthwise() -> onnx.ModelProto:
-    """A depthwise convolution, then one in two groups."""
     nodes = [node("Conv", "x d", "a", group=8, pads=[1, 1, 1, 1]), node("Conv", "a g", "y", group=2, pads=[1, 1, 1, 1])]
     return make_model(nodes, IMAGE, {"d": random(8, 1, 3, 3), "g": random(6, 4, 3, 3)})
 
 
 def residual() -> onnx.ModelProto:
-    """A ResNet block: two convolutions beside a projection, pooled and classified."""
     nodes = [
         node("Conv", "x w1", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
         node("Relu", "a", "b"),
@@ -122,7 +116,6 @@ def residual() -> onnx.ModelProto:
 
 
 def clipped() -> onnx.ModelProto:
-    """ReLU6 by Clip, an open-ended Clip, HardSwish and HardSigmoid between convolutions."""
     nodes = [
         node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
         node("Clip", "a low high", "b"),
@@ -147,7 +140,6 @@ def old_clip() -> onnx.ModelProto:
 
 
 def deconvolution_between_convolutions() -> onnx.ModelProto:
-    """A deconvolution whose neighbours change their layout."""
     weights = {"a": random(6, 8, 3, 3), "b": random(6, 5, 2, 2), "c": random(4, 5, 1, 1)}
     nodes = [
         node("Conv", "x a", "h", pads=[1, 1, 1, 1]),
@@ -158,7 +150,6 @@ def deconvolution_between_convolutions() -> onnx.ModelProto:
 
 
 def local_function() -> onnx.ModelProto:
-    """An operator of a domain of its own that the model itself defines."""
     model = make_model([helper.make_node("Twice", ["x"], ["y"], domain="here")], IMAGE, domains={"here": 1})
     opsets = [helper.make_opsetid("", 17)]
     body = [helper.make_node("Add", ["v", "v"], ["w"])]
@@ -175,12 +166,10 @@ GRAPHS = [
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    """The target of this machine."""
     return target.make_target(target.host_target(2))
 
 
 def prepared(model: onnx.ModelProto, host: Any) -> tuple[Any, Any]:
-    """The imported model after the pipeline, and that pipeline."""
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     return pipeline.prepare(importer.import_onnx(model, shapes), host, pipeline.require_pipeline("graph/1"))
 

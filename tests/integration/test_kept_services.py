@@ -20,7 +20,6 @@ PATIENCE_S = 100.0
 
 @pytest.fixture
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """A home of its own, with a store and nothing in it."""
     home = tmp_path_factory.mktemp("h")
     Store(home / "farm.db").close()
     return Settings(home=str(home), tracker_port=find_free_port(), metrics_port=0)
@@ -49,7 +48,6 @@ def test_services_that_were_killed_are_replaced(settings: Settings) -> None:
 
 
 def kill(services: Services) -> None:
-    """End services without a farewell."""
     process = psutil.Process(services.info.pid)
     process.kill()
     process.wait(PATIENCE_S)
@@ -69,7 +67,6 @@ def _is_held(settings: Settings) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Look until it holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline

@@ -22,7 +22,6 @@ TTL_S = 0.6
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store on the real clocks with one good board."""
     with Store(tmp_path / "farm.db") as store:
         store.save_board(Board("nano", "local", simulated=False))
         yield store
@@ -59,8 +58,6 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
     refused = threading.Event()
 
     class Watched(Store):
-        """Tells when it could not renew."""
-
         def renew_lease(self, lease):  # type: ignore[no-untyped-def]
             try:
                 return super().renew_lease(lease)

@@ -24,20 +24,17 @@ _MACHINE = {62: "x86_64", 183: "aarch64"}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A C file that needs libc and libm."""
     path = tmp_path_factory.mktemp("linker") / "source.c"
     path.write_text(_SOURCE)
     return str(path)
 
 
 def machine(library: bytes) -> str:
-    """The architecture that an ELF file names in its header."""
     assert library.startswith(b"\x7fELF")
     return _MACHINE[int.from_bytes(library[18:20], "little")]
 
 
 def needed_glibc(library: bytes) -> list[tuple[int, int]]:
-    """The glibc versions whose symbols a library asks for."""
     return [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
 
 

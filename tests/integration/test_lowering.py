@@ -26,7 +26,6 @@ SMALL, LARGE = (1, 9, 9, 64), (1, 9, 9, 256)
 
 
 def schedule(module: Any, target: dict[str, Any], plan: dict[str, int]) -> Any:
-    """The function by the best predicted plan with these options, its weights packed already."""
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     outlook = rule.read_outlook(module, cores.core_of(target))
@@ -51,7 +50,6 @@ def lower(module: Any, target: dict[str, Any], pipeline: str | None = None) -> s
 
 
 def list_asked(module: Any, target: dict[str, Any]) -> list[str]:
-    """All places where lines are asked for ahead."""
     return re.findall(r"llvm\.prefetch", lower(module, target, lowering.use_pipeline()))
 
 
@@ -148,7 +146,6 @@ def test_products_of_winograd_fetch_the_next_matrix() -> None:
 
 
 def make_depthwise(size: int, channels: int) -> Any:
-    """A padded 3x3 convolution of each channel for itself, with a bias and limits."""
     from tvm import te, topi
 
     data = te.placeholder((1, size, size, channels), name="data")

@@ -63,7 +63,6 @@ class Bench:
 
     @contextlib.contextmanager
     def boards(self, count: int = 2, wait_s: float = PATIENCE_S) -> Iterator[Boards]:
-        """Boards held for the length of a block."""
         here = types.SimpleNamespace(tracker=Tracker(self.tracker.host, self.tracker.port))
 
         def open_site(own: Store) -> FleetSite:
@@ -74,7 +73,6 @@ class Bench:
         assert all((board["lease"] or {}).get("purpose") != "script test" for board in self.store.fetch_boards())
 
     def heal(self) -> None:
-        """What a probe would do for boards that a test harmed."""
         for name in self.agents:
             decide = decide_by(Observation(Kind.PROBE_PASSED), HealthLimits())
             self.store.observe_board(name, Kind.PROBE_PASSED, "test", decide)
@@ -167,7 +165,6 @@ def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
 
 @pytest.fixture(scope="module")
 def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
-    """One compiler process, with a deadline that a hung one reaches soon."""
     log = tmp_path_factory.mktemp("compilers") / "log"
     settings = Settings(build_timeout_s=20.0)
     compilers = Compilers(1, settings, lambda: Child.start("farm.metaschedule.compilers", log, os.environ))

@@ -24,7 +24,6 @@ HOST = target.make_target(target.host_target(1))
 
 
 def run(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
-    """The only output, through import, graph pipeline and compiler."""
     module = importer.import_onnx(model, {name: array.shape for name, array in values.items()})
     module, used = pipeline.prepare(module, HOST, pipeline.require_pipeline("graph/2"))
     executable = tvm.compile(pipeline.finish(module, HOST, None, used), target=HOST)
@@ -32,14 +31,12 @@ def run(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
 
 
 def reference(model: onnx.ModelProto, values: Mapping[str, Any]) -> Any:
-    """What ONNX Runtime makes of it."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, dict(values))[0]
 
 
 def model_of(opset: int) -> onnx.ModelProto:
-    """Operators that changed between opsets 11 and 21, each as that opset writes it."""
     weights: dict[str, Any] = {
         "k": random(4, 3, 3, 3), "s": 1 + random(4), "o": random(4), "m": random(4), "v": 1 + abs(random(4)),
         "low": np.float32(-0.5), "high": np.float32(0.5), "pads": np.array([0, 0, 1, 1, 0, 0, 0, 1], "int64"),

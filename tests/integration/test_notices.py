@@ -40,8 +40,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Keeps its messages."""
-
     server: Server
 
     def do_POST(self) -> None:
@@ -62,7 +60,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that answers."""
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -73,7 +70,6 @@ def server() -> Iterator[Server]:
 
 
 def configure(home: pathlib.Path, ways: dict[str, Any], mode: int = 0o600) -> Settings:
-    """A home with these ways."""
     path = home / "notices.yaml"
     path.write_text(json.dumps({"ways": ways}))
     path.chmod(mode)
@@ -81,7 +77,6 @@ def configure(home: pathlib.Path, ways: dict[str, Any], mode: int = 0o600) -> Se
 
 
 def quarantine(store: Store, name: str) -> None:
-    """As an operator does."""
     store.observe_board(name, Kind.QUARANTINE, "ana", decide_by(Observation(Kind.QUARANTINE, "smoke")))
 
 

@@ -31,17 +31,14 @@ Array = npt.NDArray[Any]
 
 
 def image(*shape: int) -> Array:
-    """Values between 0.1 and 0.9, for which every function of one number is defined."""
     return RNG.uniform(0.1, 0.9, shape or (1, 4, 6, 6)).astype("float32")
 
 
 def whole(*values: Any) -> Array:
-    """Whole numbers that a model holds: axes, shapes, indices."""
     return np.array(values, "int64")
 
 
 def number(value: int) -> Array:
-    """One without dimensions."""
     return np.array(value, "int64")
 
 
@@ -86,7 +83,6 @@ class Case:
 def case(
     op: str, *given: Array, held: Sequence[Array | None] = (), outputs: int = 1, domain: str = "", **attributes: Any
 ) -> Case:
-    """A case whose inputs come first and whose weights follow."""
     return Case(
         op,
         {f"x{index}": array for index, array in enumerate(given)},
@@ -98,7 +94,6 @@ def case(
 
 
 def make_model(cases: Sequence[Case], opset: int, behind: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """One model of many branches, and values for its inputs."""
     graph = onnx.GraphProto(name="operators")
     values: dict[str, Array] = {}
     for number, each in enumerate(cases):
@@ -141,7 +136,6 @@ BOXES = np.array([[0, 0, 4, 4], [1, 1, 5, 5]], "float32")
 
 
 def each(names: str, *given: Array, **attributes: Any) -> list[Case]:
-    """The same case for several operators."""
     return [case(name, *given, **attributes) for name in names.split()]
 
 

@@ -43,8 +43,6 @@ if action == "on":
 
 
 class Plug:
-    """A power plug of one board, operated by a command."""
-
     def __init__(self, folder: pathlib.Path, tracker_port: int) -> None:
         self.folder, self.port = folder, tracker_port
         self.path = folder / "plug"
@@ -56,7 +54,6 @@ class Plug:
 
     @property
     def log(self) -> list[str]:
-        """What was done with it."""
         path = self.folder / "plug.log"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -72,7 +69,6 @@ class Plug:
 
 @pytest.fixture
 def plug(tmp_path: pathlib.Path) -> Iterator[Plug]:
-    """A plug whose board is switched off at the end."""
     plug = Plug(tmp_path, find_free_port())
     yield plug
     powering.switch("real-1", plug.commands, "off")

@@ -44,18 +44,15 @@ SLOW_KHZ, FAST_KHZ = "403200", "1479000"
 
 @pytest.fixture(scope="module")
 def kernels() -> GoldenKernels:
-    """Golden kernels, built once."""
     return GoldenKernels(run_folder() / "golden")
 
 
 @pytest.fixture(scope="module")
 def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
-    """The agent of a virtual Nano, known to the tracker."""
     return start_nano(tracker, start_agent)
 
 
 def start_nano(tracker: Any, start_agent: Callable[..., Agent], *options: str) -> Agent:
-    """Another one."""
     return start_agent(
         *("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599"),
         *("--tracker", f"{tracker.host}:{tracker.port}", *options),
@@ -75,18 +72,14 @@ def name_of(agent: Agent) -> str:
 
 @dataclasses.dataclass
 class Fleet:
-    """A store, and a prober that works for it."""
-
     store: Store
     prober: Prober
 
     def add(self, name: str, board_type: str = "jetson-nano") -> None:
-        """Register a board that can be reached."""
         self.store.register_board(name, board_type, Virtual())
         self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), HealthLimits()))
 
     def probe(self, name: str) -> ProbeReport:
-        """Probe a board; no lease is left in any case."""
         report = await_here(self.prober.probe(self.store, name))
         assert self.store.require_board(name)["lease"] is None
         assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
@@ -95,7 +88,6 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: pathlib.Path, tracker: Any, kernels: GoldenKernels) -> Iterator[Fleet]:
-    """A store without boards."""
     with Store(tmp_path / "farm.db") as store:
         client = Tracker(tracker.host, tracker.port)
         prober = Prober(client, kernels, load_board_types(), "test", wait_s=1.0)
@@ -105,7 +97,6 @@ def fleet(tmp_path: pathlib.Path, tracker: Any, kernels: GoldenKernels) -> Itera
 
 @pytest.fixture
 def name(fleet: Fleet, nano: Agent) -> str:
-    """The Nano, registered."""
     fleet.add(name_of(nano))
     return name_of(nano)
 

@@ -29,18 +29,15 @@ from tests.ports import find_free_port
 
 @pytest.fixture(scope="module")
 def registry() -> CollectorRegistry:
-    """One for all tests here."""
     return CollectorRegistry()
 
 
 @pytest.fixture(scope="module")
 def metrics(registry: CollectorRegistry) -> FarmMetrics:
-    """What the coordinator tells."""
     return FarmMetrics(registry)
 
 
 def observe_campaign(metrics: FarmMetrics, trials: int) -> None:
-    """Tell of a campaign after so many trials, of which one in four failed."""
     at = {"board_type": "jetson-nano", "point": "default"}
     row = {"id": 1, "name": "vision", "state": "running", "wanted": "run", "board_types": ["jetson-nano"]}
     row |= {"models": [{"name": "mlp", "latency_s": 0.25, "predicted": 1, **at}], "wall_clock_s": 60.0, "eta_s": 90.0}
@@ -73,7 +70,6 @@ def coordinator(
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of `device-agent metrics` for a virtual board."""
     port = find_free_port()
     folder = tmp_path_factory.mktemp("board")
     command = [sys.executable, "-m", "device_agent", "metrics", "--virtual", "jetson-nano", "--name", "sim-1"]
@@ -97,7 +93,6 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def answers(port: int) -> bool:
-    """Whether metrics come from a port."""
     with contextlib.suppress(OSError):
         return bool(fetch(f"http://127.0.0.1:{port}/metrics"))
     return False

@@ -62,40 +62,34 @@ EVERY_STEP = ["folder", "send", "install", "user", "services", "switch", "start"
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    """Three versions of the agent; the last one does not start."""
     own = make_bundle(tmp_path_factory.mktemp("bundles"))
     return {"1": change_agent(own, "1.0"), "2": change_agent(own, "2.0"), "broken": change_agent(own, "3.0", BROKEN)}
 
 
 @pytest.fixture(scope="module")
 def proof(tracker: Tracker) -> TunnelProof:
-    """A kernel run through a tunnel."""
     return TunnelProof((tracker.host, tracker.port), GoldenKernels(run_folder() / "golden"), None)
 
 
 @pytest.fixture
 def room() -> Iterator[pathlib.Path]:
-    """Where prefixes go."""
     with open_folder() as folder:
         yield folder
 
 
 @pytest.fixture
 def job(proof: TunnelProof, room: pathlib.Path) -> ProvisioningJob:
-    """What is wanted of a board: the bundle is given later."""
     return ProvisioningJob(BundleCache(room), proof, prefix=str(room / "deep" / "farm"))
 
 
 @pytest.fixture(scope="module")
 def kept(sshd: Sshd) -> Iterator[tuple[ProvisioningTarget, pathlib.Path]]:
-    """A board that several tests use, and its prefix."""
     with open_folder() as folder:
         yield make_target("board", sshd.pinned), folder / "farm"
 
@@ -115,7 +109,6 @@ def board(
 def removed(
     kept: tuple[ProvisioningTarget, pathlib.Path], bundles: dict[str, Bundle], proof: TunnelProof
 ) -> Iterator[None]:
-    """In the end nothing is left of that board either."""
     target, prefix = kept
     before = list_tree(prefix.parent)
     yield
@@ -282,7 +275,6 @@ def small_disk(room: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def fill(folder: pathlib.Path) -> pathlib.Path:
-    """A file that leaves nothing of a disk."""
     path = folder / "full"
     with path.open("wb", buffering=0) as file:
         try:
@@ -422,7 +414,6 @@ def test_an_interpreter_is_fetched_from_a_mirror(tmp_path: pathlib.Path, monkeyp
 
 @pytest.fixture
 def login(room: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The home of an ordinary user."""
     with made_user(room / "home") as home:
         yield home
 

@@ -26,7 +26,6 @@ pytestmark = [
 
 @pytest.fixture
 def room() -> Iterator[pathlib.Path]:
-    """Where everything goes; another user may look into it."""
     with open_folder() as folder:
         yield folder
 

@@ -36,8 +36,6 @@ NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "m
 
 
 class Graph:
-    """A model with QuantizeLinear and DequantizeLinear, written operator by operator."""
-
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.nodes: list[onnx.NodeProto] = []
@@ -52,12 +50,10 @@ class Graph:
         return str(self.nodes[-1].output[0])
 
     def quantised(self, x: str, scale: float = 0.02, zero: int = 117, dtype: str = "uint8") -> str:
-        """There and back."""
         numbers = [self.constant(np.float32(scale)), self.constant(np.array(zero, dtype))]
         return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *numbers), *numbers)
 
     def weight(self, *shape: int, axis: int | None = 0) -> str:
-        """Signed bytes around zero, with a scale per channel or one for all."""
         scale = np.float32(0.01) if axis is None else RNG.uniform(0.002, 0.01, shape[axis]).astype("float32")
         data = self.constant(RNG.integers(-127, 128, shape).astype("int8"))
         zero = self.constant(np.zeros(np.shape(scale), "int8"))
@@ -98,14 +94,12 @@ def residual() -> onnx.ModelProto:
 
 
 def signed() -> onnx.ModelProto:
-    """Signed bytes for data, which are moved where an instruction takes unsigned ones."""
     g = Graph((1, 8, 6, 6))
     conv = g.node("Conv", g.quantised("x", 0.03, -7, "int8"), g.weight(8, 8, 3, 3), pads=[1, 1, 1, 1])
     return g.finish(g.quantised(conv, 0.05, 3, "int8"))
 
 
 def depthwise_and_pool() -> onnx.ModelProto:
-    """A depthwise convolution, which stays in float32, and a pool of bytes."""
     g = Graph((1, 8, 8, 8))
     conv = g.node("Conv", g.quantised("x"), g.weight(8, 1, 3, 3), g.bias(8), pads=[1, 1, 1, 1], group=8)
     pool = g.node("MaxPool", g.quantised(conv, 0.01, 100), kernel_shape=[2, 2], strides=[2, 2])
@@ -120,7 +114,6 @@ def dense() -> onnx.ModelProto:
 
 
 def product_of_data() -> onnx.ModelProto:
-    """Both operands are computed: float32, as the model says."""
     g = Graph((4, 4))
     return g.finish(g.node("MatMul", g.quantised("x"), g.quantised(g.node("Relu", "x"), 0.02, 0)))
 
@@ -129,7 +122,6 @@ GRAPHS = [padded_convolution, residual, signed, depthwise_and_pool, dense, produ
 
 
 def prepared(model: onnx.ModelProto, config: Mapping[str, Any]) -> Prepared:
-    """The model as it is tuned for a target."""
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     return prepare_model(model, shapes, config, "graph/2")
 
@@ -154,7 +146,6 @@ def scheduled(model: onnx.ModelProto, config: Mapping[str, Any]) -> tuple[Any, l
 
 
 def run(executable: Any, value: Any) -> Any:
-    """The only output."""
     return tvm.relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(value)).numpy()
 
 
@@ -190,7 +181,6 @@ def test_a_graph_computes_what_onnx_runtime_computes(
 
 
 def shape_of(model: onnx.ModelProto) -> tuple[int, ...]:
-    """Of the only input."""
     (spec,) = model_inputs.read_inputs(model)
     return spec.static_shape
 
@@ -250,7 +240,6 @@ def test_a_nano_multiplies_eight_bytes_at_a_time() -> None:
 
 
 def find_families(target: dict[str, Any]) -> set[str]:
-    """Of the convolutions in 8 bits."""
     products = [w for w in prepared(residual(), target).workloads if "int8_conv2d" in w.name]
     assert len(products) == 2, [w.name for w in products]
     outlooks = [rule.read_outlook(tvm.ir.load_json(each.module_json), cores.core_of(target)) for each in products]

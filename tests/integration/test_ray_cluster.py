@@ -44,12 +44,10 @@ class Campaign:
         self._host = target.host_target(1)
 
     def submit(self) -> None:
-        """Have one more module built, unlike all before."""
         self.submitted += 1
         self.farm.submit(self.submitted, make_module(self.submitted + 8), self._host)
 
     def until(self, done: Callable[[], Any], what: str, waiting: int = 0) -> None:
-        """Go on until `done`; so many builds wait all the while."""
         deadline = time.monotonic() + TIMEOUT_S
         while not done():
             assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {what}; said was {self.notes}"
@@ -61,7 +59,6 @@ class Campaign:
 
     @property
     def others(self) -> list[Any]:
-        """Machines that build, but this one."""
         return [each for each in self.farm._machines.values() if not each.node.is_here]
 
 
@@ -83,7 +80,6 @@ def campaign(address: str, folder: pathlib.Path, **settings: Any) -> Iterator[Ca
 
 
 def count_nodes() -> int:
-    """Machines that are up, the head among them."""
     return len(ray_nodes.fetch_nodes())
 
 

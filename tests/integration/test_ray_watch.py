@@ -39,7 +39,6 @@ print("let go")
 
 
 def run(home: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The program with its two words; it ends by itself."""
     return subprocess.run(
         [sys.executable, "-c", _PROGRAM, *words, str(home)], capture_output=True, text=True, timeout=50, check=False
     )

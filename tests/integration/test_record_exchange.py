@@ -55,7 +55,6 @@ assert not [name for name in sys.modules if name.split(".")[0] == "farm"]
 
 
 def make_workload(size: int = 14) -> Workload:
-    """A convolution whose weights are packed by its schedule."""
     from tvm import te, topi
 
     data = te.placeholder((1, size, size, 16), name="data")
@@ -89,7 +88,6 @@ def known() -> tuple[Workload, list[Any]]:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator[Store]:
-    """A store with trials of the candidates, and a record of the first."""
     workload, candidates = known
     row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
     with Store(tmp_path / "farm.db") as store:
@@ -111,7 +109,6 @@ def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator
 
 
 def export(store: Store, folder: pathlib.Path) -> pathlib.Path:
-    """All records in a folder."""
     assert exchange.write_folder(store.fetch_bundle(store.fetch_records()), folder) == 1
     return folder
 
@@ -301,7 +298,6 @@ def test_hostile_files_of_metaschedules_are_refused(
 
 
 def _call(home: pathlib.Path, *words: str) -> tuple[int, str]:
-    """A command, as a child: exit code and all that it said."""
     done = subprocess.run(
         [sys.executable, "-c", "from farm.cli.main import main; main()", *words],
         env=os.environ | {"FARM_HOME": str(home)},
@@ -320,7 +316,6 @@ def test_a_folder_without_records_is_none(tmp_path: pathlib.Path) -> None:
 
 
 def run_farm(home: pathlib.Path, *arguments: str) -> str:
-    """What `farm record …` prints on stdout with the store of a home."""
     command = [sys.executable, "-c", "from farm.cli.main import main; main()", "record", *arguments]
     environment = os.environ | {"FARM_HOME": str(home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

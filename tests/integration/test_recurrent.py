@@ -44,7 +44,6 @@ CASES = {
 
 
 def make_model(case: Case) -> onnx.ModelProto:
-    """The operator alone, with seeded weights."""
     draw = np.random.default_rng(1)
     steps, batch, hidden = case.sizes
     directions = 2 if case.attributes.get("direction") == "bidirectional" else 1
@@ -77,7 +76,6 @@ def make_model(case: Case) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """What the model gives, compiled for this machine without a trial."""
     tvm = tvm_env.load_compiler()
     from tvm import relax
 

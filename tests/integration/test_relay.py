@@ -18,7 +18,6 @@ PATIENCE_S = 10.0
 
 @pytest.fixture
 def board() -> Iterator[socket.socket]:
-    """A listening socket that plays the board."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_S)
         yield listener
@@ -35,7 +34,6 @@ def link(board: socket.socket) -> Iterator[tuple[Relay, socket.socket, socket.so
 
 
 def read_all(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes."""
     data = b""
     while len(data) < size:
         chunk = sock.recv(1 << 16)

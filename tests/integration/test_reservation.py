@@ -22,7 +22,6 @@ from tests.integration.test_fleet_site import TYPE, Within, observe
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    """A home that knows two good boards, a and b, within reach."""
     with new_home() as home:
         with open_store(home) as store:
             for name in ("a", "b"):
@@ -33,7 +32,6 @@ def home() -> Iterator[Home]:
 
 
 def open_store(home: Home) -> Store:
-    """The store of a home."""
     folder = pathlib.Path(home.environment["FARM_HOME"])
     folder.mkdir(exist_ok=True)
     return Store(folder / "farm.db")

@@ -124,7 +124,6 @@ CASES: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    """The target that is this machine."""
     return target.make_target(target.host_target(2))
 
 

@@ -34,7 +34,6 @@ TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "n
 
 
 def extract(model: onnx.ModelProto, pipeline_name: str = "graph/1") -> list[Workload]:
-    """The workloads of a model for the fixed target."""
     compile_target = target.make_target(TARGET)
     shapes = {spec.name: spec.static_shape for spec in model_inputs.read_inputs(model)}
     module, used = pipeline.prepare(
@@ -51,12 +50,10 @@ def tiny_cnn() -> list[Workload]:
 
 @pytest.fixture(scope="module")
 def conv(tiny_cnn: list[Workload]) -> Workload:
-    """Its heaviest convolution."""
     return tiny_cnn[0]
 
 
 def made_up_latency(candidate: Candidate) -> float:
-    """A latency that depends on the candidate alone; its last digits keep ties apart."""
     return 1e-4 * (1 + int(candidate.hash[:4], 16) / 65536)
 
 

@@ -31,13 +31,11 @@ SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
 
 
 def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
-    """How to measure a candidate that takes three matrices."""
     return MeasureSpec((SHAPE,) * 3, entry=entry, limits=Limits(timeout_s=timeout_s, threads=1))
 
 
 @pytest.fixture(scope="module")
 def client(tracker: Any) -> Tracker:
-    """Our client of the tests' tracker."""
     return Tracker(tracker.host, tracker.port)
 
 

@@ -23,7 +23,6 @@ def flattened(size: int) -> onnx.ModelProto:
 
 
 def reshaped(size: int) -> onnx.ModelProto:
-    """An image taken apart by numbers that the exporter wrote down."""
     write = Writer()
     data = write.op("Transpose", write.op("Reshape", "image", [1, 3, 4, size // 4, size]), perm=[0, 2, 1, 3, 4])
     return write.model({"image": ("N", 3, "H", "W")}, {data: 1})
@@ -43,14 +42,12 @@ def pyramid() -> onnx.ModelProto:
 
 
 def wide_window() -> onnx.ModelProto:
-    """A window over 400 rows, more than the usual image has."""
     write = Writer()
     data = write.op("AveragePool", "image", kernel_shape=[400, 1])
     return write.model({"image": ("N", 3, "H", "W")}, {data: 1})
 
 
 def lookup() -> onnx.ModelProto:
-    """Positions are known for 64 words."""
     return masked_attention()[0]
 
 

@@ -29,14 +29,12 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @pytest.fixture
 def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    """A connection with the host key pinned."""
     with SshConnection.connect(sshd.pinned) as connection:
         yield connection
 
@@ -139,7 +137,6 @@ Stage = Callable[[Sshd, pathlib.Path, contextlib.ExitStack], SshAddress]
 
 
 def host_down(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """Packets vanish: a full backlog, to which the kernel answers nothing."""
     deaf = stack.enter_context(socket.socket())
     deaf.bind(("127.0.0.1", 0))
     deaf.listen(0)
@@ -151,17 +148,14 @@ def host_down(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> 
 
 
 def port_closed(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """The board is up, its sshd is not."""
     return dataclasses.replace(sshd.pinned, port=find_free_port())
 
 
 def no_such_name(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """A name without an address (RFC 6761, section 6.4)."""
     return dataclasses.replace(sshd.pinned, host="board.invalid")
 
 
 def says_nothing(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """Accepts and hangs: the kernel of a board whose sshd is stopped does that."""
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     return dataclasses.replace(sshd.pinned, port=silent.getsockname()[1])
 
@@ -190,7 +184,6 @@ def stalls_after(sshd: Sshd, stack: contextlib.ExitStack, limit: int) -> SshAddr
 
 
 def greets_and_hangs(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """The greeting comes, the keys never do."""
     return stalls_after(sshd, stack, 60)
 
 
@@ -200,7 +193,6 @@ def hangs_at_login(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack
 
 
 def not_ssh(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """Another service has the port."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
     def serve() -> None:
@@ -215,39 +207,32 @@ def not_ssh(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> Ss
 
 
 def wrong_host_key(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """The pinned key is not the one shown."""
     return dataclasses.replace(sshd.address, host_key="SHA256:" + "A" * 43)
 
 
 def wrong_user_key(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """A key that the board does not know."""
     return dataclasses.replace(sshd.pinned, key_file=make_key(folder / "other"))
 
 
 def wrong_user(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """A user whom the board does not know."""
     return dataclasses.replace(sshd.pinned, user="absent-of-that-name")
 
 
 def open_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """A private key that others may read."""
     key = make_key(folder / "open")
     key.chmod(0o644)
     return dataclasses.replace(sshd.pinned, key_file=key)
 
 
 def no_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """No private key at all."""
     return dataclasses.replace(sshd.pinned, key_file=folder / "missing")
 
 
 def locked_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """A private key with a passphrase."""
     return dataclasses.replace(sshd.pinned, key_file=make_key(folder / "locked", "ed25519", "a few words"))
 
 
 def public_key_file(sshd: Sshd, folder: pathlib.Path, stack: contextlib.ExitStack) -> SshAddress:
-    """The public half, with the permissions of the private one."""
     key = make_key(folder / "pair").with_suffix(".pub")
     key.chmod(0o600)
     return dataclasses.replace(sshd.pinned, key_file=key)
@@ -383,7 +368,6 @@ def count_threads() -> int:
 
 
 def count_login_bytes(sshd: Sshd) -> int:
-    """How many bytes the server sends until the login is done."""
     counted = [0]
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -40,15 +40,12 @@ SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @dataclasses.dataclass
 class RealBoard:
-    """A real agent that was started over SSH, and the link to it."""
-
     link: BoardLink
     forward: Forward
     key: str
@@ -63,7 +60,6 @@ class RealBoard:
 
 @pytest.fixture(scope="module")
 def real_board(sshd: Sshd, tracker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBoard]:
-    """An agent started by `exec`, registered with a real tracker through the reverse forward."""
     folder = tmp_path_factory.mktemp("agent")
     key = "local/over-ssh"
     link = BoardLink(sshd.pinned, backoff=QUICK)
@@ -90,17 +86,14 @@ def real_board(sshd: Sshd, tracker: Any, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def client(tracker: Any) -> Tracker:
-    """Our client of the tests' tracker."""
     return Tracker(tracker.host, tracker.port)
 
 
 def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
-    """How to measure a candidate that takes three matrices."""
     return MeasureSpec((SHAPE,) * 3, entry=entry, limits=Limits(timeout_s=timeout_s, threads=1))
 
 
 def find_board(tracker: Tracker, board: RealBoard, at: int) -> bool:
-    """Whether the tracker knows the board as free, at a port here."""
     summary = tracker.fetch_summary()
     free = summary["queue_info"].get(board.key, {"free": 0})["free"]
     ports = [info["addr"][1] for info in summary["server_info"] if info["key"] == f"server:{board.key}"]

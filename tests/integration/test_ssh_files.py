@@ -22,14 +22,12 @@ BIG = 64 << 20
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @pytest.fixture
 def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    """A connection with the host key pinned."""
     with SshConnection.connect(sshd.pinned) as connection:
         yield connection
 
@@ -44,7 +42,6 @@ def board(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A file that takes a while."""
     path = tmp_path_factory.mktemp("big") / "model.bin"
     path.write_bytes(os.urandom(1 << 20) * (BIG >> 20))
     return path
@@ -107,7 +104,6 @@ def test_what_cannot_be_is_named(connection: SshConnection, board: pathlib.Path,
 
 @pytest.fixture
 def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file system of 40 MB; it takes root to make one."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]

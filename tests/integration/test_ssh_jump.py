@@ -26,10 +26,7 @@ BOARD = "192.0.2.10"
 
 
 class Gate(BoardHost):
-    """A host on the way: sshd and nothing else."""
-
     def boot(self) -> None:
-        """Start sshd."""
         self.sshd.start()
 
 
@@ -46,14 +43,12 @@ class Lab:
         return Ssh("nano", "")
 
     def trust(self) -> dict[str, FarmError]:
-        """Confirm the keys of both, as an operator who knows their fingerprints does."""
         accept = [self.gate.fingerprint, self.board.host_key().fingerprint]
         return confirm_host_keys({"nano": to_ssh_address(self.registered)}, self.known_hosts, accept)
 
 
 @pytest.fixture
 def lab(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """Both hosts up, and a configuration that knows the way."""
     board_hosts.require_namespaces()
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("FARM_SSH_KEY", "FARM_SSH_CONFIG", "SSH_AUTH_SOCK"):

@@ -31,21 +31,18 @@ QUICK = Backoff(first_s=0.1, last_s=0.5)
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A server for the tests of this module."""
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 
 @pytest.fixture
 def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    """A connection with the host key pinned."""
     with SshConnection.connect(sshd.pinned) as connection:
         yield connection
 
 
 @pytest.fixture
 def service() -> Iterator[socket.socket]:
-    """A listening socket that plays the agent, or the tracker."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_S)
         yield listener

@@ -28,7 +28,6 @@ _CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %
 
 @pytest.fixture
 def url(cluster: Cluster) -> str:
-    """A store with a campaign `c`."""
     url = cluster.make(empty=False)
     with Store(url) as store:
         submit(store, make_order("c"))
@@ -44,7 +43,6 @@ def engine(url: str, tmp_path: pathlib.Path) -> Iterator[subprocess.Popen[bytes]
 
 
 def fetch(url: str) -> FleetCampaign:
-    """The campaign."""
     with Store(url) as store:
         return store.fetch_fleet_campaign("c")
 
@@ -58,7 +56,6 @@ def runs_in(url: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 def cut(url: str) -> None:
-    """End every connection to the store, as a failover or an administrator does."""
     with psycopg.connect(url.rpartition("/")[0] + "/postgres", autocommit=True) as connection:
         connection.execute(_CUT, [url.rpartition("/")[2]])
 

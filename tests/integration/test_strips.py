@@ -24,7 +24,6 @@ SLOW = dataclasses.replace(cores.core_of(AVX2), far_bytes_per_cycle=0.01)
 
 
 def make_pool(shape: tuple[int, ...], window: tuple[int, int], stride: int, padding: tuple[int, int, int, int]) -> Any:
-    """Maxima in NHWC."""
     from tvm import te, topi
 
     data = te.placeholder(shape, name="data")
@@ -33,7 +32,6 @@ def make_pool(shape: tuple[int, ...], window: tuple[int, int], stride: int, padd
 
 
 def make_depthwise(shape: tuple[int, ...], side: int, stride: int, padding: tuple[int, int, int, int]) -> Any:
-    """In NHWC as Relax makes it, with a bias and limits."""
     from tvm import te, topi
 
     channels = shape[-1]

@@ -20,7 +20,6 @@ SUPERVISOR = pathlib.Path(__file__).parents[2] / "deploy" / "board" / "superviso
 
 @pytest.fixture
 def prefix(tmp_path: pathlib.Path) -> pathlib.Path:
-    """An installation whose agent sleeps."""
     for name in ("etc", "current/bin", "run", "log"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "etc" / "board.json").write_text(json.dumps({"user": "", "agent": [], "helper": False}))
@@ -45,7 +44,6 @@ def supervising(prefix: pathlib.Path) -> Iterator[psutil.Process]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something with a deadline."""
     deadline = time.monotonic() + 30.0
     while not condition():
         assert time.monotonic() < deadline, what

@@ -25,7 +25,6 @@ _TIMEOUT_S = 20
 
 
 def write_script(folder: pathlib.Path, chosen: Chosen) -> pathlib.Path:
-    """The script as a file."""
     path = folder / "point.sh"
     kind = require_board_type(chosen.document["board"]["type"])
     path.write_text(export_script.export_script(chosen, kind), encoding="utf-8")
@@ -33,7 +32,6 @@ def write_script(folder: pathlib.Path, chosen: Chosen) -> pathlib.Path:
 
 
 def run(script: pathlib.Path, root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on a tree and return its output."""
     return subprocess.run(
         ["sh", str(script), *arguments],
         env=make_environment(root),
@@ -45,7 +43,6 @@ def run(script: pathlib.Path, root: pathlib.Path, *arguments: str) -> subprocess
 
 
 def make_environment(root: pathlib.Path) -> dict[str, str]:
-    """What the script reads from its environment."""
     nvpmodel = str(root.parent / "nvpmodel")
     return {"PATH": os.environ["PATH"], "ROOT": str(root), "STATE": str(root.parent / "state"), "NVPMODEL": nvpmodel}
 
@@ -220,7 +217,6 @@ def capture_tree(board_type: str, root: pathlib.Path) -> VirtualBoard:
 
 
 def read_files(root: pathlib.Path) -> dict[str, str]:
-    """Every file below `root`, links not followed."""
     return {
         str(path.relative_to(root)): path.read_text()
         for folder, _, names in os.walk(root)

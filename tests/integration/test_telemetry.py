@@ -24,7 +24,6 @@ from tests.ports import find_free_port
 
 
 def scrape(telemetry: Telemetry) -> dict[str, float]:
-    """Every series with its value."""
     assert telemetry.address is not None
     host, port = telemetry.address
     with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:

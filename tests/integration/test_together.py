@@ -42,7 +42,6 @@ def test_it():
 
 
 def start(folder: pathlib.Path, first: str, second: str) -> subprocess.Popen[str]:
-    """Run two files beside each other, as `make test` does."""
     (folder / "test_first.py").write_text(first)
     (folder / "test_second.py").write_text(second)
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), "-p", "tests.together"]

@@ -22,7 +22,6 @@ from tests.ports import find_free_port
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracker]:
-    """A tracker that serves all tests that do not harm it."""
     tracker = Tracker.start(find_free_port(), tmp_path_factory.mktemp("tracker") / "tracker.log")
     yield tracker
     tracker.stop()
@@ -113,7 +112,6 @@ def test_stopping_leaves_no_process(tmp_path: pathlib.Path) -> None:
 
 
 def serve_once(answer: bytes) -> tuple[str, int]:
-    """A server that gives one client these bytes and hangs up."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

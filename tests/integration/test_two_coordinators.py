@@ -32,7 +32,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def url(cluster: Cluster) -> str:
-    """The store that both use."""
     return cluster.make(empty=False)
 
 
@@ -61,7 +60,6 @@ def coordinator(url: str, home: pathlib.Path) -> Iterator[subprocess.Popen[bytes
 
 
 def find_owners(store: Store) -> dict[str, int | None]:
-    """The process that carries out each campaign."""
     return {each.name: (each.engine or {}).get("pid") for each in store.fetch_fleet_campaigns()}
 
 

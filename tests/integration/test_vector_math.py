@@ -15,7 +15,6 @@ SQUARES = np.concatenate([np.linspace(-12, 12, 1999), [0.0]]).astype("float32").
 
 
 def _compute(operators: dict[str, Any], values: np.ndarray) -> dict[str, np.ndarray]:
-    """What each operator makes of the values, legalised as the graph pipeline does."""
     tvm = tvm_env.load()
     from tvm import relax
 

@@ -78,7 +78,6 @@ class Boards:
         return session.measure(spec, library)
 
     def close(self) -> None:
-        """End the sessions."""
         for session in self.sessions.values():
             session.close()
 
@@ -92,7 +91,6 @@ class Boards:
 
 @pytest.fixture(scope="module")
 def agents(start_agent: Callable[..., Agent]) -> dict[str, Agent]:
-    """Two virtual boards of one type that differ as their seeds have it."""
     return {
         f"nano-{n}": start_agent("--virtual", NANO, "--seed", str(n), "--port", "9600", "--port-end", "9699")
         for n in (1, 2)
@@ -101,7 +99,6 @@ def agents(start_agent: Callable[..., Agent]) -> dict[str, Agent]:
 
 @pytest.fixture
 def boards(agents: dict[str, Agent]) -> Iterator[Boards]:
-    """Sessions with them."""
     boards = Boards(agents)
     yield boards
     boards.close()
@@ -109,7 +106,6 @@ def boards(agents: dict[str, Agent]) -> Iterator[Boards]:
 
 @pytest.fixture(scope="module")
 def host() -> dict[str, object]:
-    """What virtual boards run."""
     return dict(target.host_target(THREADS))
 
 
@@ -127,20 +123,17 @@ def workload(host: dict[str, object]) -> Workload:
 
 @pytest.fixture(scope="module")
 def search(workload: Workload) -> OneSearch:
-    """A search that proposes and replays its candidates."""
     return OneSearch(workload)
 
 
 @pytest.fixture(scope="module")
 def candidates(search: OneSearch) -> list[Candidate]:
-    """Three of its candidates."""
     return search.propose(4)[:3]
 
 
 def submit(
     store: Store, boards: Boards, workload: Workload, candidates: list[Candidate], name: str
 ) -> tuple[int, Order]:
-    """A campaign whose search has measured the candidates once each, on one board."""
     about = WorkloadOrder(workload.hash, workload.name, workload.kind, workload.flop, 1.0, ("tiny-cnn",))
     of_type = TypeOrder(NANO, True, workload.target, THREADS, workload.pipeline, {POINT: CLOCKS}, (about,))
     measuring = MeasureOrder(1, 3, 0.02, 20.0, 1 << 30, verify_top=2)
@@ -175,7 +168,6 @@ def drive(
     replay: Callable[[str], str],
     note: Callable[[Request], None] = lambda request: None,
 ) -> None:
-    """Answer one request at a time until it is done."""
     waiting: list[Request] = []
     for _ in range(400):
         waiting += verification.step(0.0)
@@ -198,7 +190,6 @@ def drive(
 
 
 def open_verification(campaign: int, order: Order, store: Store) -> Verification:
-    """With both boards."""
     verification = Verification(campaign, order, store, Settings(), RULE)
     for board in ("nano-1", "nano-2"):
         verification.give(board, NANO, True)
@@ -262,7 +253,6 @@ def test_a_board_that_is_killed_is_done_without(
 
 
 def spoil(module_json: str) -> str:
-    """The same function with a minimum where its last step takes a maximum."""
     text = tvm.ir.load_json(module_json).script()
     assert "T.max(" in text
     return str(tvm.ir.save_json(tvm.script.from_source(text.replace("T.max(", "T.min("))))

@@ -45,13 +45,11 @@ POLICY = "/sys/devices/system/cpu/cpufreq/policy0"
 
 @pytest.fixture(scope="module")
 def nano(start_agent: Callable[..., Agent]) -> Agent:
-    """The agent of a virtual Nano."""
     return start_agent("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599")
 
 
 @pytest.fixture
 def board(nano: Agent) -> Iterator[BoardSession]:
-    """A session with it."""
     key = f"jetson-nano/{nano.key.partition('/')[2]}"
     with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
         yield session
@@ -67,7 +65,6 @@ def hardware(nano: Agent) -> Iterator[Tree]:
 
 
 def measure(board: BoardSession, library: bytes, **fields: object) -> Outcome:
-    """Measure the matmul with one thread."""
     spec = MeasureSpec((SHAPE,) * 3, **({"limits": Limits(timeout_s=30.0, threads=1)} | fields))  # type: ignore[arg-type]
     return board.measure(spec, library)
 
@@ -79,7 +76,6 @@ def settle_costs(agent: Agent) -> None:
 
 
 def pin(board: BoardSession, freq_hz: int) -> None:
-    """Hold the only cluster at a clock."""
     report = board.pin(OperatingPoint(cpu_freq_hz={"a57": freq_hz}))
     assert report.status is PinStatus.OK, report.message
 

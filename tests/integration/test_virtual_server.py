@@ -31,8 +31,6 @@ Start = Callable[..., "Simulator"]
 
 
 class Simulator:
-    """One server process and its two sockets."""
-
     def __init__(self, path: Path, *options: str) -> None:
         self.path = str(path)
         ready, written = os.pipe()
@@ -48,7 +46,6 @@ class Simulator:
 
     @property
     def user(self) -> SimulatedTree:
-        """A new client without rights."""
         return SimulatedTree(self.path)
 
     @property
@@ -57,7 +54,6 @@ class Simulator:
         return SimulatedTree(self.path + ".root")
 
     def stop(self) -> None:
-        """End it and wait."""
         self.process.kill()
         self.process.wait(PATIENCE_S)
         if self.process.stderr:
@@ -66,7 +62,6 @@ class Simulator:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts simulators of a Nano; ends them all."""
     with contextlib.ExitStack() as stack:
 
         def start_one(*options: str) -> Simulator:
@@ -264,8 +259,6 @@ def test_energy_and_clocks_can_be_asked_for(start: Start) -> None:
 
 
 class Counted(SimulatedTree):
-    """A client whose questions are counted."""
-
     asked = 0
 
     def _exchange(self, messages: list[bytes], deadline: float) -> list[Any]:

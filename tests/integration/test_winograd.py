@@ -30,7 +30,6 @@ Array = npt.NDArray[Any]
 
 
 def convolve(data: Array, weights: Array, padding: Padding) -> Array:
-    """In float64, NHWC and HWIO."""
     top, left, bottom, right = padding
     padded = np.pad(data.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
     rows, columns = padded.shape[1] - 2, padded.shape[2] - 2
@@ -41,20 +40,17 @@ def convolve(data: Array, weights: Array, padding: Padding) -> Array:
 
 
 def make_data(shape: Shape, channels: int) -> tuple[Array, Array]:
-    """Normal random data, and weights that keep their scale."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((3, 3, shape[3], channels)) / np.sqrt(9 * shape[3])
     return rng.standard_normal(shape).astype("float32"), weights.astype("float32")
 
 
 def make_module(shape: Shape, channels: int, padding: Padding, m: int) -> Any:
-    """One function whose weights may be packed."""
     function = winograd.make_function(shape, channels, padding, m)
     return tvm.IRModule({"main": function.with_attr("layout_free_buffers", [1])})
 
 
 def run(module: Any, arguments: list[Array], result: tuple[int, ...]) -> Array:
-    """The result of a scheduled function on this machine."""
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=False)(module)
@@ -65,7 +61,6 @@ def run(module: Any, arguments: list[Array], result: tuple[int, ...]) -> Array:
 
 
 def error_of(found: Array, expected: Array) -> float:
-    """Root mean square error over that of what is expected."""
     return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
@@ -140,7 +135,6 @@ def test_a_trace_holds_its_plan(target: dict[str, Any]) -> None:
 
 
 def make_graph(**attributes: Any) -> tuple[Any, Array, Array]:
-    """A convolution with bias, residual and ReLU in NHWC, with its weights and bias."""
     from tvm import relax
 
     size = attributes.pop("size", 3)

@@ -36,7 +36,6 @@ TEST_TIMEOUT_S = 1500.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests more time than others have."""
     for item in items:
         if item.path.parent == pathlib.Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
@@ -52,7 +51,6 @@ class Site:
     before: str = ""
 
     def add(self, login: str = "farm", name: str = NAME) -> None:
-        """Register the board under a login, with the host key that it has."""
         done = self.home.run(
             *("board", "add", name, "--board-type", self.board.board, "--ssh", f"{login}@127.0.0.1:{self.board.port}"),
             *("--key-file", str(self.board.key), "--host-key", self.fingerprint()),
@@ -65,12 +63,10 @@ class Site:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()[1]
 
     def provision(self, *arguments: str, name: str = NAME, bundle: pathlib.Path | None = None) -> Done:
-        """`farm board provision` with the bundle, or another."""
         command = ("board", "provision", name, "--bundle", str(bundle or self.bundle), *arguments)
         return self.home.run(*command, timeout_s=PROVISION_TIMEOUT_S)
 
     def wait_for_services(self) -> None:
-        """Wait until systemd has started the agent and its clock helper."""
         up = " && ".join(f"systemctl is-active --quiet {unit}" for unit in SERVICES)
         turns = f"for i in $(seq {SERVICES_TIMEOUT_S * 2}); do {up} && exit; sleep 0.5; done"
         self.board.run(f"{turns}; systemctl status {' '.join(SERVICES)} >&2; exit 1", timeout_s=SERVICES_TIMEOUT_S + 60)
@@ -102,14 +98,12 @@ def require_image(board: str) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[guests.Guest]:
-    """The one board of this run, not started."""
     with guests.Guest(TYPE, require_image(TYPE), tmp_path_factory.mktemp("board")) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What the board gets, as the farm makes it."""
     path = tmp_path_factory.mktemp("bundle") / "board.tar"
     with new_home() as home:
         made = home.run("bundle", "build", "--arch", "aarch64", "--python", "3.11", "--out", str(path))
@@ -126,7 +120,6 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture
 def fresh(board: guests.Guest, bundle: pathlib.Path, home: Home) -> Iterator[Site]:
-    """The board as its distribution made it, registered in a farm of its own."""
     _load(board, guests.FRESH)
     site = Site(board, home, bundle)
     site.add()
@@ -136,7 +129,6 @@ def fresh(board: guests.Guest, bundle: pathlib.Path, home: Home) -> Iterator[Sit
 
 @pytest.fixture(scope="session")
 def kept(board: guests.Guest, bundle: pathlib.Path) -> Iterator[Site]:
-    """A farm that has provisioned the board, whose state then is a snapshot."""
     with new_home() as home:
         _load(board, guests.FRESH)
         site = Site(board, home, bundle, list_board(board))
@@ -149,7 +141,6 @@ def kept(board: guests.Guest, bundle: pathlib.Path) -> Iterator[Site]:
 
 @pytest.fixture
 def provisioned(kept: Site) -> Iterator[Site]:
-    """The board with the agent on it, as provisioning left it."""
     _load(kept.board, PROVISIONED)
     yield kept
     _rest(kept.board)

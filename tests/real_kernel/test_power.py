@@ -14,7 +14,6 @@ HWMON = "/sys/bus/i2c/devices/6-0040/hwmon/hwmon*"
 
 
 def watch(site: Site, seconds: float = 2.0) -> dict[str, Any]:
-    """Rails by name, as `device-agent power` has seen them."""
     done = site.board.run(f"{AGENT} power --json --rate-hz 50 --seconds {seconds:g}")
     return {rail["rail"]: rail for rail in json.loads(done.stdout)["window"]["rails"]}
 

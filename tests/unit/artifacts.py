@@ -16,7 +16,6 @@ _OUTPUT = Tensor(name="y", shape=(1, 10), dtype="float32")
 
 
 def make_manifest(library: bytes = LIBRARY, **changes: Any) -> Manifest:
-    """A manifest for a Jetson Nano, with some fields changed."""
     fields: dict[str, Any] = {
         "name": "tiny-cnn",
         "model": ModelFacts(name="tiny-cnn", sha256="0" * 64, origin="zoo:tiny-cnn"),
@@ -42,7 +41,6 @@ def make_manifest(library: bytes = LIBRARY, **changes: Any) -> Manifest:
 
 
 def verified(library: bytes = LIBRARY, **changes: Any) -> Verified:
-    """A verdict: right, unless said otherwise."""
     fields: dict[str, Any] = {
         "at": 2.5,
         "matches": True,
@@ -61,12 +59,10 @@ def verified(library: bytes = LIBRARY, **changes: Any) -> Verified:
 
 
 def write(folder: pathlib.Path, library: bytes = LIBRARY, **changes: Any) -> Artifact:
-    """An artifact in a folder."""
     return manifests.write_artifact(folder, make_manifest(library, **changes), {manifests.LIBRARY: library})
 
 
 def description(architecture: str, board_type: str, simulated: bool = False) -> Description:
-    """What a board says of itself."""
     return Description(
         name="b",
         board_type=board_type,

@@ -151,7 +151,6 @@ def _make_progress(trials: int, tasks: list[Any], best: dict[Any, float]) -> dic
 
 
 def _make_final(kind: str, point: str, model: str) -> dict[str, Any]:
-    """A model timed itself: one gained, one gained nothing, one was not timed."""
     found = {"model": model, "board_type": kind, "point": point, "simulated": True}
     if model == "mlp":
         return found | {

@@ -13,7 +13,6 @@ TARGET = {"kind": "llvm", "num-cores": 4}
 
 
 def make_order(name: str = "c", **given: Any) -> Order:
-    """One model with two workloads on nanos at one point."""
     workloads = (
         WorkloadOrder("w1", "dense 4>4", "dense", 1e6, 2, ("mlp",), (2,)),
         WorkloadOrder("w2", "conv2d 3x3", "conv2d", 2e6, 1, ("mlp",), (1,)),

@@ -13,7 +13,6 @@ Wanted = TypeVar("Wanted")
 
 
 def campaign(name: str = "vision", **fields: Any) -> v.ScheduledCampaign:
-    """A campaign of two workloads on one type of boards."""
     workloads = tuple(
         v.CampaignWorkload(f"{name}-w{n}", "conv2d", 1.0 + n, 1e8) for n in range(fields.pop("workloads", 2))
     )
@@ -42,7 +41,6 @@ class Hands:
         self._made = 0
 
     def tell(self, *events: v.Event, after_s: float = 0.0) -> list[v.Decision]:
-        """Let events happen; what was decided upon them."""
         self.now_s += after_s
         decided = step(self.state, events, self.now_s)
         self.state, self.wake_s = decided.state, decided.wake_s
@@ -61,11 +59,9 @@ class Hands:
         return list(decided.decisions)
 
     def boards(self, *names: str, board_type: str = "nano", **fields: Any) -> None:
-        """Boards come."""
         self.tell(*(v.BoardArrived(name, board_type, **fields) for name in names))
 
     def propose(self, request: int, count: int | None = None, exhausted: bool = False) -> list[v.Decision]:
-        """A search answers, with as many candidates as it was asked for."""
         search = self.searches.pop(request)
         count = search.count if count is None else count
         self._made += count
@@ -73,20 +69,17 @@ class Hands:
         return self.tell(v.Proposed(request, names, exhausted))
 
     def build(self, job: int, side: FaultSide | None = None) -> list[v.Decision]:
-        """A compiler answers."""
         self.builds.pop(job)
         return self.tell(v.Built(job, side))
 
     def measure(
         self, assignment: int, side: FaultSide | None = None, latency_s: float = 1e-3, board_s: float = 2.0
     ) -> list[v.Decision]:
-        """A board answers, `board_s` later."""
         self.measures.pop(assignment)
         result = v.Measured(assignment, side, board_s, latency_s if side is None else None)
         return self.tell(result, after_s=board_s)
 
     def supply(self) -> None:
-        """Answer every search and every build until nothing of the kind is asked."""
         while self.searches or self.builds:
             for request in list(self.searches):
                 self.propose(request)
@@ -94,12 +87,10 @@ class Hands:
                 self.build(job)
 
     def running(self) -> list[v.Measure]:
-        """What boards measure now, oldest first."""
         at_boards = self.state.assignments
         return [m for number, m in self.measures.items() if at_boards[number].started_s is not None]
 
     def finish(self, most: int = 10_000) -> None:
-        """Answer everything, always well, until nothing is left to answer."""
         self.supply()
         while self.running() and most:
             self.measure(self.running()[0].assignment)
@@ -107,7 +98,6 @@ class Hands:
             most -= 1
 
     def of(self, kind: type[Wanted]) -> list[Wanted]:
-        """All decisions of a kind so far."""
         return [decision for decision in self.seen if isinstance(decision, kind)]
 
     def status(self, name: str = "vision") -> v.Status:

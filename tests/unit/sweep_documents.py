@@ -20,7 +20,6 @@ TX2_GPU_HZ = (114_750_000, 420_750_000, 828_750_000, 1_300_500_000)
 
 
 def estimate(value: float, share: float = 0.01) -> dict[str, float]:
-    """A quantity and an interval of `share` to both sides."""
     return {"value": value, "low": value * (1 - share), "high": value * (1 + share)}
 
 
@@ -34,7 +33,6 @@ def row(
     board: str = "n-1",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """One row; `work` is in cycles of the first clock."""
     rng = random.Random(f"{seed} {key} {work}")
     hz = (domains and domains[0][1]) or 1_000_000_000
     latency = (work / hz + 0.0015) * rng.uniform(0.99, 1.01)
@@ -68,7 +66,6 @@ def row(
 
 
 def series(rows: list[dict[str, Any]], variant: str = "tuned", batch: int = 1) -> dict[str, Any]:
-    """Rows with their front, and the point of least energy as the pick."""
     good = [r for r in rows if not r["throttled"] and not r["invalid"]]
     front, least = [], math.inf
     for each in sorted(good, key=lambda r: r["latency_s"]["value"]):
@@ -106,7 +103,6 @@ def series(rows: list[dict[str, Any]], variant: str = "tuned", batch: int = 1) -
 
 
 def document(serieses: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """A whole document; `changes` replace its top-level values."""
     rows = [r for s in serieses for r in s["rows"]]
     return {
         "sweep": 3,
@@ -182,7 +178,6 @@ def tx2() -> dict[str, Any]:
 
 
 def local() -> dict[str, Any]:
-    """What a machine without clocks to set and without a sensor gives: one point."""
     made = [
         series([row("default", [], work, sensor=False)], variant)
         for variant, work in (("untuned", 9e6), ("tuned", 4e6))

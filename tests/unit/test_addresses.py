@@ -19,7 +19,6 @@ BOARD = Ssh("nano-01.lan", "farm", 2222, host_key="SHA256:" + "A" * 43)
 
 @pytest.fixture
 def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A home folder with an empty `.ssh`, and no key set for the farm."""
     (tmp_path / ".ssh").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FARM_SSH_KEY", raising=False)

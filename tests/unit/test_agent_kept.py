@@ -32,7 +32,6 @@ ALLOWED = Limits(timeout_s=30.0, memory_bytes=MEMORY_BYTES)
 
 
 def take(marks: Marks, value: bytes) -> bytes:
-    """A job: leaves a note."""
     marks.set("cpu_s", len(value))
     return value
 
@@ -107,7 +106,6 @@ def nothing() -> None:
 
 
 def leave_thread() -> None:
-    """A job: leaves a thread behind."""
     threading.Thread(target=signal.pause, daemon=True).start()
 
 
@@ -118,12 +116,10 @@ def pass_through() -> None:
 
 
 def crash() -> None:
-    """A job: crashes with little mapped."""
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def fill_and_crash() -> None:
-    """A job: crashes with almost all mapped that it may."""
     mapped = mmap.mmap(-1, MEMORY_BYTES - (8 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     os.kill(os.getpid(), signal.SIGSEGV)
     mapped.close()
@@ -189,7 +185,6 @@ def test_a_worker_that_never_begins_says_which_deadline_passed(
 
 
 def take_much_and_reserve() -> None:
-    """A job: reserves address space like a driver, then takes more than it may."""
     limits.allow_data(MEMORY_BYTES)
     reserve()
     bytearray(2 * MEMORY_BYTES)

@@ -9,7 +9,6 @@ from device_agent.protocol import EVERY_CLUSTER, OperatingPoint, ProtocolError
 
 
 def parse(*words: str) -> OperatingPoint:
-    """The point of `clocks pin WORDS`."""
     return options.read_point(options.make_parser().parse_args(["clocks", "pin", *words]))
 
 

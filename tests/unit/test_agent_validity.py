@@ -25,12 +25,10 @@ STEADY = Evidence(
 
 
 def changed(**fields: object) -> Evidence:
-    """STEADY with some fields replaced."""
     return Evidence(**{**STEADY.to_dict(), **fields})  # type: ignore[arg-type]
 
 
 def ok(before: Evidence, after: Evidence, latency_s: tuple[float, ...] = (1.0, 1.01, 0.99)) -> Outcome:
-    """A measurement that went well, as far as the worker can tell."""
     return Outcome(Status.OK, latency_s=latency_s, before=before, after=after)
 
 
@@ -114,8 +112,6 @@ def test_other_load_is_what_is_left_of_the_cpu_time() -> None:
 
 
 class Board:
-    """A tree of two files, and a clock that moves on every sleep."""
-
     def __init__(self, root: pathlib.Path) -> None:
         self.now_s = 0.0
         self.zone = root / "sys/class/thermal/thermal_zone0"

@@ -141,7 +141,6 @@ def test_fuzz_whatever_a_board_answers_is_refused_or_can_be() -> None:
 
 
 def npz(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
-    """An archive of these members, packed so that they become smaller."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in members.items():
@@ -150,7 +149,6 @@ def npz(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
 
 
 def stored(**members: bytes) -> bytes:
-    """An archive of these members as they are."""
     return npz(zipfile.ZIP_STORED, **members)
 
 

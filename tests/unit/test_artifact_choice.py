@@ -13,7 +13,6 @@ FAST = "mode=MAXN"
 
 
 def record(board_type: str, point: str, median_s: float, workload: str = "aaaa") -> Record:
-    """A record that differs in what the choice looks at."""
     return Record(
         workload=workload,
         workload_name="conv2d",
@@ -31,7 +30,6 @@ def record(board_type: str, point: str, median_s: float, workload: str = "aaaa")
 
 
 def hash_for(target: Mapping[str, Any]) -> str:
-    """As a workload is named for a target: by its cores."""
     return {4: "aaaa", 6: "bbbb"}[target["num-cores"]]
 
 
@@ -81,7 +79,6 @@ def test_a_type_that_is_no_relative_is_left_alone() -> None:
 
 
 def decided(refused: dict[str, str], *workloads: str, point: str = DEFAULT_POINT) -> ModelDecision:
-    """What was decided about a model of these workloads on a Nano."""
     return ModelDecision("ab", name_workloads(workloads), "nano", point, False, refused)
 
 

@@ -32,7 +32,6 @@ CODE = GpuCode(arch="sm_53", ptx="6.5", kernels=1, registers=1, shared_bytes=0, 
 
 
 def make(latency_s: float | None = 1e-3, **changes: Any) -> Manifest:
-    """An artifact with one workload that takes so long."""
     served = WorkloadServed(
         hash="0", name="conv2d", flop=1.0, weight=1, algorithm="direct", source="rule", latency_s=latency_s
     )
@@ -67,8 +66,6 @@ def test_a_device_without_code_leaves_it_to_the_other() -> None:
 
 
 def compile_both(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, error: FarmError) -> Any:
-    """The artifact of a model whose code for the GPU ends with an error."""
-
     def compile_one(order: artifacts.CompileOrder, *_: Any) -> tuple[Manifest, dict[str, bytes]]:
         if order.board_type.pipeline == gpus.PIPELINE:
             raise error

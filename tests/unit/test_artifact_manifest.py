@@ -346,7 +346,6 @@ def test_what_could_not_be_read_is_not_written(tmp_path: pathlib.Path) -> None:
 
 
 def write_document(folder: pathlib.Path, changes: dict[str, Any]) -> None:
-    """A forged manifest with a right digest."""
     document = make_manifest().model_dump(mode="json") | changes
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()

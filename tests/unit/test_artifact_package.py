@@ -23,7 +23,6 @@ from tests.unit.artifacts import make_manifest, verified, write
 
 
 def write_wheel(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A wheel of a verified artifact for a Jetson Nano."""
     return package.write_package(write(tmp_path / "a", verified=verified()), package.WHEEL, tmp_path, None)
 
 

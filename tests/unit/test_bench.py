@@ -15,7 +15,6 @@ QUANTISED: Any = SimpleNamespace(source=SimpleNamespace(is_quantised=True))
 
 
 def compiled(*names: str) -> Any:
-    """A program of workloads with such names."""
     return SimpleNamespace(served=[SimpleNamespace(workload=SimpleNamespace(name=name)) for name in names])
 
 

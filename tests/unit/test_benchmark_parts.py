@@ -55,7 +55,6 @@ X86_LISTING = """
 
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """A module of benchmarks/."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module(request.param)
 

@@ -15,14 +15,12 @@ BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/tables.py`, which is in no package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("tables")
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/_machine.py`, with the module search path put back afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("_machine")

@@ -12,7 +12,6 @@ from farm.inventory.board_types import require_board_type
 
 
 def row(name: str, board_type: str = "jetson-nano", **fields: Any) -> dict[str, Any]:
-    """A board as the store shows it: real, idle and good."""
     standard = {"simulated": False, "state": "idle", "state_reason": "", "health": "good", "health_reason": ""}
     return {"name": name, "board_type": board_type, **standard, **fields}
 

@@ -15,18 +15,15 @@ TARGET = {"kind": "llvm", "num-cores": 4}
 
 @pytest.fixture
 def notes() -> list[str]:
-    """What the cache said."""
     return []
 
 
 @pytest.fixture
 def cache(tmp_path: pathlib.Path, notes: list[str]) -> BuildCache:
-    """A cache that may hold 1,000 bytes."""
     return BuildCache(tmp_path / "builds", notes.append, max_bytes=1000)
 
 
 def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All files of a cache, of every name."""
     return [path for path in folder.rglob("*") if path.is_file()]
 
 

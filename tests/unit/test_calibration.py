@@ -25,7 +25,6 @@ def runs(speed: float, count: int = 30, seed: int = 0, spread: float = 0.01) -> 
 
 
 def fleet(*speeds: float) -> dict[str, list[float]]:
-    """One board per speed, called b0, b1, …"""
     return {f"b{index}": runs(speed, seed=index) for index, speed in enumerate(speeds)}
 
 

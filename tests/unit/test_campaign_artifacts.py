@@ -19,19 +19,16 @@ from tests.unit.campaign_orders import make_order, submit
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store with a campaign that was ordered with a folder for its artifacts."""
     with Store(tmp_path / "farm.db") as store:
         submit(store, make_order("c", compile_to=str(tmp_path / "packages")))
         yield store
 
 
 def finish(store: Store) -> None:
-    """As its engine does."""
     store.note_campaign(1, "finished", "its trials are made")
 
 
 def is_pending(store: Store) -> bool:
-    """Whether anything is to be made, as commands ask."""
     campaign = store.fetch_fleet_campaign("c")
     return artifacts.is_pending(campaign, summarise(campaign))
 

@@ -6,7 +6,6 @@ from farm.report import campaign_words
 
 
 def event(at: float, kind: str, message: str = "") -> dict[str, object]:
-    """As the store has it."""
     return {"at": at, "kind": kind, "message": message}
 
 

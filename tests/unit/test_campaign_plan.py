@@ -52,13 +52,11 @@ def types() -> dict[str, BoardType]:
 
 
 def campaign(**given: Any) -> CampaignSpec:
-    """A campaign; what is not given is the least that there must be."""
     least = {"name": "c", "models": ["mlp"], "boards": {"types": ["jetson-nano"]}, "budget": {"trials": 100}}
     return CampaignSpec.model_validate(least | given)
 
 
 def row(name: str, board_type: str = "jetson-nano", **given: Any) -> dict[str, Any]:
-    """A board as the store shows it: virtual, good and idle."""
     known = {
         "name": name,
         "board_type": board_type,
@@ -74,7 +72,6 @@ def row(name: str, board_type: str = "jetson-nano", **given: Any) -> dict[str, A
 
 
 def describe(name: str, clocks: Clocks, board_type: str = "jetson-nano") -> dict[str, Any]:
-    """What a virtual board with these clocks says of itself."""
     told = Description(
         name=name, board_type=board_type, agent_version="1", protocol_version=1, simulated=True,
         architecture=platform.machine(), cpu_model="", cores_online=(0, 1, 2, 3), cpu_freq_range_hz={},
@@ -93,7 +90,6 @@ def read(spec: CampaignSpec) -> list[ModelVariant]:
 def choose(
     spec: CampaignSpec, types: dict[str, BoardType], *rows: dict[str, Any]
 ) -> tuple[list[BoardsOfType], list[tuple[Place, str]]]:
-    """The boards that the campaign may use, and what they make impossible."""
     return choose_boards(spec, types, rows, read(spec), CORES)
 
 
@@ -264,7 +260,6 @@ def test_boards_that_wait_for_an_operator_are_said(types: dict[str, BoardType]) 
 
 
 def workload(hash: str, kind: str = "dense", flop: float = 1.0, weight: int = 1) -> Workload:
-    """A workload with this identity."""
     return Workload(hash, f"{kind} 1>1", flop, weight, (), "", {}, "graph/1")
 
 
@@ -313,7 +308,6 @@ def test_equal_targets_are_imported_once() -> None:
 
 
 def lane(board_type: str, jobs: int, *boards: str, held_s: float = 1.0, host_core_s: float = 0.0) -> LaneEstimate:
-    """Trials of a type; the host costs nothing unless said."""
     return LaneEstimate(board_type, jobs, frozenset(boards), held_s, host_core_s)
 
 

@@ -36,7 +36,6 @@ SLOW = OperatingPoint(cpu_freq_hz={"*": 102_000_000})
 
 
 def make_order(**changes: object) -> Order:
-    """A campaign of two models on two types; one type lacks a point."""
     target = {"kind": "llvm", "num-cores": 4}
     fields: dict[str, object] = {
         "name": "vision",
@@ -57,12 +56,10 @@ def make_order(**changes: object) -> Order:
 def row(
     median_s: float | None, workload: str = "c1", board_type: str = "nano", point: str = "default"
 ) -> dict[str, object]:
-    """A counted trial as the store gives it."""
     return {"workload": workload, "board_type": board_type, "operating_point": point, "median_s": median_s}
 
 
 def begin(rows: list[dict[str, object]] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
-    """A campaign that the scheduler knows."""
     order = order or make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
     state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)

@@ -22,7 +22,6 @@ budget: {trials: 100}
 
 
 def read(folder: pathlib.Path, text: str) -> CampaignFile:
-    """A campaign file with this text."""
     path = folder / "campaign.yaml"
     path.write_text(text)
     return read_campaign(path)

@@ -38,12 +38,10 @@ def spec(**given: Any) -> CampaignSpec:
 
 
 def workload(hash: str, kind: str = "dense", weight: int = 1) -> Workload:
-    """A workload with its function."""
     return Workload(hash, f"{kind} 1>1", 1e6, weight, (((4, 4), "float32"),), f"module of {hash}", TARGET, "graph/1")
 
 
 def row(name: str, board_type: str) -> dict[str, Any]:
-    """A virtual board as the store shows it."""
     return {
         "name": name,
         "board_type": board_type,
@@ -129,14 +127,12 @@ def test_functions_go_along_once_for_each_type() -> None:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Any:
-    """A store with one virtual nano."""
     with Store(tmp_path / "farm.db") as store:
         store.register_board("n1", "jetson-nano", Virtual(), {})
         yield store
 
 
 def refuse(store: Store, tmp_path: pathlib.Path, **given: Any) -> str:
-    """What submitting this campaign is refused with."""
     document = {"name": "c", "models": "mlp", "boards": {"types": "jetson-nano"}, "budget": {"trials": 9}} | given
     with pytest.raises(UsageError) as caught:
         submit(

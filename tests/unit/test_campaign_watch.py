@@ -31,7 +31,6 @@ GONE = {"host": process_identity()["host"], "pid": 2**22 + 1, "created": 1.0}
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store with one campaign, `c`, which has no engine."""
     with Store(tmp_path / "farm.db") as store:
         submit(store, make_order("c"))
         yield store

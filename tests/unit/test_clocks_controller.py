@@ -42,7 +42,6 @@ class Kernel(FileTree):
         self.hidden: tuple[str, ...] = ()  # root's alone
 
     def put(self, path: str, text: object) -> None:
-        """What the file holds from now on."""
         file = Path(self._at(path))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
@@ -104,15 +103,12 @@ class Access:
 
 @dataclasses.dataclass
 class Board:
-    """Four cores in two clusters, at their lowest clocks, with a strict kernel."""
-
     kernel: Kernel
     access: Access
     controller: Controller
 
     @property
     def written(self) -> list[str]:
-        """Names and values of what was written, in order."""
         return [f"{path.rpartition('/')[2]}={text}" for path, text in self.access.writes]
 
 
@@ -175,7 +171,6 @@ def add_gpu(root: Path) -> None:
 
 
 def make_board(root: Path, memory: Memory | None = None, floors: tuple[tuple[int, int], ...] = ()) -> Board:
-    """The board; memory files must have been added before."""
     kernel = Kernel(root)
     kernel.put(f"{_CPUS}/present", "0-3")
     kernel.put(f"{_CPUS}/online", "0-3")

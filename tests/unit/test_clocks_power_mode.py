@@ -53,8 +53,6 @@ EMC MAX_FREQ 1065600000
 
 
 class Board(FileTree):
-    """A folder of files, on which nvpmodel says `answer`."""
-
     def __init__(self, root: Path, answer: str | OSError) -> None:
         super().__init__(root)
         self.answer = answer
@@ -67,7 +65,6 @@ class Board(FileTree):
 
 
 def make_board(root: Path, answer: str | OSError = "", files: tuple[str, ...] = ("nvpmodel.conf",)) -> Board:
-    """A board with its configuration in /etc."""
     for name in files:
         path = root / "etc" / name
         path.parent.mkdir(parents=True, exist_ok=True)

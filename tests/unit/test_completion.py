@@ -20,7 +20,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A farm with three boards, in a folder with a model."""
     with Store(tmp_path / "farm.db") as store:
         for name in ("nano-01", "nano-02", "tx2-01"):
             store.save_board(Board(name, "jetson-nano", simulated=True))

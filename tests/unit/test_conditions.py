@@ -8,7 +8,6 @@ from farm.points.values import format_clocks, format_conditions
 
 
 def ran_at(point: OperatingPoint | None = None, **limits_hz: int) -> Outcome:
-    """A run after which cores idle, with these upper limits."""
     limits = {core.removeprefix("cpu"): hz for core, hz in limits_hz.items()}
     after = Evidence(cpu_freq_hz=dict.fromkeys(limits, 102_000_000), cpu_max_hz=limits, gpu_freq_hz=76_800_000)
     return Outcome(Status.OK, latency_s=(1e-3,), after=after, point=point)

@@ -40,12 +40,10 @@ def read_stages() -> dict[str, list[tuple[str, str]]]:
 
 
 def find_last(stage: list[tuple[str, str]], word: str) -> str:
-    """What an instruction says in the end."""
     return [rest for name, rest in stage if name == word][-1]
 
 
 def run_by(stage: list[tuple[str, str]]) -> list[list[str]]:
-    """The commands of an image: what it runs, and how its health is asked."""
     commands = [json.loads(rest[rest.index("[") :]) for word, rest in stage if word in ("CMD", "ENTRYPOINT")]
     return [*commands, json.loads(find_last(stage, "HEALTHCHECK").partition("CMD ")[2])]
 
@@ -99,19 +97,16 @@ def typer_command(name: str) -> Any:
 
 
 def definition(name: str) -> Any:
-    """A validator of one of Kubernetes' kinds."""
     schemas = json.loads((SCHEMAS / "kubernetes.json").read_text())
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": schemas["$defs"]})
 
 
 def read_kubernetes() -> Iterator[dict[str, Any]]:
-    """Every object of deploy/kubernetes."""
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
         yield from yaml.safe_load_all(path.read_text())
 
 
 def find_pods(thing: dict[str, Any]) -> list[dict[str, Any]]:
-    """The templates of pods that an object holds."""
     spec = thing["spec"]
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]] if thing["kind"] == "RayCluster" else [spec]
     return [group["template"] for group in groups if "template" in group]

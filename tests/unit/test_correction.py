@@ -13,7 +13,6 @@ NAMES = ("vectors", "pixels", "pad=1")
 
 
 def make_plans(seed: int, family: str = "dense") -> Plans:
-    """Every plan of three knobs, the best predicted first."""
     rng = np.random.default_rng(seed)
     facets = np.array([*itertools.product((0.0, 1, 2, 3), (0.0, 1, 2, 3), (0.0, 1.5))])
     log_s = -14 + 0.3 * rng.standard_normal(len(facets))
@@ -27,7 +26,6 @@ def take_s(plans: Plans) -> np.ndarray:
 
 
 def make_lesson(function: str, plans: Plans, rows: list[int]) -> Lesson:
-    """Those plans measured."""
     return Lesson(function, plans, tuple(rows), tuple(take_s(plans)[rows]))
 
 

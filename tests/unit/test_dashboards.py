@@ -29,7 +29,6 @@ SCRAPED = {"job", "instance", "board", "board_type"}
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """A dashboard."""
     document: dict[str, Any] = json.loads(path.read_text())
     return document
 
@@ -46,7 +45,6 @@ def list_expressions() -> Iterator[tuple[str, str, str]]:
 
 
 def find_labels(text: str) -> set[str]:
-    """The labels that an expression names: in selectors, and where it groups."""
     inside = " ".join(re.findall(r"\{([^}]*)\}", text))
     grouped = " ".join(re.findall(r"\b(?:by|on|ignoring|group_left)\s*\(([^)]*)\)", text))
     return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", inside)) | set(re.findall(r"\w+", grouped))

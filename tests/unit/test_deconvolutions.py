@@ -27,7 +27,6 @@ def transpose_convolve(data: Array, weights: Array, sides: tuple[Side, Side]) ->
 
 
 def convolve(data: Array, kernel: Array) -> Array:
-    """[h, w, in], [h, w, in, out]: [h, w, out]."""
     tall, wide = kernel.shape[:2]
     windows = np.lib.stride_tricks.sliding_window_view(data, (tall, wide), (0, 1))
     return np.asarray(np.einsum("yxihw,hwio->yxo", windows, kernel))

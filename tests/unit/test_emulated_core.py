@@ -30,7 +30,6 @@ LDR_Q, ADD_X, RET = 0x3DC00000, 0x8B020020, 0xD65F03C0
 
 
 def code(*words: int) -> bytes:
-    """Instructions one after the other."""
     return struct.pack(f"<{len(words)}I", *words)
 
 

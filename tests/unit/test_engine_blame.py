@@ -21,8 +21,6 @@ from farm.errors import (
 
 
 class Place:
-    """A site that keeps its observations."""
-
     tracker = Tracker("127.0.0.1", 1)
     key = "jetson-nano/n1"
     lease = None

@@ -25,19 +25,16 @@ TASK = TaskKey("real", "w2", "jetson-nano", "default")
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """An empty one."""
     with Store(tmp_path / "farm.db") as opened:
         yield opened
 
 
 def order_for(target: Mapping[str, Any], name: str, **of_type: Any) -> Order:
-    """An order whose only type has this target."""
     order = make_order(name)
     return dataclasses.replace(order, types=(dataclasses.replace(order.types[0], target=target, **of_type),))
 
 
 def try_virtually(store: Store, target: Mapping[str, Any]) -> None:
-    """Two trials on a virtual board that runs code for this target."""
     campaign = submit(store, order_for(target, "virtual"))
     for candidate, median_s in (("fast", 0.1), ("slow", 0.2)):
         outcome = Outcome(Status.OK, latency_s=(median_s,), board="sim-1", simulated=True)

@@ -17,8 +17,6 @@ from tests.unit.campaign_orders import make_order, submit
 
 
 class NoSearches:
-    """Takes plans and searches nothing."""
-
     def open(self, plan: Any) -> None:
         """Nothing is begun."""
 

@@ -20,7 +20,6 @@ WORKFLOW = pathlib.Path(__file__).parents[2] / "deploy" / "ci" / "gate.yml"
 
 
 def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The commands that do something, by their words."""
     nested = getattr(command, "commands", None)
     if nested is None or command.invoke_without_command:
         yield " ".join(words), command

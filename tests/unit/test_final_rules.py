@@ -14,12 +14,10 @@ ALL = [RECORDED, PREDICTED, "mixed 1", "mixed 2"]
 
 
 def part(name: str, seconds: float, differs: bool = True) -> RecordPart:
-    """A function with a record."""
     return RecordPart(name, f"conv2d {name}", f"candidate {name}", seconds, differs)
 
 
 def rounds(count: int = 8, **latencies: float) -> list[Round]:
-    """Rounds of these, each with a little noise of its own."""
     names = {"mixed_1": "mixed 1", "mixed_2": "mixed 2"}
     return [
         Round(

@@ -67,7 +67,6 @@ class Lab:
         self.random = np.random.default_rng(3)
 
     def open(self, campaign: int = 1, order: Order = ORDER) -> None:
-        """Begin the finals of a campaign."""
         self.loop, self.outbox = Loop(), Outbox()
         self.finals = Finals(self.loop, self.outbox, campaign, order, self.store, Settings())
         self.finals.begin()
@@ -91,7 +90,6 @@ class Lab:
                 self.now_s += 1.0
 
     def answer(self, request: Any) -> None:
-        """What a compiler or a board says."""
         if isinstance(request, ModelWanted):
             self.compiles += 1
             _, *more = request.job.args  # type: ignore[attr-defined]
@@ -122,12 +120,10 @@ class Lab:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What came of the only final."""
         (found,) = self.finals.documents
         return found
 
     def refused(self, *, simulated: bool = True) -> dict[str, str]:
-        """What is left out from now on."""
         (found,) = self.store.fetch_decisions(model_sha256="ab" * 32, board_type=NANO, simulated=simulated)
         assert found.workloads == name_workloads(part.workload for part in self.parts)
         return dict(found.refused)
@@ -135,7 +131,6 @@ class Lab:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """An empty store."""
     with Store(tmp_path / "farm.db") as store:
         yield store
 

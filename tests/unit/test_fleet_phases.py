@@ -9,7 +9,6 @@ from tests.unit.fleet_campaigns import Hands, campaign
 
 
 def host(**settings: object) -> Hands:
-    """A host that is the board of one campaign, and its answers by hand."""
     hands = Hands(**settings)
     hands.boards("here", is_host=True)
     hands.tell(v.CampaignAdded(campaign()))
@@ -17,7 +16,6 @@ def host(**settings: object) -> Hands:
 
 
 def busy(hands: Hands) -> bool:
-    """Whether the host searches or builds."""
     return bool(hands.searches or hands.builds)
 
 

@@ -16,7 +16,6 @@ from tests.unit.fleet_campaigns import Hands, campaign
 
 
 def fleet(*boards: str, **settings: object) -> Hands:
-    """A fleet of these boards with one campaign, and candidates that were built."""
     hands = Hands(**settings)
     hands.boards(*boards)
     hands.tell(v.CampaignAdded(campaign()))

@@ -26,8 +26,6 @@ LIMIT_S = 2_000.0
 
 
 class Checked(Hands):
-    """A fleet that checks every step against books of its own."""
-
     def __init__(self) -> None:
         super().__init__(batch=3, warmup=2, builders=3, measure_limit_s=LIMIT_S, max_faults_in_a_row=6)
         self.open: set[tuple[v.TaskKey, str]] = set()
@@ -50,7 +48,6 @@ class Checked(Hands):
         return decisions
 
     def may_run(self, board: BoardEntry, job: JobEntry) -> bool:
-        """Whether a board could measure a job now, found the slow way."""
         task = self.state.tasks[job.task]
         entry = self.state.campaigns[task.key.campaign]
         if board.pool.board_type != task.key.board_type or not entry.spec.labels <= set(board.pool.labels):
@@ -66,8 +63,6 @@ class Checked(Hands):
 
 
 class Lives(RuleBasedStateMachine):
-    """Everything that can happen to a fleet."""
-
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Checked()
@@ -81,7 +76,6 @@ class Lives(RuleBasedStateMachine):
         "early_stopping": st.sampled_from([None, 4]),
     }))  # fmt: skip
     def add(self, name: str, fields: dict[str, Any]) -> None:
-        """A campaign begins, unless it runs."""
         known = self.fleet.state.campaigns.get(name)
         if known is None or known.status in v.OVER:
             self.fleet.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=15), **fields)))
@@ -91,7 +85,6 @@ class Lives(RuleBasedStateMachine):
         order=st.sampled_from([v.CampaignPaused, v.CampaignResumed, v.CampaignResumed, v.CampaignCancelled]),
     )
     def order(self, name: str, order: Any) -> None:
-        """An operator steps in."""
         if name in self.fleet.state.campaigns:
             self.fleet.tell(order(name))
 
@@ -102,7 +95,6 @@ class Lives(RuleBasedStateMachine):
         per_workload=st.one_of(st.none(), st.integers(1, 6)),
     )
     def change_budget(self, name: str, trials: int, board_s: float | None, per_workload: int | None) -> None:
-        """A budget grows or shrinks."""
         if name in self.fleet.state.campaigns:
             budget = v.Budget(trials=trials, board_s=board_s, per_workload=per_workload)
             self.fleet.tell(v.BudgetChanged(name, budget))
@@ -114,25 +106,21 @@ class Lives(RuleBasedStateMachine):
         label=st.sampled_from([v.NO_LABELS, frozenset({"rack=a"})]),
     )
     def arrive(self, board: str, board_type: str, point: str, label: frozenset[str]) -> None:
-        """A board comes, or comes back before its loss was noticed."""
         self.fleet.tell(v.BoardArrived(board, board_type, point, label))
 
     @rule(board=BOARDS, lost=st.booleans())
     def leave(self, board: str, lost: bool) -> None:
-        """A board goes."""
         self.fleet.tell(v.BoardLeft(board, lost))
 
     @precondition(lambda self: self.fleet.searches)
     @rule(pick=PICKS, most=st.integers(0, 4), exhausted=st.sampled_from([False, False, False, True]))
     def propose(self, pick: int, most: int, exhausted: bool) -> None:
-        """A search answers with what it was asked for, more or less."""
         request = list(self.fleet.searches)[pick % len(self.fleet.searches)]
         self.fleet.propose(request, None if most else self.fleet.searches[request].count + 1, exhausted)
 
     @precondition(lambda self: self.fleet.searches)
     @rule(pick=PICKS)
     def fail_search(self, pick: int) -> None:
-        """A search dies."""
         request = list(self.fleet.searches)[pick % len(self.fleet.searches)]
         del self.fleet.searches[request]
         self.fleet.tell(v.SearchFailed(request))
@@ -140,7 +128,6 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.builds)
     @rule(picks=st.lists(PICKS, min_size=1, max_size=4), side=st.sampled_from([None, None, *FaultSide]))
     def build(self, picks: list[int], side: FaultSide | None) -> None:
-        """Compilers answer."""
         for pick in picks:
             if self.fleet.builds:
                 self.fleet.build(list(self.fleet.builds)[pick % len(self.fleet.builds)], side)
@@ -148,7 +135,6 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.running())
     @rule(pick=PICKS, side=SIDES, takes_s=st.floats(0.0, 20.0))
     def measure(self, pick: int, side: FaultSide | None, takes_s: float) -> None:
-        """A board answers."""
         running = self.fleet.running()
         now = running[pick % len(running)]
         began_s = self.fleet.state.assignments[now.assignment].started_s
@@ -162,7 +148,6 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.late)
     @rule(pick=PICKS, side=SIDES)
     def answer_late(self, pick: int, side: FaultSide | None) -> None:
-        """A board answers what was answered already, or was taken from it."""
         number = self.fleet.late[pick % len(self.fleet.late)]
         if number not in self.fleet.measures:
             before = self.fleet.state
@@ -219,7 +204,6 @@ class Lives(RuleBasedStateMachine):
             assert board.running is not None or not any(self.fleet.may_run(board, job) for job in spare)
 
     def teardown(self) -> None:
-        """Once boards are there and everything works, every campaign ends: none waits for ever."""
         fleet = self.fleet
         fleet.boards("a", "b", labels=frozenset({"rack=a"}))
         fleet.boards("c", board_type="tx2", labels=frozenset({"rack=a"}))

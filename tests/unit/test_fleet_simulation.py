@@ -28,7 +28,6 @@ POINTS = ("default", "maxn")
 
 
 def play(seed: int, chances: Chances = BAD_DAY, trials: int = 400) -> Simulation:
-    """Two owners with a campaign each, on a dozen boards of two types."""
     fleet = SimulatedFleet({"nano": 8, "tx2": 4}, chances=chances)
     simulation = Simulation(v.SchedulerSettings(builders=20), fleet, seed)
     for name in ("one", "two"):

@@ -12,7 +12,6 @@ changes = st.lists(st.tuples(st.integers(0, 300), st.one_of(st.none(), st.intege
 
 
 def after(table: Table[int, int], edits: list[tuple[int, int | None]]) -> Table[int, int]:
-    """A table after some changes."""
     draft = table.edit()
     for key, value in edits:
         if value is not None:

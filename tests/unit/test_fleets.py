@@ -54,20 +54,17 @@ def types() -> dict[str, BoardType]:
 
 
 def read(folder: pathlib.Path, text: str, types: dict[str, BoardType]) -> Fleet:
-    """A fleet file with this text."""
     path = folder / "fleet.yaml"
     path.write_text(text)
     return read_fleet(path, types)
 
 
 def ssh(board: FleetBoard) -> Ssh:
-    """The transport of a board that is reached through SSH."""
     assert isinstance(board.transport, Ssh)
     return board.transport
 
 
 def hosts(text: str, variables: str = "transport: virtual, type: jetson-nano") -> str:
-    """A fleet file with these hosts in flow style."""
     return f"vars: {{{variables}}}\nhosts: {{{text}}}\n"
 
 
@@ -459,18 +456,15 @@ SSH = Ssh("192.0.2.1", "farm")
 
 
 def describe(name: str, **changes: Any) -> FleetBoard:
-    """A described board that differs from the usual one by `changes`."""
     return dataclasses.replace(FleetBoard(name, "jetson-nano", SSH, {"rack": "1"}), **changes)
 
 
 def register(name: str, leased_by: str | None = None, **changes: Any) -> RegisteredBoard:
-    """A registered board that differs from the usual one by `changes`."""
     board = RegisteredBoard(name, "jetson-nano", SSH, {"rack": "1"}, leased_by)
     return dataclasses.replace(board, **changes)
 
 
 def fleet_of(*boards: FleetBoard) -> Fleet:
-    """A fleet of these boards."""
     return Fleet(pathlib.Path("fleet.yaml"), boards)
 
 
@@ -554,7 +548,6 @@ _TYPES = st.sampled_from(["jetson-nano", "jetson-tx2"])
 
 
 def _place(board: Any) -> Any:
-    """The same board at an address of its own."""
     return dataclasses.replace(board, transport=dataclasses.replace(SSH, host=f"192.0.2.{ord(board.name)}"))
 
 

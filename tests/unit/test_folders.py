@@ -28,7 +28,6 @@ HOST_KEY = HostKey.from_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCA
 
 @pytest.fixture(autouse=True)
 def _open_umask() -> Iterator[None]:
-    """Nothing is taken from the modes of new files."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -43,7 +42,6 @@ def parent(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def find_open(home: pathlib.Path) -> list[str]:
-    """What of a home other users may enter, read or write."""
     paths = [home, *home.rglob("*")]
     return [f"{path} {stat.filemode(path.lstat().st_mode)}" for path in paths if path.lstat().st_mode & 0o077]
 

@@ -25,7 +25,6 @@ class Agent:
         self.asked: list[LeaseClaim] = []
 
     def __call__(self, address: tuple[str, int], claim: LeaseClaim) -> ClaimReport:
-        """Answer a fence."""
         assert address == ("127.0.0.1", 9090)
         self.asked.append(claim)
         if self.holder is None:
@@ -43,20 +42,17 @@ def summary(free: int) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store with nano-01."""
     with open_fleet(tmp_path / "farm.sqlite", Clocks()) as store:
         yield store
 
 
 @pytest.fixture
 def agent() -> Agent:
-    """An agent with a stock client."""
     return Agent()
 
 
 @pytest.fixture
 def clients(store: Store, agent: Agent) -> ForeignClients:
-    """No lease is held yet."""
     return ForeignClients(store, agent)
 
 

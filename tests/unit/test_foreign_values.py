@@ -32,7 +32,6 @@ def make_bundle(
     workload: dict[str, Any] | None = None,
     at: float = 1.7e9,
 ) -> RecordBundle:
-    """A good bundle but for some values."""
     return RecordBundle(
         "other",
         (dataclasses.replace(_RECORD, **(record or {})),),
@@ -43,7 +42,6 @@ def make_bundle(
 
 
 def nest(depth: int) -> Any:
-    """Lists in lists."""
     value: Any = 1
     for _ in range(depth):
         value = [value]

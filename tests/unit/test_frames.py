@@ -118,12 +118,10 @@ def test_a_goodbye_is_the_boards_end() -> None:
 
 
 def is_answer(code: int) -> bool:
-    """What a client may be sent."""
     return code in (rpc.RETURN, rpc.EXCEPTION, rpc.COPY_ACK)
 
 
 def find_frames(data: bytes) -> list[int]:
-    """The codes of all frames that are whole, read by their lengths alone."""
     (size,) = struct.unpack_from("<i", data, 4)
     at, codes = 8 + size, []
     while at + 12 <= len(data):
@@ -135,7 +133,6 @@ def find_frames(data: bytes) -> list[int]:
 
 
 def throw(rng: random.Random, mutate: Callable[[bytes, random.Random], bytes]) -> None:
-    """One stream of answers with something wrong in it."""
     frames = [each for each in (*ANSWERS.values(), *REFUSED.values()) if len(each) < 1000]
     data = GREETING + mutate(b"".join(rng.choices(frames, k=rng.randrange(1, 6))), rng)
     passed = see(data, 1)

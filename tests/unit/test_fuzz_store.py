@@ -37,7 +37,6 @@ VALUES: tuple[object, ...] = (*WORDS[:10], "{}", "[]", '{"kind": []}', "[" * 200
 
 @pytest.fixture
 def good(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A store with a row in most tables."""
     path = tmp_path / "good.db"
     with open_fleet(path, Clocks()) as store:
         take(store)

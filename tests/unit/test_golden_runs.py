@@ -11,8 +11,6 @@ from farm.search.build.golden import GoldenKernel
 
 
 class _Session:
-    """Takes a run and keeps what it was asked for."""
-
     spec: RunSpec
 
     def run_model(self, spec: RunSpec, library: bytes, inputs: object) -> tuple[Any, Any]:

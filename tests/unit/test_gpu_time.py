@@ -31,14 +31,12 @@ FACTS = {"arch": "sm_53", "processors": 1, "memory_bytes_per_s": 25.6e9, "stretc
 
 
 def count(stride: int = 1, pitch: int = 1, source: str = SOURCE) -> Counts:
-    """The counts of a block of the kernel, its strides put in."""
     return gpu_source.count(
         source.replace("STRIDE", str(stride)).replace("PITCH", str(pitch)), "scale", (8, 1, 1), (128, 1, 1)
     )
 
 
 def launch(**fields: object) -> gpu_time.Launch:
-    """A start of it."""
     source = SOURCE.replace("STRIDE", "1").replace("PITCH", "1")
     made = gpu_time.Launch(source, "scale", (64, 1, 1), (128, 1, 1), 0, (1 << 20, 1 << 20))
     return dataclasses.replace(made, **fields)  # type: ignore[arg-type]

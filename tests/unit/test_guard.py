@@ -32,7 +32,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def virtual(name: str = "jetson-tx2") -> VirtualTree:
-    """A virtual board in this process, seen by root."""
     return VirtualTree(VirtualBoard(load_board_types()[name], 1, time.monotonic))
 
 

@@ -20,7 +20,6 @@ AVX512 = {"mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2}
 
 
 def bits(value: int) -> np.ndarray:
-    """The float32 of these bits."""
     return np.array([value], np.uint32).view(np.float32)
 
 

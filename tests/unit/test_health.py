@@ -32,17 +32,14 @@ STANDINGS = [
 
 
 def step(board: Transition, kind: Kind, now_s: float = 0.0, detail: str = "") -> Transition:
-    """What one observation makes of a board."""
     return transition(board.standing, Observation(kind, detail), board.history, LIMITS, now_s)
 
 
 def board(health: Health, history: HealthHistory | None = None) -> Transition:
-    """An idle board of that health."""
     return Transition(Standing(True, False, health), history or HealthHistory(), "")
 
 
 def walk(start: Transition, *steps: tuple[Kind, float]) -> Transition:
-    """A board after several observations."""
     for kind, now_s in steps:
         start = step(start, kind, now_s)
     return start

@@ -17,13 +17,11 @@ from farm.values import Virtual
 
 
 def write(path: pathlib.Path, *lines: str) -> None:
-    """Append lines."""
     with path.open("a") as file:
         file.writelines(line + "\n" for line in lines)
 
 
 def make_line(at: float, process: str, text: str) -> str:
-    """A line as `LineFormatter` writes it."""
     return json.dumps({"at": at, "process": process, "text": text, "level": "info"})
 
 

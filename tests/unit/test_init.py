@@ -22,7 +22,6 @@ from farm.values import Ssh, Virtual
 
 
 def init(*words: str) -> typer.testing.Result:
-    """Run `farm init` in this process."""
     return typer.testing.CliRunner().invoke(make_app("init"), ["init", *words])
 
 

@@ -21,14 +21,12 @@ from farm.measure.arrays import pack_arrays, unpack_arrays
 
 
 def npy(array: Any, **options: Any) -> bytes:
-    """An array as NumPy saves it."""
     buffer = io.BytesIO()
     np.save(buffer, array, **options)
     return buffer.getvalue()
 
 
 def zipped(content: bytes, name: str = "x.npy", method: int = zipfile.ZIP_STORED) -> bytes:
-    """An archive of one member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr(name, content)
@@ -36,7 +34,6 @@ def zipped(content: bytes, name: str = "x.npy", method: int = zipfile.ZIP_STORED
 
 
 def header(text: str) -> bytes:
-    """An .npy with any header, and no values."""
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
 

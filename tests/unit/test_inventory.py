@@ -22,12 +22,10 @@ clusters:
 
 @pytest.fixture(autouse=True)
 def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user who runs the tests may have own types."""
     monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
 
 
 def write(folder: pathlib.Path, text: str, name: str = "my-board") -> pathlib.Path:
-    """Put a board type file into a folder."""
     path = folder / f"{name}.yaml"
     path.write_text(text)
     return folder

@@ -50,25 +50,21 @@ SHIPPED = sorted(path.stem for path in (documents.require_inventory_folder() / "
 
 @pytest.fixture(autouse=True)
 def only_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user who runs the tests may have own types."""
     monkeypatch.delenv(board_types.EXTRA_FOLDER_VARIABLE, raising=False)
 
 
 def write(folder: pathlib.Path, text: str = GOOD, name: str = "my-board") -> pathlib.Path:
-    """Put a board type file into a folder."""
     path = folder / f"{name}.yaml"
     path.write_text(text)
     return path
 
 
 def as_farm(board_type: board_types.BoardType) -> Any:
-    """What the farm read, as JSON, of what the agent reads too."""
     document = board_type.model_dump(mode="json")
     return {field.name: document[field.name] for field in dataclasses.fields(agent_side.BoardType)}
 
 
 def as_agent(board_type: agent_side.BoardType) -> Any:
-    """What the agent read, as JSON."""
     return json.loads(board_type.to_json())
 
 

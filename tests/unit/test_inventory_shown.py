@@ -23,7 +23,6 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
 
 
 def rows(out: str) -> dict[str, str]:
-    """Lines by their first word; the rest of a folded cell is none."""
     return {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
 
 

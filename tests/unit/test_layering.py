@@ -15,11 +15,9 @@ class Machine:
     """A machine that tells of three calls in a run, one of them within another and one its own."""
 
     def set_instrument(self, watch: Callable[..., None]) -> None:
-        """Whom to tell."""
         self._watch = watch
 
     def run(self) -> None:
-        """One inference."""
         for name, before in (
             ("conv", True), ("inner", True), ("inner", False), ("conv", False), ("vm.builtin.reshape", True),
             ("vm.builtin.reshape", False), ("dense", True), ("dense", False), ("conv", True), ("conv", False),

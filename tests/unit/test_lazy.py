@@ -18,7 +18,6 @@ LOG: list[str] = []
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """A folder in which modules of `farm` are found, beside the real ones."""
     monkeypatch.setattr(farm, "__path__", [*farm.__path__, str(tmp_path)])
     LOG.clear()
     before = set(sys.modules)
@@ -30,7 +29,6 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def write(folder: pathlib.Path, name: str, code: str = "") -> None:
-    """Write a module that notes when it runs."""
     path = folder.joinpath(*name.split("/"))
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"from tests.unit.test_lazy import LOG\nLOG.append(__name__)\n{code}\n")

@@ -16,7 +16,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def manual() -> types.ModuleType:
-    """`deploy/release/manual.py`, which is in no package."""
     return release_scripts.load("manual")
 
 

@@ -50,8 +50,6 @@ def test_big_payloads_get_longer() -> None:
 
 
 class Answering(BoardSession):
-    """A session without a board, in which every call gives the same answer."""
-
     def __init__(self, answer: str) -> None:
         self.key = "nano/7"
         self._simulated = None

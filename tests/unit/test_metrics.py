@@ -24,20 +24,17 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """One for each test."""
     return CollectorRegistry()
 
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> FarmMetrics:
-    """Nothing told yet."""
     return FarmMetrics(registry, lambda: NOW)
 
 
 def row(
     name: str, state: State = State.IDLE, health: Health = Health.GOOD, held_at: float | None = None
 ) -> dict[str, Any]:
-    """A board as the store shows it, as far as metrics look."""
     return {
         "name": name,
         "board_type": "jetson-nano",
@@ -51,7 +48,6 @@ def row(
 
 
 def read(registry: CollectorRegistry) -> Samples:
-    """Every sample that a scrape gets."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -152,7 +148,6 @@ def test_tracker_worker_and_trials_are_as_told(registry: CollectorRegistry, metr
 
 
 def standing(name: str, state: str, **progress: Any) -> dict[str, Any]:
-    """A campaign as the store tells of it."""
     unsaid = dict.fromkeys(("models", "boards", "eta_s", "wall_clock_s", "search_s"))
     about = {"id": len(name), "name": name, "state": state, "wanted": "run", "board_types": ["nano", "tx2"]}
     return about | unsaid | progress
@@ -227,14 +222,12 @@ def test_boards_own_metrics_are_announced(registry: CollectorRegistry) -> None:
 
 
 def fetch(exporter: Exporter, path: str) -> str:
-    """What a client gets."""
     host, port = exporter.address
     with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=10) as answer:
         return str(answer.read().decode())
 
 
 def find_free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that nothing listens on now."""
     for first in range(20000, 60000, count):
         try:
             for port in range(first, first + count):

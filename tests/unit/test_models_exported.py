@@ -53,7 +53,6 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 def write_program(path: pathlib.Path, content: bytes) -> pathlib.Path:
-    """An archive with the mark that torch.export.save leaves."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("program/archive_format", "pt2")
         archive.writestr("program/model", content)
@@ -61,7 +60,6 @@ def write_program(path: pathlib.Path, content: bytes) -> pathlib.Path:
 
 
 def install(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Put a package called torch, and onnxscript, where programs of this environment look first."""
     folder = folder / "site-packages"  # what a confined process may read
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(textwrap.dedent(code))

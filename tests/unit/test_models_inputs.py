@@ -22,12 +22,10 @@ MASK = InputSpec("mask", ("batch", 10), "int64")
 
 
 def model_with(*values: onnx.ValueInfoProto) -> onnx.ModelProto:
-    """A graph with these inputs and nothing else of interest."""
     return onnx.helper.make_model(onnx.helper.make_graph([], "g", values, []))
 
 
 def tensor(name: str, shape: list[int | str | None] | None, dtype: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    """Short for make_tensor_value_info."""
     return onnx.helper.make_tensor_value_info(name, dtype, shape)
 
 

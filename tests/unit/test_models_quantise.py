@@ -19,7 +19,6 @@ SPECS = (InputSpec("a", (1, 4), "float32"), InputSpec("b", (2,), "int64"))
 
 
 def source_of(model: onnx.ModelProto) -> ModelSource:
-    """A model that is no file."""
     data = model.SerializeToString()
     return ModelSource("made", data, hashlib.sha256(data).hexdigest(), "made")
 

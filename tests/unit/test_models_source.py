@@ -17,7 +17,6 @@ LIGHT = pathlib.Path(onnx.__file__).parent / "backend/test/data/light"
 
 @pytest.fixture
 def tiny() -> bytes:
-    """A small valid model."""
     return zoo.ZOO["tiny-cnn"].build()
 
 

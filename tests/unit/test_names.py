@@ -21,7 +21,6 @@ NONE_OF_THEM = ["", ".", "../../x", "a/b", "-rf", "a b", "a\n", "\x1b[31mred", "
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
-    """A store with one campaign, `c`."""
     with Store(tmp_path / "farm.db") as store:
         campaign_orders.submit(store, campaign_orders.make_order("c"))
         yield store

@@ -76,10 +76,7 @@ def test_several_board_types_are_several_packages(tmp_path: pathlib.Path) -> Non
 
 
 class Packed(Optimized):
-    """A model for one type of board, with its wheel made already."""
-
     def save_packages(self, folder: str | pathlib.Path) -> list[pathlib.Path]:
-        """Where the wheel is."""
         wheel = pathlib.Path(folder) / "model-1.0-py3-none-any.whl"
         wheel.parent.mkdir(exist_ok=True)
         wheel.write_bytes(b"wheel")

@@ -27,14 +27,12 @@ from tests.fleet_store import SSH, observe
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Commands set logging up for their process; here it is taken back."""
     handlers = list(logging.root.handlers)
     yield
     logging.root.handlers[:] = handlers
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Work that fails."""
     raise error
 
 

@@ -14,7 +14,6 @@ _TYPES = load_board_types()
 
 
 def make_tree(root: Path, compatible: tuple[str, ...] = (), model: str = "") -> FileTree:
-    """A device tree as the kernel shows it: strings with a NUL after each."""
     folder = root / "proc/device-tree"
     folder.mkdir(parents=True)
     if compatible:
@@ -53,7 +52,6 @@ def test_known_device_trees(tmp_path: Path, compatible: tuple[str, ...], model: 
 
 
 def make_type(name: str, compatible: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> BoardType:
-    """A type that is nothing but recognised."""
     return BoardType(name, detect=Detect(compatible, models))
 
 

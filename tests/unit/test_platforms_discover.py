@@ -18,14 +18,12 @@ _CPUS = "sys/devices/system/cpu"
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """One kernel file."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{text}\n")
 
 
 def add_policy(root: Path, name: str, cpus: str, table: str = "1000000 2000000") -> None:
-    """One cpufreq policy, at its lowest clock."""
     folder = f"{_CPUS}/cpufreq/{name}"
     lowest, highest = table.split()[0], table.split()[-1]
     write(root, f"{folder}/related_cpus", cpus)
@@ -37,7 +35,6 @@ def add_policy(root: Path, name: str, cpus: str, table: str = "1000000 2000000")
 
 
 def add_cpus(root: Path, present: str, online: str, isolated: str = "") -> None:
-    """The lists of cores."""
     write(root, f"{_CPUS}/present", present)
     write(root, f"{_CPUS}/online", online)
     write(root, f"{_CPUS}/isolated", isolated)
@@ -104,7 +101,6 @@ def test_an_empty_tree_is_a_board_without_anything(tmp_path: Path) -> None:
 
 
 def make_type(clusters: tuple[Cluster, ...], gpu: Gpu | None = None) -> BoardType:
-    """A made-up type."""
     return BoardType("acme", clusters=clusters, gpu=gpu)
 
 

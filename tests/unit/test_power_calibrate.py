@@ -13,8 +13,6 @@ from device_agent.power.trace import RailTrace, Recorder
 
 
 class Rail:
-    """A rail as far as a recorder needs it."""
-
     name, driver, chip, note = "IN", "ina3221-iio", "6-0040", ""
 
     def start(self) -> None: ...

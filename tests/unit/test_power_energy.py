@@ -22,8 +22,6 @@ _TYPE = BoardType(
 
 
 class Clock:
-    """Time that passes only on a wait."""
-
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
 
@@ -50,7 +48,6 @@ class Signal:
         return power + (amplitude if ((t + phase) / period) % 1.0 < share else 0.0)
 
     def energy_j(self, start: float, end: float) -> float:
-        """The exact integral."""
         return self._until(end) - self._until(start)
 
     def _until(self, t: float) -> float:
@@ -277,7 +274,6 @@ def test_an_empty_window_is_refused() -> None:
 
 
 def power(power_w: float, half_w: float, seconds: float, updates: int = 10) -> RailPower:
-    """A total with a symmetric interval."""
     ci_w = (power_w - half_w, power_w + half_w)
     ci_j = (ci_w[0] * seconds, ci_w[1] * seconds)
     return RailPower("IN", power_w, ci_w, power_w * seconds, ci_j, reads=100, updates=updates)

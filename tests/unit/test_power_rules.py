@@ -20,7 +20,6 @@ BOOT_S = 120.0
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    """A board that is suspect, free and known."""
     usual = {"health": "suspect", "lease": None, "quarantine": None, "seen_at": 1.7e9, "power_cycled_s": []}
     return usual | changes
 
@@ -88,7 +87,6 @@ def test_cycles_count_until_the_board_works_and_for_an_hour_then() -> None:
 
 
 def write(folder: pathlib.Path, power: str) -> pathlib.Path:
-    """A fleet file with one board and its power."""
     path = folder / "fleet.yaml"
     path.write_text(
         f"vars: {{type: jetson-nano, transport: ssh, power: {power}}}\nhosts: {{nano-01: {{address: 192.0.2.1}}}}\n"

@@ -19,8 +19,6 @@ from device_agent.sysfs import FileTree
 
 
 class Clock:
-    """Time that passes on a wait or a read."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 
@@ -33,8 +31,6 @@ class Clock:
 
 
 class Counter:
-    """A rail whose every read is a new value; `reading` happens meanwhile."""
-
     driver, chip, note = "ina3221-iio", "6-0040", ""
 
     def __init__(self, name: str = "IN", reading: Callable[[], None] = lambda: None) -> None:

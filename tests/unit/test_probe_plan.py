@@ -30,7 +30,6 @@ SKIPPED = {"passed": False, "skipped": True}
 
 
 def row(health: str, state: str = "idle", **fields: Any) -> dict[str, Any]:
-    """A board as the store shows it."""
     quarantine = {"cooling_s": 0.0, "held": False} if health == "quarantined" else None
     lease = {"owner": "x"} if state == "leased" else None
     return {"name": "a", "health": health, "state": state, "lease": lease, "quarantine": quarantine} | fields

@@ -35,7 +35,6 @@ OK = Outcome(Status.OK, latency_s=(1.0,))
 
 
 def outputs(scale: float = 1.0) -> dict[str, np.ndarray]:
-    """What NumPy computes, times a factor."""
     x, y, z, _ = golden.make_inputs().values()
     return {"out_003": (scale * (np.outer(x, y) @ z)).astype("float32")}
 

@@ -16,7 +16,6 @@ from farm.measure.session import LEAST_BYTES, UploadCache
 
 
 def name(program: bytes) -> str:
-    """What a program is kept by."""
     return hashlib.sha256(program).hexdigest()
 
 

@@ -11,7 +11,6 @@ from farm.search import proof
 
 
 def graph(*nodes: Any, root: Any = None) -> str:
-    """A graph of arrays and other objects, whose root is the last one."""
     return json.dumps({"root_index": len(nodes) - 1 if root is None else root, "nodes": nodes})
 
 
@@ -19,7 +18,6 @@ NOTHING = {"type": "None"}
 
 
 def array(*references: int) -> dict[str, Any]:
-    """A node that is made of others."""
     return {"type": "ffi.Array", "data": list(references)}
 
 

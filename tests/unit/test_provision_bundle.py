@@ -22,7 +22,6 @@ CONTENTS = {"requirements-3.11.txt": b"a==1\n", "wheels/a-1-py3-none-any.whl": b
 
 
 def make(folder: pathlib.Path, name: str = "x.tar", managed: str = "") -> Bundle:
-    """A small bundle."""
     for path, data in CONTENTS.items():
         (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_bytes(data)

@@ -41,7 +41,6 @@ OPTIONS = AgentOptions("nano-01", "jetson-nano", 9090, 9190)
 
 
 def settled(layout: Layout) -> BoardSurvey:
-    """A board where everything is as it should be."""
     files = render_files(layout, OPTIONS)
     return dataclasses.replace(
         BOARD,

@@ -23,17 +23,14 @@ BENCH, SWEEP, TRIALS = WorkKind.BENCH, WorkKind.SWEEP, WorkKind.TRIALS
 def ask(
     number: int, owner: str, kind: WorkKind, *boards: str, wanted: int = 1, priority: int = 0, waited_s: float = 0.0
 ) -> BoardRequest:
-    """A request."""
     return BoardRequest(number, owner, kind, f"{kind} x", TYPE, boards, wanted, priority, 0.0, waited_s)
 
 
 def board(name: str, holder: str = "", kind: WorkKind | None = None, held_s: float = 0.0) -> QueueBoard:
-    """A board of the one type."""
     return QueueBoard(name, TYPE, holder, kind, held_s)
 
 
 def held(*names: str) -> list[QueueBoard]:
-    """Boards that an engine has had for an hour."""
     return [board(name, "engine", TRIALS, 3600.0) for name in names]
 
 
@@ -162,7 +159,6 @@ class Rack:
         self.total_s: collections.Counter[str] = collections.Counter()
 
     def run(self, seconds: float, count_from_s: float) -> dict[str, float]:
-        """The part of all boards' time that each has had."""
         while self.now_s < seconds:
             self._end_turns()
             plan = self._plan()

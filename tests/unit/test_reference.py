@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def reference() -> types.ModuleType:
-    """`deploy/release/reference.py`, which is in no package."""
     return release_scripts.load("reference")
 
 

@@ -18,7 +18,6 @@ from farm.campaign.engine.reference_kernels import (
 
 
 def runs(*medians_ms: float, start: float = 0.0) -> list[ReferenceRun]:
-    """Runs a minute apart."""
     return [ReferenceRun(start + 60.0 * index, median_ms / 1e3) for index, median_ms in enumerate(medians_ms)]
 
 

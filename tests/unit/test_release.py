@@ -18,7 +18,6 @@ release, licences = release_scripts.load("release"), release_scripts.load("licen
 
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A repository that may be released as 0.3.0."""
     files = {
         "pyproject.toml": 'version = "0.3.0"\n',
         "farm/version.py": '__version__ = "0.3.0"\n',

@@ -13,7 +13,6 @@ LINE = re.compile(r"[a-z0-9.-]+==[^ ]+( ; [^\\]+)? \\|    --hash=sha256:[0-9a-f]
 
 
 def pins(name: str) -> dict[str, set[str]]:
-    """Distribution -> its pinned versions (more than one where Python versions differ)."""
     found: dict[str, set[str]] = {}
     for match in re.finditer(r"(?m)^([a-z0-9.-]+)==([^ ]+)", (ROOT / "requirements" / name).read_text()):
         found.setdefault(match[1], set()).add(match[2])

@@ -31,7 +31,6 @@ PATIENCE_S = 20.0
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Nothing more can be opened in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Not 0: then even waiting for what is open fails (poll(2)).
     limit = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
@@ -50,8 +49,6 @@ def no_descriptors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No thread can be had, as with the limit of processes reached."""
-
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -55,13 +55,11 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 
 def active(name: str, **changes: Any) -> Active:
-    """A campaign under way."""
     order: Order = dataclasses.replace(campaign_orders.make_order(name), **changes)
     return Active(1, order, 0.0, {})
 
 
 def roster(store: Store, crew: Crew, needed: list[set[str]] | None = None) -> Roster:
-    """A roster that looks at every call."""
     made = Roster(store, crew, lambda names: needed.append(set(names)) if needed is not None else None)  # type: ignore[arg-type]
     made._look_at = -1e9
     return made

@@ -15,7 +15,6 @@ SETTINGS = PrioritySettings(warmup=4, batch=8)
 
 
 def state(**fields: object) -> WorkloadState:
-    """A workload with a hundred million operations that one inference calls once."""
     values: dict[str, object] = {"kind": "conv2d", "weight": 1.0, "flop": 1e8}
     return WorkloadState(**(values | fields))  # type: ignore[arg-type]
 

@@ -20,7 +20,6 @@ CAMPAIGN = {"name": "c", "models": "tiny-cnn", "boards": {"types": "jetson-nano"
 
 
 def find_faults(kind: str, document: Any) -> list[str]:
-    """What the schema says of a document."""
     schema = json.loads(make_schema(kind))
     jsonschema.Draft202012Validator.check_schema(schema)
     return [each.message for each in jsonschema.Draft202012Validator(schema).iter_errors(document)]

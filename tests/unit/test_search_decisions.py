@@ -30,7 +30,6 @@ GENOME = Genome(1, ((2, 3, 4, 2), (7, 1), 0, -1))
 
 
 def is_whole(decision: Decision, knob: Knob) -> bool:
-    """Whether a decision is one that the knob allows."""
     if isinstance(knob, Tile):
         return (
             isinstance(decision, tuple)

@@ -29,12 +29,10 @@ def list_files() -> tuple[str, ...]:
 
 
 def read(path: str) -> str:
-    """The text of a file."""
     return (ROOT / path).read_text(encoding="utf-8")
 
 
 def list_modules(*packages: str) -> list[str]:
-    """The Python files under some folders."""
     return [each for each in list_files() if each.endswith(".py") and each.partition("/")[0] in packages]
 
 
@@ -61,7 +59,6 @@ def test_local_imports() -> None:
 
 
 def find_local_imports(path: str) -> Iterator[int]:
-    """The lines of import statements inside functions."""
     lines = {
         inner.lineno
         for node in ast.walk(ast.parse(read(path)))

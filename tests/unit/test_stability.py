@@ -28,7 +28,6 @@ PRINTED: dict[str, type[pydantic.BaseModel]] = {
 
 
 def read_lists() -> dict[str, list[str]]:
-    """Each line of the page that promises names: of what, and which."""
     lines = re.findall(r"(?m)^- ([^:\n]+): (`.*)$", (ROOT / "docs" / "stability.md").read_text(encoding="utf-8"))
     return {name.strip("`"): re.findall(r"`([^`]+)`", text) for name, text in lines}
 

@@ -41,7 +41,6 @@ class World:
         self.rows = {point.key: row for row, point in enumerate(self.grid.points)}
 
     def visit(self, key: str, at_s: float, board: str = "") -> PointMeasurement:
-        """One honest measurement with half a percent of noise."""
         row, noise = self.rows[key], 0.004 * self.rng.standard_normal(2)
         latency = Estimate.of_log(float(np.log(self.latency_s[row]) + noise[0] + self.drift * at_s), 0.004)
         power = Estimate.of_log(float(np.log(self.power_w[row]) + noise[1] + self.drift * at_s), 0.004)
@@ -50,7 +49,6 @@ class World:
         return dataclasses.replace(found, power=power, energy=energy) if self.power else found
 
     def sweep(self, planner: Planner, most: int = 200) -> tuple[list[PointMeasurement], PlannedStep]:
-        """All visits until the planner is done, ten seconds apart."""
         visits: list[PointMeasurement] = []
         decision = planner.decide_next(visits)
         while decision.step is Step.MEASURE and len(visits) < most:
@@ -61,7 +59,6 @@ class World:
 
 @functools.cache
 def swept() -> tuple[tuple[PointMeasurement, ...], PlannedStep]:
-    """What a sweep with all defaults visits until it stops."""
     visits, decision = World().sweep(Planner(GRID))
     return tuple(visits), decision
 

@@ -23,12 +23,10 @@ GRID = Grid(
 
 
 def begin(*series: Series, **settings: object) -> Conductor:
-    """A sweep of latency over nine clocks."""
     return Conductor(GRID, Goal(Objective.LATENCY), PlannerSettings(**settings), series)  # type: ignore[arg-type]
 
 
 def visit(task: VisitTask, board: str, at_s: float, invalid: str = "") -> PointMeasurement:
-    """What a board answers: time goes with the clock."""
     latency_s = 1e6 / (task.point.domains[0].freq_hz or 1)
     return PointMeasurement(
         task.point.key, Estimate(latency_s, latency_s * 0.99, latency_s * 1.01), at_s, board=board,
@@ -37,21 +35,18 @@ def visit(task: VisitTask, board: str, at_s: float, invalid: str = "") -> PointM
 
 
 def carry_out(conductor: Conductor, task: VisitTask, board: str, at_s: float, invalid: str = "") -> None:
-    """Measure all series of a task."""
     for series in task.series:
         conductor.add(series, visit(task, board, at_s, invalid))
     conductor.done(board)
 
 
 def ask(conductor: Conductor, board: str) -> VisitTask | None:
-    """The next task of a board that need not wait."""
     found = conductor.find_next(board)
     assert found is not None
     return found[0]
 
 
 def run(conductor: Conductor, *boards: str) -> list[tuple[str, VisitTask]]:
-    """Let boards work in turns until nothing is left."""
     made: list[tuple[str, VisitTask]] = []
     working = list(boards)
     while working:

@@ -27,7 +27,6 @@ CLOCKS = Clocks((DomainClocks("cpu", available_hz=TABLE, cpus=(0, 1)),), DomainC
 
 
 def plan() -> Grid:
-    """Twelve clocks of a CPU times twelve of a GPU."""
     return plan_grid(CLOCKS, GridRequest({EVERY_CLUSTER: ()}, gpu_freqs_hz=()))
 
 
@@ -107,7 +106,6 @@ def test_without_an_anchor_only_doubt_is_known() -> None:
 
 
 def candidate(key: str, latency: float, cost: float, spread: float = 0.001) -> FrontCandidate:
-    """A point with intervals of `spread` to either side, relative."""
     return FrontCandidate(key, *(Estimate(v, v * (1 - spread), v * (1 + spread)) for v in (latency, cost)))
 
 

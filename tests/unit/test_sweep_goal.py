@@ -27,7 +27,6 @@ SLOW, FAST = (point.key for point in GRID.points)
 
 
 def estimate(value: float) -> Estimate:
-    """A value known to one in a thousand."""
     return Estimate(value, value * 0.999, value * 1.001)
 
 

@@ -26,7 +26,6 @@ CLOCKS = Clocks(
 
 
 def keys(wanted: SweepOrder, clocks: Clocks = CLOCKS) -> list[str]:
-    """The points of the grid that an order makes."""
     return [each.key for each in order.plan_order(wanted, clocks, NO_COUPLING)[0].points]
 
 

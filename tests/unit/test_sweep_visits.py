@@ -25,7 +25,6 @@ from farm.points.values import DomainSetting, GridPoint
 
 
 def description(period_s: float | None = None, rails: tuple[str, ...] = ()) -> Description:
-    """A board with these rails, the first of which is its total."""
     return Description(
         name="b", board_type="t", agent_version="1", protocol_version=3, simulated=True, architecture="x86_64",
         cpu_model="c", cores_online=(0,), cpu_freq_range_hz={}, memory_bytes=1, engines=(), engine_versions={},
@@ -35,13 +34,11 @@ def description(period_s: float | None = None, rails: tuple[str, ...] = ()) -> D
 
 
 def point(hz: int, units: int = 4, memory_hz: int | None = None) -> GridPoint:
-    """A point of a board with one cluster and a memory clock."""
     domains = (DomainSetting("cpu", hz, units), DomainSetting("memory", memory_hz, held=False))
     return GridPoint(f"cpu={hz} x{units}", OperatingPoint(cpu_freq_hz={"cpu": hz}), domains)
 
 
 def rail(name: str, watts: float) -> RailPower:
-    """A rail read for a second."""
     return RailPower(name, watts, (watts * 0.98, watts * 1.02), watts, (watts * 0.98, watts * 1.02), 100, 10)
 
 

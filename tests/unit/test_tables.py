@@ -23,7 +23,6 @@ _LISTS: dict[str, Callable[[], None]] = {
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A farm with eight boards, labelled, and two campaigns."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
     with Store(tmp_path / "farm.db") as store:
         for number in range(8):

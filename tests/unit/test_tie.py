@@ -46,7 +46,6 @@ def simulate(
 
 
 def repeat(times: int, latency_s: Mapping[str, float], **options: object) -> list[tuple[tie.Judgement, list[Round]]]:
-    """The same simulation with other noise."""
     rng = np.random.default_rng(7)
     return [simulate(rng, latency_s, **options) for _ in range(times)]  # type: ignore[arg-type]
 
@@ -95,7 +94,6 @@ def test_intervals_hold_the_true_ratio() -> None:
 
 
 def rounds_of(*latencies: Sequence[float], boards: str = "ab") -> list[Round]:
-    """Rounds of candidates `x`, `y`, … on boards in turn."""
     return [
         Round(number, boards[number % len(boards)], dict(zip("xyz", each, strict=False)))
         for number, each in enumerate(latencies)

@@ -21,8 +21,6 @@ VARIANTS = [
 
 
 class Board:
-    """Notes what it was asked to run; programs in `broken` fail."""
-
     def __init__(self, broken: tuple[bytes, ...] = ()) -> None:
         self.asked: list[tuple[bytes, RunSpec]] = []
         self._broken = broken

@@ -8,7 +8,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def read_unit(name: str) -> dict[str, list[str]]:
-    """The values of every key of a unit, in their order."""
     found: dict[str, list[str]] = {}
     for line in (ROOT / "deploy/systemd" / name).read_text().replace("\\\n", " ").splitlines():
         key, equals, value = line.partition("=")

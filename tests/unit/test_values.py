@@ -13,7 +13,6 @@ from farm.values import DEFAULT_POINT, Board, Trial, is_for_gpu
 
 
 def trial(status: Status, samples: tuple[float, ...]) -> Trial:
-    """A trial with this outcome."""
     return Trial(1, "w", "c", DEFAULT_POINT, 1, Outcome(status, latency_s=samples), trace_json="[]")
 
 

@@ -47,7 +47,6 @@ SAMPLES = 3
 def make_order(
     name: str = "vision", verify_top: int = 3, points: tuple[str, ...] = (DEFAULT_POINT,), repeat_alone: bool = True
 ) -> Order:
-    """One workload on simulated boards of one type."""
     of_type = TypeOrder(
         board_type=NANO,
         simulated=True,
@@ -101,7 +100,6 @@ class Rack:
         self.queues: dict[str, deque[Request]] = {}
 
     def search(self, name: str, candidates: Iterable[str], points: tuple[str, ...] = (DEFAULT_POINT,)) -> int:
-        """Put a campaign into the store whose search has measured these candidates once."""
         row = {
             "hash": "w1",
             "name": "conv2d w1",
@@ -125,7 +123,6 @@ class Rack:
     def open(
         self, campaign: int, rests: bool = False, count_fault: Callable[[FaultSide], None] = lambda side: None
     ) -> Verification:
-        """A verification of all tasks, as an engine begins one."""
         verification = Verification(campaign, self.order, self.store, Settings(), rests=rests, count_fault=count_fault)
         verification.expect({NANO: len(self.boards)})
         self.queues = {}
@@ -155,7 +152,6 @@ class Rack:
         pytest.fail("the verification does not end")
 
     def answer(self, verification: Verification, request: Request) -> None:
-        """What boards and compilers say."""
         if isinstance(request, ReplayWanted):
             request.answer = Replay(json.loads(request.trace_json)[0] if request.trace_json else UNTUNED)
         elif isinstance(request, BuildWanted):
@@ -179,29 +175,24 @@ class Rack:
             request.answer = (outcome, 0.1)
 
     def record(self, point: str = DEFAULT_POINT) -> Record | None:
-        """The one that there is now."""
         found = self.store.fetch_records(board_type=NANO, operating_point=point, simulated=None)
         return found[0] if found else None
 
     def evidence(self) -> dict[str, Any]:
-        """Of the record."""
         record = self.record()
         assert record is not None
         assert record.evidence is not None
         return dict(record.evidence)
 
     def winner_trials(self, campaign: int) -> list[dict[str, Any]]:
-        """What was written while winners were measured again."""
         return [row for row in self.store.fetch_trials(campaign) if row["purpose"] == WINNER_TRIAL]
 
     def events(self) -> Counter[str]:
-        """Kinds of what happened."""
         return Counter(event["kind"] for event in self.store.fetch_events())
 
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The file of an empty store: making one takes longer than a test."""
     path = tmp_path_factory.mktemp("store") / "farm.sqlite"
     Store(path).close()
     return path
@@ -209,7 +200,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def store(empty: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Store]:
-    """An empty store."""
     with Store(pathlib.Path(shutil.copy(empty, tmp_path / "farm.sqlite"))) as store:
         yield store
 

@@ -20,7 +20,6 @@ from tests.unit.artifacts import make_manifest
 
 
 def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]], **tables: Any) -> GivenModel:
-    """A model as it is opened; `fed` has type and shape of each input."""
     model = helper.make_model(
         helper.make_graph(
             nodes,
@@ -35,13 +34,11 @@ def open_model(nodes: list[onnx.NodeProto], fed: dict[str, tuple[int, list[int]]
 
 
 def make_cases(opened: GivenModel, given: Any = ()) -> dict[str, Any]:
-    """The cases by name."""
     taken = tuple(Tensor(name=each.name, shape=each.static_shape, dtype=each.dtype) for each in opened.inputs)
     return dict(checking.make_cases(opened, make_manifest(inputs=taken), given))
 
 
 def finds(kind: int, shape: list[int], right: Any, wrong: Any) -> bool:
-    """Whether any case tells wrong code from right."""
     cases = make_cases(open_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (kind, shape)}))
     return not all(compare([wrong(each["x"])], [right(each["x"])]).matches for each in cases.values())
 

@@ -11,7 +11,6 @@ TABLE = (100, 200, 300, 400)
 
 
 def make_clock(strict: bool = True, rounds: bool = True, governor: str = "schedutil") -> LimitedClock:
-    """A clock over TABLE."""
     return LimitedClock(TABLE, ("schedutil", "performance", "powersave", "userspace"), governor, strict, rounds)
 
 

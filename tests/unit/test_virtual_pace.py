@@ -30,19 +30,16 @@ def make_pace(
     key: str = "k",
     draw: int = 1,
 ) -> Pace:
-    """The pace of a worker on `cluster`."""
     tree = VirtualTree(board, privileged=False)
     return Pace(tree, HostTime(), cluster, host_cores, 60.0, folder, key, draw)
 
 
 def measure(board: VirtualBoard, cluster: str = "", work: Work = SECOND) -> float:
-    """Board seconds for the work, noise averaged out."""
     pace = make_pace(board, cluster)
     return statistics.fmean(pace.board_seconds(work) for _ in range(200))
 
 
 def hold(board: VirtualBoard, cpu_hz: int, memory_hz: int | None = None) -> None:
-    """Hold every cluster, and the memory where it is given."""
     with board.change():
         for cluster in board.clusters.values():
             cluster.clock.set_limits(cpu_hz, cpu_hz)

@@ -15,7 +15,6 @@ from tests.unit.virtual_boards import SIMULATED, Clock, board_types, make_board
 
 
 def hold_clocks(board: VirtualBoard, mode: int | None = None, gpu: bool = True) -> None:
-    """Every clock at the highest that the mode allows, as jetson_clocks does."""
     modes = {mode.id: mode for mode in board.board_type.power_modes}
     with board.change():
         if mode is not None:
@@ -31,7 +30,6 @@ def hold_clocks(board: VirtualBoard, mode: int | None = None, gpu: bool = True) 
 
 
 def settle(board: VirtualBoard, clock: Clock) -> None:
-    """Wait until the temperature no longer changes."""
     clock.wait(20 * board.parameters.thermal.time_constant_s)
     board.advance()
 

@@ -19,14 +19,12 @@ _NANO_PERIOD_S = 64 * 2 * 3 * 0.0011
 
 
 def silence(board: VirtualBoard) -> None:
-    """No noise, so that steps show."""
     board.parameters = dataclasses.replace(
         board.parameters, sensor=dataclasses.replace(board.parameters.sensor, noise_lsb=0.0, supply_ohm=0.0)
     )
 
 
 def find_updates(tree: VirtualTree, clock: Clock, path: str, seconds: float, step_s: float = 0.001) -> list[float]:
-    """When the value changed."""
     moments, last = [], tree.read(path)
     for _ in range(round(seconds / step_s)):
         clock.wait(step_s)

@@ -21,7 +21,6 @@ from tests.unit.virtual_boards import board_types, make_board
 
 
 def make_tree() -> VirtualTree:
-    """A Nano with a clock of its own, as a user sees it."""
     return VirtualTree(VirtualBoard(board_types()["jetson-nano"], 0, OwnClock()))
 
 

@@ -18,7 +18,6 @@ _EMC = "/sys/kernel/debug/bpmp/debug/clk/emc"
 
 
 def list_files(tree: VirtualTree, folder: str = "/sys") -> list[str]:
-    """Every file below a folder, links not followed twice."""
     found = []
     for name in tree.names(folder):
         path = f"{folder}/{name}"
@@ -252,7 +251,6 @@ def test_a_load_is_its_writers_and_ends_with_it() -> None:
 
 
 def make_faulty(fault: str, name: str = "jetson-nano") -> tuple[VirtualTree, Clock]:
-    """A board with one fault."""
     board, clock = make_board(name)
     tree = VirtualTree(board)
     tree.write(FAULT, fault)

@@ -23,7 +23,6 @@ class Machine:
     """A machine on which a call costs `call_s`, and batches wait for other programs as `busy` says (factors)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call_s: float, busy: Iterator[float], helpers: int = 0) -> None:
-        """`helpers` threads each compute as much as the calling one."""
         self._call_s, self._busy, self._helpers = call_s, busy, helpers
         self._wall_s = self._cpu_s = self._helpers_s = 0.0
         self.calls = 0
@@ -32,7 +31,6 @@ class Machine:
         monkeypatch.setattr(time, "thread_time", lambda: self._cpu_s)
 
     def run(self, calls: int) -> float:
-        """One batch; other programs cost cache misses too, so CPU time beside the waiting."""
         factor = next(self._busy, 1.0)
         self.calls += calls
         self._cpu_s += calls * self._call_s * (1 + (factor - 1) / 10)
@@ -139,7 +137,6 @@ def test_a_process_that_computes_is_seen() -> None:
 
 
 def arrays(seed: int, shape: tuple[int, ...] = (1, 3), dtype: str = "float32", name: str = "x") -> bytes:
-    """Some inputs as they travel."""
     buffer = io.BytesIO()
     np.savez(buffer, **{name: np.random.default_rng(seed).standard_normal(shape).astype(dtype)})  # type: ignore[arg-type]
     return buffer.getvalue()

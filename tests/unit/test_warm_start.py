@@ -15,7 +15,6 @@ ROWS, COLUMNS = 3, 12
 
 
 def make_group(count: int, seed: int, noise: bool = False) -> SampleGroup:
-    """Candidates whose latency two columns decide, or nothing at all."""
     rng = np.random.default_rng(seed)
     matrices = [rng.uniform(size=(ROWS, COLUMNS)).astype("float32") for _ in range(count)]
     latencies = [1e-3 * float(1 + 4 * m[:, 2].mean() + 2 * m[:, 5].mean()) for m in matrices]
@@ -25,7 +24,6 @@ def make_group(count: int, seed: int, noise: bool = False) -> SampleGroup:
 
 
 def make_trials(hash_: str, latencies: list[float]) -> list[ForeignTrial]:
-    """Trials of one task."""
     workload = Workload(hash_, "matmul", 1.0, 1, (), "", {}, "graph/1")
     return [ForeignTrial(workload, "nano", "p", Traits(), f"{i}", "", s) for i, s in enumerate(latencies)]
 

@@ -11,7 +11,6 @@ from device_agent.virtual.board import VirtualBoard
 
 @functools.cache
 def board_types() -> dict[str, BoardType]:
-    """Every board type of the inventory."""
     return load_board_types()
 
 
@@ -19,8 +18,6 @@ SIMULATED = tuple(sorted(name for name, board_type in board_types().items() if b
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
-
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
 
@@ -28,7 +25,6 @@ class Clock:
         return self.now_s
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now_s += seconds
 
 
