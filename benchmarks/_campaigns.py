@@ -106,7 +106,7 @@ def _register(store: Any, index: int, name: str, count: int) -> None:
     from farm.values import Virtual
 
     labels = {f"first-{size}": "yes" for size in range(index + 1, count + 1)}
-    store.register_board(name, BOARD_TYPE, Virtual(index, ("timing:1",)), labels)
+    store.boards.register(name, BOARD_TYPE, Virtual(index, ("timing:1",)), labels)
 
 
 def _stop_engine(settings: Any) -> None:
@@ -180,8 +180,8 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
         ended_at = time.time()
         if seen.state != "finished":
             raise SystemExit(f"campaign {name} is {seen.state}: {seen.reason}")
-        trials = store.fetch_trials(seen.id, purpose="search")
-        workloads = store.fetch_workloads(seen.id)
+        trials = store.trials.fetch(seen.id, purpose="search")
+        workloads = store.workloads.fetch(seen.id)
     each = spent.core_s(1 / (to_trial - from_trial)) if spent is not None and to_trial > from_trial else {}
     return Carried(submitted_at, began_at, ended_at, trials, workloads, sizes, each)
 

@@ -131,10 +131,10 @@ class Tuner:
         tuned = tuning(request, self._settings, self._store, Notes())
         seconds = time.monotonic() - began
         kind = self._board_type.name
-        records = self._store.fetch_records(
+        records = self._store.records.fetch(
             workloads=[workload.hash for workload in tuned.workloads], board_type=kind, operating_point=DEFAULT_POINT
         )
-        decided = self._store.fetch_decisions(model_sha256=model.source.sha256, board_type=kind, simulated=False)
+        decided = self._store.decisions.fetch(model_sha256=model.source.sha256, board_type=kind, simulated=False)
         tvm_env.load()  # so that the first compilation is not charged with it
         before = time.monotonic()
         pipeline = tuned.workloads[0].pipeline if tuned.workloads else self._board_type.pipeline
@@ -151,7 +151,7 @@ class Tuner:
             target=tuned.target,
             workloads=tuned.workloads,
             tuned=tuned,
-            trials=tuple(self._store.fetch_trials(tuned.campaign, purpose=SEARCH_TRIAL)),
+            trials=tuple(self._store.trials.fetch(tuned.campaign, purpose=SEARCH_TRIAL)),
             records=tuple(records),
             library=compiled.library,
             compile_s=time.monotonic() - before,

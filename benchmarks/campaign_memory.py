@@ -61,7 +61,7 @@ def measure(options: Any) -> dict[str, Any]:
         cpu_s, began = time.process_time(), time.monotonic()
         engine.run(lambda: crew.measured >= options.trials)
         wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu_s
-        counted = sum(row["counted"] is not None for row in store.fetch_trials())
+        counted = sum(row["counted"] is not None for row in store.trials.fetch())
         engine.close()
     return {
         "counted": counted,
@@ -124,7 +124,7 @@ class Meter:
 def register(store: Any, name: str) -> None:
     from farm.values import Virtual
 
-    store.register_board(name, TYPE, Virtual())
+    store.boards.register(name, TYPE, Virtual())
 
 
 def submit(store: Any) -> None:
@@ -149,7 +149,7 @@ def submit(store: Any) -> None:
         | {"pipeline": "graph/1", "module_json": "{}", "board_type": TYPE, "weight": 1}
         for each in works
     ]
-    store.submit_campaign(order.to_document(), "benchmark", rows)
+    store.campaigns.submit(order.to_document(), "benchmark", rows)
 
 
 def text_of(size: int, number: int) -> str:

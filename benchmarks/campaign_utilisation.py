@@ -108,7 +108,7 @@ def interrupt(folder: pathlib.Path, timing_s: float, times: int) -> dict[str, An
             process = subprocess.Popen([command, "campaign", *words], start_new_session=True, stdout=2)
             deadline = time.monotonic() + INTERRUPT_S
             while process.poll() is None and time.monotonic() < deadline:
-                found = [each for each in store.fetch_fleet_campaigns() if each.name == "interrupted"]
+                found = [each for each in store.campaigns.fetch() if each.name == "interrupted"]
                 counted_now = int((found[0].progress or {}).get("counted", 0)) if found else 0
                 if found and (number == 0 or (found[0].state == "running" and counted_now > counted + 1)):
                     counted = counted_now

@@ -69,29 +69,29 @@ class Coordinator:
             self.timed("ways", lambda: self.ways.look(dict.fromkeys(self.names, "")))
             if asked := {name: (to, "") for name, to in self.ways.list_asked().items()}:
                 self.timed("hand ways", lambda: self.ways.hand(asked))
-        rows = self.timed("boards", self.store.fetch_boards)
+        rows = self.timed("boards", self.store.boards.fetch)
         self.timed("decision", lambda: self.queue.look(rows, ()))
         for name in self.queue.asked_back(self.held):
             lease, _, _ = self.held.pop(name)
-            self.timed("give back", lambda lease=lease: self.store.release_lease(lease))
+            self.timed("give back", lambda lease=lease: self.store.leases.release(lease))
         for name in plan_choice(rows, self.names).free:
             if self.queue.may_take(name):
                 self.take(name)
         for name, (lease, renew_at, trial_at) in list(self.held.items()):
             now = time.monotonic()
             if now >= renew_at:
-                lease = self.timed("renew", lambda lease=lease: self.store.renew_lease(lease))
+                lease = self.timed("renew", lambda lease=lease: self.store.leases.renew(lease))
                 renew_at = now + LEASE_TTL_S / 3
             if now >= trial_at:
                 self.trials += 1
                 trial = make_trial(self.number, self.trials)
-                self.timed("trial", lambda trial=trial: self.store.add_trial(trial))
+                self.timed("trial", lambda trial=trial: self.store.trials.add(trial))
                 trial_at = max(trial_at, now - self.trial_s) + self.trial_s
             self.held[name] = (lease, renew_at, trial_at)
 
     def take(self, name: str) -> None:
         def acquire() -> Lease:
-            return self.store.acquire_lease(
+            return self.store.leases.acquire(
                 *(name, name_owner(), f"trials of {self.number}"), kind=WorkKind.TRIALS, through=self.me
             )
 
@@ -136,9 +136,9 @@ def fill(store: Store, count: int) -> list[str]:
     begin(store)
     names = [f"board-{number:03}" for number in range(count)]
     for name in names:
-        store.register_board(name, BOARD_TYPE, Ssh("board.invalid", "farm"))
-    store.observe_boards(names, Kind.BACK, "benchmark", decide_by(Observation(Kind.BACK)))
-    store.observe_boards(names, Kind.PROBE_PASSED, "benchmark", decide_by(Observation(Kind.PROBE_PASSED)))
+        store.boards.register(name, BOARD_TYPE, Ssh("board.invalid", "farm"))
+    store.boards.observe_several(names, Kind.BACK, "benchmark", decide_by(Observation(Kind.BACK)))
+    store.boards.observe_several(names, Kind.PROBE_PASSED, "benchmark", decide_by(Observation(Kind.PROBE_PASSED)))
     return names
 
 
@@ -157,7 +157,7 @@ def time_take_over(url: str, gone: str, names: list[str]) -> float:
     """Seconds until the ways that a dead coordinator kept are others'."""
     began = time.monotonic()
     with Store(url) as store:
-        while len(kept := store.fetch_routes()) < len(names) or gone in kept.values():
+        while len(kept := store.routes.fetch()) < len(names) or gone in kept.values():
             if time.monotonic() - began > 60:
                 raise SystemExit("its ways were not taken over within 60 s")
             time.sleep(0.1)
@@ -224,7 +224,7 @@ def measure_take_over(url: str, options: Any) -> float:
         ready.wait(120)
         with Store(url) as store:
             deadline = time.monotonic() + 60
-            while len(kept := store.fetch_routes()) < len(names) and time.monotonic() < deadline:
+            while len(kept := store.routes.fetch()) < len(names) and time.monotonic() < deadline:
                 time.sleep(0.05)
         gone = next(iter(kept.values()))
         number = next(number for number in range(2) if gone.endswith(str(folder / str(number))))

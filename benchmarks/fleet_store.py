@@ -33,18 +33,18 @@ def fill(store: Store, boards: int, events: int, golden: int) -> None:
     }
     for number in range(boards):
         name = f"nano-{number:03d}"
-        store.save_board(Board(name, "jetson-nano", simulated=True, description=description))
+        store.boards.save(Board(name, "jetson-nano", simulated=True, description=description))
         for _ in range(events):
             observe(store, name, Kind.THROTTLED)
             observe(store, name, Kind.PROBE_PASSED)
         for _ in range(golden):
-            store.add_golden_sample(GoldenSample(name, "golden/1", "default", 1e-3, (1e-3,) * 5, simulated=True))
+            store.golden.add(GoldenSample(name, "golden/1", "default", 1e-3, (1e-3,) * 5, simulated=True))
         if number % 2:
-            store.acquire_lease(name, "user@host", "a campaign", ttl_s=3600)
+            store.leases.acquire(name, "user@host", "a campaign", ttl_s=3600)
 
 
 def observe(store: Store, name: str, kind: Kind) -> None:
-    store.observe_board(name, kind, "benchmark", decide_by(Observation(kind), LIMITS))
+    store.boards.observe(name, kind, "benchmark", decide_by(Observation(kind), LIMITS))
 
 
 def timed(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
@@ -86,22 +86,22 @@ def main() -> None:
         fill_s = time.perf_counter() - started
 
         def lease_cycle() -> None:
-            lease = store.acquire_lease("nano-000", "benchmark", "timing")
-            store.renew_lease(lease)
-            store.release_lease(lease)
+            lease = store.leases.acquire("nano-000", "benchmark", "timing")
+            store.leases.renew(lease)
+            store.leases.release(lease)
 
         figures = {
             "machine_quiet": quiet,
             "fill_s": round(fill_s, 2),
-            "list_ms": timed(store.fetch_boards, options.rounds),
+            "list_ms": timed(store.boards.fetch, options.rounds),
             "list_command_ms": time_command(folder, min(options.rounds, 10), "board", "list", "--json"),
             "empty_command_ms": time_command(folder, min(options.rounds, 10), "--version"),
             "lease_cycle_ms": timed(lease_cycle, options.rounds * 5),
             "observe_ms": timed(lambda: observe(store, "nano-000", Kind.PROBE_PASSED), options.rounds * 5),
             "golden_of_type_ms": timed(
-                lambda: store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=True), options.rounds
+                lambda: store.golden.fetch("jetson-nano", "golden/1", "default", simulated=True), options.rounds
             ),
-            "expire_ms": timed(store.expire_leases, options.rounds),
+            "expire_ms": timed(store.leases.expire, options.rounds),
         }
         emit("fleet_store", vars(options), figures)
 

@@ -36,13 +36,13 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home, Store(Path(home) / "farm.db") as store:
         for number in range(options.boards):
-            store.register_board(f"nano-{number:03}", _TYPE, Virtual(number))
+            store.boards.register(f"nano-{number:03}", _TYPE, Virtual(number))
         for number in range(options.campaigns):
             _submit(store, f"campaign-{number}")
         _add_trials(store, options.trials)
         registry = CollectorRegistry()
         metrics = FarmMetrics(registry)
-        metrics.observe_boards(store.fetch_boards())
+        metrics.observe_boards(store.boards.fetch())
         for number in range(options.boards):
             metrics.observe_link(f"nano-{number:03}", True, 1)
             metrics.observe_probe(f"nano-{number:03}", {"passed": True, "seconds": 1, "median_s": 0.01, "factor": 1.0})
@@ -72,20 +72,20 @@ def _submit(store: Store, name: str) -> None:
     order = {"name": name, "owner": "benchmark", "budget": {}, "models": [{"name": "mlp"}]}
     types = {"types": [{"board_type": _TYPE}]}
     workload = row | {"module_json": "{}", "weight": 1, "board_type": _TYPE}
-    number = store.submit_campaign(order | types, "benchmark", [workload])
-    store.note_campaign(number, "running", "", {"host": "", "pid": 0, "created": 0.0})
+    number = store.campaigns.submit(order | types, "benchmark", [workload])
+    store.campaigns.note(number, "running", "", {"host": "", "pid": 0, "created": 0.0})
     model = {"name": "mlp", "board_type": _TYPE, "point": "default", "latency_s": 0.01, "predicted": 0, "workloads": 1}
     boards = [{"name": "nano-000", "board_type": _TYPE, "doing": "measuring", "point": ""}]
-    store.save_progress(number, {"models": [model], "boards": boards, "eta_s": 60.0, "wall_clock_s": 60.0})
+    store.campaigns.save_progress(number, {"models": [model], "boards": boards, "eta_s": 60.0, "wall_clock_s": 60.0})
 
 
 def _add_trials(store: Store, count: int) -> None:
-    """Rows as long as those of a real trial, past the checks of `add_trials`, which would take minutes."""
+    """Rows as long as those of a real trial, past the checks of `trials.add_several`, which would take minutes."""
     row = {"campaign": 1, "board_type": _TYPE, "workload": "w1", "operating_point": "default", "purpose": "search"}
     row |= {"attempt": 1, "counted": 1, "status": "ok", "fault_side": None, "median_s": 0.001, "board": "nano-000"}
     row |= {"simulated": True, "library_sha256": "0" * 64, "build_s": 0.5, "held_s": 0.2, "recorded_at": time.time()}
     row |= {"outcome": {"status": "ok", "filler": "0" * 1200}, "trace_json": "0" * 4000}
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         for first in range(0, count, 5000):
             rows = [row | {"candidate": f"c{number}"} for number in range(first, min(first + 5000, count))]
             connection.execute(schema.trials.insert(), rows)

@@ -77,7 +77,7 @@ def make(name: str, board_type: str) -> Made:
 
 def sweep(made: Made, order: SweepOrder, board_type: str, settings: Settings, store: Store) -> dict[str, Any]:
     """One sweep of a new board; its document, with the seconds that it took here."""
-    store.register_board("b", board_type, Virtual(0))
+    store.boards.register("b", board_type, Virtual(0))
     try:
         with using_services(settings, ["b"]):
             began = time.monotonic()
@@ -88,7 +88,7 @@ def sweep(made: Made, order: SweepOrder, board_type: str, settings: Settings, st
             seconds = time.monotonic() - began
         return make_document(store, number) | {"seconds_command": seconds}
     finally:
-        store.remove_board("b")
+        store.boards.remove("b")
 
 
 def read_figures(document: Mapping[str, Any]) -> list[Any]:

@@ -97,7 +97,7 @@ def register(home: pathlib.Path, boards: int) -> None:
 
     with Store(home / "farm.db") as store:
         for number in range(boards):
-            store.register_board(f"soak-{number + 1}", TYPE, Virtual(number))
+            store.boards.register(f"soak-{number + 1}", TYPE, Virtual(number))
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def count_events(home: pathlib.Path) -> int:
     from farm.store import Store
 
     with Store(home / "farm.db") as store:
-        return len(store.fetch_board_events())
+        return len(store.events.fetch_of_boards())
 
 
 if __name__ == "__main__":

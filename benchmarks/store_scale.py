@@ -67,17 +67,17 @@ def begin(store: Store) -> None:
     for number in range(1, CAMPAIGNS + 1):
         order = make_order(number)
         assert web_store.submit(store, order, "{" + "x" * MODULE_BYTES + "}") == number
-        store.save_progress(number, make_progress(order))
+        store.campaigns.save_progress(number, make_progress(order))
         if number > 1:
-            store.note_campaign(number, "finished", "its trials are made")
-        with store._writing() as connection:
+            store.campaigns.note(number, "finished", "its trials are made")
+        with store.session.writing() as connection:
             told = {"kind": "warm_start", "subject": order.name, "message": "begins with 120 candidates", "at": now}
             connection.execute(schema.events.insert(), [told] * EVENTS)
 
 
 def finish(store: Store) -> None:
     """What follows from the trials: their counts, and a record of every workload's best."""
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         table = schema.trials
         best = sa.func.min(table.c.median_s)
         counts = sa.select(table.c.status, sa.func.count()).group_by(table.c.status)
@@ -131,7 +131,7 @@ def fill(store: Store, count: int) -> None:
         count=count, workloads=WORKLOADS, of_each=OF_EACH, types=kinds, points=[POINTS[kind] for kind in kinds],
         now=time.time(), step=200 * DAY_S / count, outcome=outcome.replace(":", "\\:"), trace="x" * TRACE_BYTES,
     )  # fmt: skip
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         connection.execute(sa.text(text))
     finish(store)
 
@@ -146,7 +146,7 @@ def insert_batches(store: Store, writer: int, count: int, batch: int) -> float:
     """Trials per second."""
     started = time.perf_counter()
     for first in range(0, count, batch):
-        assert store.add_trials([make_trial(writer, number) for number in range(first, first + batch)]) == batch
+        assert store.trials.add_several([make_trial(writer, number) for number in range(first, first + batch)]) == batch
     return count / (time.perf_counter() - started)
 
 
@@ -157,7 +157,7 @@ def write(place: StoreLocation, writer: int, count: int, ready: Any, results: An
         waits = []
         for number in range(count):
             started = time.perf_counter()
-            assert store.add_trial(make_trial(1000 + writer, number))
+            assert store.trials.add(make_trial(1000 + writer, number))
             waits.append(time.perf_counter() - started)
         results.put(waits)
 
@@ -226,23 +226,23 @@ def calls(store: Store) -> dict[str, Callable[[], Any]]:
 
     def resume(number: int) -> None:
         """What an engine reads of a campaign that goes on, and of one of its tasks."""
-        store.fetch_course(number)
-        store.fetch_attempts(number)
-        store.count_trials(number, purpose="search")
-        store.fetch_board_breakers(number, 3)
-        store.fetch_board_seconds(number)
-        store.fetch_workloads(number)
+        store.totals.fetch_course(number)
+        store.trials.fetch_attempts(number)
+        store.trials.count(number, purpose="search")
+        store.trials.fetch_board_breakers(number, 3)
+        store.trials.fetch_board_seconds(number)
+        store.workloads.fetch(number)
 
     task, others = ("w1007", "jetson-nano", POINTS["jetson-nano"]), [f"w{1000 + number}" for number in range(OF_EACH)]
     return {
         "resume": lambda: resume(100),
         "resume, the largest": lambda: resume(1),
-        "recall a task": lambda: store.fetch_known_candidates(*task, False),
-        "trials like a task's": lambda: store.fetch_similar_trials(others, simulated=False),
-        "best of a workload": lambda: store.fetch_best_trials(*task, simulated=False),
-        "forget events": store.prune_events,
-        "what can be forgotten": lambda: store.plan_pruning(time.time() - 90 * DAY_S),
-        "figures for Prometheus": lambda: store.sum_trials(1),
+        "recall a task": lambda: store.trials.fetch_known_candidates(*task, False),
+        "trials like a task's": lambda: store.trials.fetch_similar(others, simulated=False),
+        "best of a workload": lambda: store.records.fetch_best_trials(*task, simulated=False),
+        "forget events": store.pruning.prune_events,
+        "what can be forgotten": lambda: store.pruning.plan(time.time() - 90 * DAY_S),
+        "figures for Prometheus": lambda: store.totals.sum_trials(1),
     }
 
 
@@ -279,7 +279,7 @@ def measure_reading(folder: pathlib.Path, place: StoreLocation, rounds: int) -> 
 
 def fetch_bytes(store: Store) -> int:
     """How much room the whole store takes."""
-    with store._engine.connect() as connection:
+    with store.session.engine.connect() as connection:
         if isinstance(store.location, str):
             return int(connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one())
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -300,7 +300,7 @@ def measure(make: Callable[[str], StoreLocation], folder: pathlib.Path, options:
             fill(store, count)
             figures[f"fill_{size}_s"] = round(time.perf_counter() - started, 1)
             if isinstance(place, str):  # autovacuum would within a minute
-                with store._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+                with store.session.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
                     connection.exec_driver_sql("VACUUM ANALYZE")
             figures["bytes_per_trial"] = round((fetch_bytes(store) - empty) / count)
         figures[size] = measure_reading(home, place, options.rounds)

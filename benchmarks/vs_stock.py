@@ -177,9 +177,9 @@ def tune_ours(base: Settings, model: Any, options: Any) -> dict[str, Any]:
             )
             tuned.append(tune(request, settings, store, _farm.Notes()))
         workloads = [workload for one in tuned for workload in one.workloads]
-        records = {record.workload: record for record in store.fetch_records()}
+        records = {record.workload: record for record in store.records.fetch()}
         latencies = [
-            [row["median_s"] for row in store.fetch_trials(one.campaign, purpose=SEARCH_TRIAL)] for one in tuned
+            [row["median_s"] for row in store.trials.fetch(one.campaign, purpose=SEARCH_TRIAL)] for one in tuned
         ]
     return {
         "start_s": tuned[0].seconds_starting,

@@ -96,7 +96,7 @@ def measure_watching(
         web_store.add_trial_now(store)
         turn += 1
         if turn % 10 == 0:
-            store.add_event("search_remark", web_store.CAMPAIGN, f"remark {turn}")
+            store.events.add("search_remark", web_store.CAMPAIGN, f"remark {turn}")
         time.sleep(1.0)
         for sock in socks:
             with contextlib.suppress(BlockingIOError):
@@ -144,7 +144,7 @@ def measure(place: StoreLocation, home: pathlib.Path, options: Any) -> dict[str,
         web_store.fill(store, boards=options.boards, trials=options.trials)
         fill_s = time.perf_counter() - started
         if isinstance(place, str):  # autovacuum would within a minute
-            with store._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            with store.session.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
                 connection.exec_driver_sql("VACUUM ANALYZE")
         with serving(home, place) as (host, port, server):
             figures = {"fill_s": round(fill_s, 1), "pages": measure_pages(host, port, options.rounds)}

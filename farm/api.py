@@ -196,7 +196,7 @@ class Campaign:
         with self._open() as store:
             with suppress(UnavailableError):  # a full disk can be read
                 control.close_abandoned(store)
-            return store.fetch_fleet_campaign(self.name)
+            return store.campaigns.require(self.name)
 
     @property
     def state(self) -> str:
@@ -216,8 +216,8 @@ class Campaign:
     def records(self) -> list[Record]:
         """Return the records of its workloads on its board types at its operating points."""
         with self._open() as store:
-            types = {each["board_type"]: each for each in store.fetch_fleet_campaign(self.name).order["types"]}
-            found = store.fetch_records(simulated=None)
+            types = {each["board_type"]: each for each in store.campaigns.require(self.name).order["types"]}
+            found = store.records.fetch(simulated=None)
         return [
             record
             for record in found
@@ -256,7 +256,7 @@ class Campaign:
 def campaigns(home: str | pathlib.Path | None = None) -> list[Campaign]:
     """Return the campaigns in the store, the oldest first."""
     with Store(_load_settings(home).store_location) as store:
-        names = [each.name for each in store.fetch_fleet_campaigns()]
+        names = [each.name for each in store.campaigns.fetch()]
     return [Campaign._make(name, None, home) for name in names]
 
 

@@ -143,10 +143,10 @@ def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict
     `say` gets the number checked so far, and the total.
     """
     with Store(settings.store_location) as store:
-        hashes = store.fetch_workload_hashes()
+        hashes = store.workloads.fetch_hashes()
         found: dict[str, str] = {}
         for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
-            rows = store.fetch_workload_rows(hashes[first : first + _WORKLOADS_AT_ONCE])
+            rows = store.workloads.fetch_by_hash(hashes[first : first + _WORKLOADS_AT_ONCE])
             wrong = proof.find_mismatched(list(rows.values()))
             found |= {key: f"{rows[key]['name']}: {problem}" for key, problem in wrong.items()}
             say(min(first + _WORKLOADS_AT_ONCE, len(hashes)), len(hashes))

@@ -45,7 +45,7 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
 
         def store() -> str:
             found["store"] = stack.enter_context(Store(settings.store_location))
-            records = found["store"].fetch_records(simulated=None)
+            records = found["store"].records.fetch(simulated=None)
             simulated = sum(each.simulated for each in records)
             return f"{settings.store_location}, {len(records)} records, {simulated} of them simulated"
 

@@ -37,7 +37,7 @@ class Clocks:
 @contextlib.contextmanager
 def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     with Store(place, clocks.read, clocks.read_wall) as store:
-        store.register_board("nano-01", "jetson-nano", SSH, {"rack": "2"})
+        store.boards.register("nano-01", "jetson-nano", SSH, {"rack": "2"})
         observe(store, Kind.BACK)
         observe(store, Kind.PROBE_PASSED)
         yield store
@@ -45,12 +45,12 @@ def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
 
 def observe(store: Store, kind: Kind, name: str = "nano-01", limits: HealthLimits | None = None) -> Transition:
     """Observe something of a board, by the farm's own rule."""
-    return store.observe_board(name, kind, "test", decide_by(Observation(kind), limits or HealthLimits()))
+    return store.boards.observe(name, kind, "test", decide_by(Observation(kind), limits or HealthLimits()))
 
 
 def take(store: Store, owner: str = "left", **options: Any) -> Lease:
-    return store.acquire_lease("nano-01", owner, "tuning", **options)
+    return store.leases.acquire("nano-01", owner, "tuning", **options)
 
 
 def kinds(store: Store, name: str = "nano-01") -> list[str]:
-    return [event["kind"] for event in store.fetch_board_events(name)]
+    return [event["kind"] for event in store.events.fetch_of_boards(name)]

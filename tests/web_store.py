@@ -49,7 +49,7 @@ def fill(store: Store, *, boards: int = 24, trials: int = 3000, minutes: float =
 
 def fill_boards(store: Store, count: int, rng: random.Random, now: float) -> list[str]:
     """Boards of two types: most at work for the campaign, a few in every other state. Returns those at work."""
-    clock = store._clock()
+    clock = store.session.clock()
     rows, leases, events, golden, working = [], [], [], [], []
     for number in range(count):
         board_type = TYPES[number % len(TYPES)]
@@ -103,7 +103,7 @@ def fill_boards(store: Store, count: int, rng: random.Random, now: float) -> lis
                 {"board": name, "kernel": KERNEL, "operating_point": "default", "median_s": median_s}
                 | {"samples_s": [median_s] * 3, "simulated": True, "at": now - (20 - run) * 600}
             )
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         connection.execute(schema.boards.insert(), rows)
         connection.execute(schema.leases.insert(), leases)
         connection.execute(schema.board_events.insert(), sorted(events, key=lambda each: each["at"]))
@@ -163,8 +163,8 @@ def submit(store: Store, order: Order, module_json: str = "{}") -> int:
         for kind in order.types
         for each in kind.workloads
     ]
-    number = store.submit_campaign(order.to_document(), "campaign run vision-nightly.yaml", rows)
-    store.note_campaign(number, "running", "", process_identity())
+    number = store.campaigns.submit(order.to_document(), "campaign run vision-nightly.yaml", rows)
+    store.campaigns.note(number, "running", "", process_identity())
     return number
 
 
@@ -176,7 +176,7 @@ def fill_trials(
     counted: dict[tuple[str, str], int] = {}
     faults = {"candidate": 0, "board": 0, "sample": 0}
     rows = _make_trials(order, boards, count, now, seconds, rng, best, counted, faults)
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         while chunk := [row for row, _ in zip(rows, range(5000), strict=False)]:
             connection.execute(schema.trials.insert(), chunk)
         connection.execute(schema.campaigns.update().values(started_at=now - seconds))
@@ -209,7 +209,7 @@ def fill_trials(
         ],
         "warm_start": {}, "verdict": None,
     }  # fmt: skip
-    store.save_progress(1, progress)
+    store.campaigns.save_progress(1, progress)
 
 
 def _type_of(board: str) -> str:
@@ -274,7 +274,7 @@ def fill_sweep(store: Store, *, simulated: bool = True, points: int = 15, seed: 
         (),
     )
     order = SweepOrder("squeezenet1.1", variants=("untuned", "tuned"), exhaustive=True)
-    sweep = store.start_sweep(
+    sweep = store.sweeps.start(
         command="sweep run squeezenet1.1", model="squeezenet1.1", model_sha256="0" * 64, board_type="jetson-nano",
         simulated=simulated, request=dataclasses.asdict(order), goal=stored.goal_to_dict(Goal()),
         grid=stored.grid_to_dict(grid), settings={"notes": [], "environment": {"farm": "0"}},
@@ -287,20 +287,20 @@ def fill_sweep(store: Store, *, simulated: bool = True, points: int = 15, seed: 
                 energy=Estimate(**row["energy_j"]), rail_power_w=row["rail_power_w"], board="nano-01",
                 simulated=simulated,
             )  # fmt: skip
-            store.add_sweep_point(
+            store.sweeps.add_point(
                 sweep, variant=variant, batch=1, key=key, visit=visit, board="nano-01",
                 measurement=stored.measurement_to_dict(made), outcome={},
             )  # fmt: skip
-    store.finish_sweep(sweep, "finished", {"reason": "all points are measured"})
+    store.sweeps.finish(sweep, "finished", {"reason": "all points are measured"})
     return sweep
 
 
 def add_trial_now(store: Store) -> None:
     """One more trial, as the engine writes it, so that the page has something to say."""
-    [last] = store._rows(sa.select(schema.trials).order_by(schema.trials.c.id.desc()).limit(1))
+    [last] = store.session.rows(sa.select(schema.trials).order_by(schema.trials.c.id.desc()).limit(1))
     row = {key: last[key] for key in last if key != "id"}
     outcome = json.loads(json.dumps(row["outcome"]))
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         connection.execute(
             schema.trials.insert().values(
                 **row | {"candidate": f"n{last['id']}", "recorded_at": time.time()} | {"outcome": outcome}

@@ -222,8 +222,8 @@ def list_candidates(model_sha256: str, own: BoardType, simulated: bool, store: S
     """Fetch what can serve a model on boards of a type, simulated or real."""
     relatives = list_relatives(own, simulated)
     wanted = {own.name, *(name for name, _ in relatives)}
-    records = [r for r in store.fetch_records(simulated=simulated) if r.board_type in wanted]
-    decisions = store.fetch_decisions(model_sha256=model_sha256, board_type=own.name, simulated=simulated)
+    records = [r for r in store.records.fetch(simulated=simulated) if r.board_type in wanted]
+    decisions = store.decisions.fetch(model_sha256=model_sha256, board_type=own.name, simulated=simulated)
     return Candidates(tuple(records), tuple(relatives), tuple(decisions))
 
 

@@ -142,9 +142,9 @@ def require_ok(outcome: Outcome, what: str, board: str) -> None:
 
 def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
     """Return a board's type and its name at the farm; None for this machine, whose agent is started on demand."""
-    if name == LOCAL and not any(row["name"] == LOCAL for row in store.fetch_boards()):
+    if name == LOCAL and not any(row["name"] == LOCAL for row in store.boards.fetch()):
         return require_board_type(LOCAL), None
-    row = store.require_board(name)
+    row = store.boards.require(name)
     kind = require_board_type(str(row["board_type"]))
     return kind, None if is_on_demand(row) and kind.host_is_board else name
 

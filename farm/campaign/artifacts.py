@@ -117,19 +117,19 @@ def make_ordered(
     settings: Settings, store: Store, name: str, document: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Make what is missing; return all that was made. Raises what `make_artifacts` does."""
-    campaign = store.fetch_fleet_campaign(name)
+    campaign = store.campaigns.require(name)
     folder = find_folder(campaign)
     if folder is None:
         return []
 
     def keep(made: MadeArtifact) -> None:
-        now = store.fetch_fleet_campaign(name)
+        now = store.campaigns.require(name)
         others = [each for each in (now.progress or {}).get("artifacts", ()) if each["folder"] != str(made.folder)]
-        store.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made.to_dict()]})
+        store.campaigns.save_progress(now.id, {**(now.progress or {}), "artifacts": [*others, made.to_dict()]})
 
     done = _list_done(campaign)
     make_artifacts(document, Path(folder), settings, store, _WAIT_S, say, keep, done)
-    return list_made(store.fetch_fleet_campaign(name))
+    return list_made(store.campaigns.require(name))
 
 
 def _list_done(campaign: FleetCampaign) -> set[str]:

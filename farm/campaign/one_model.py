@@ -84,7 +84,7 @@ def choose_place(request: OneModelRequest, store: Store, settings: Settings) -> 
 
 
 def _choose_place(request: OneModelRequest, store: Store, settings: Settings) -> MeasuringPlace:
-    kind, rows = request.board_type, store.fetch_boards()
+    kind, rows = request.board_type, store.boards.fetch()
     if kind.host_is_board and request.board is None:
         board_cores, _ = share_cores(settings.isolation)
         return MeasuringPlace((), False, plan_target(kind, {}, len(board_cores)))
@@ -118,7 +118,7 @@ def drop_known(
     request: OneModelRequest, workloads: Sequence[search_workloads.Workload], store: Store
 ) -> tuple[search_workloads.Workload, ...]:
     """Return the workloads that have no record of their own board type."""
-    records = store.fetch_records(
+    records = store.records.fetch(
         board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
     )
     known = {record.workload for record in records}
@@ -164,7 +164,7 @@ def submit(
     keep_model(settings.models_path, model.source)
     found = {each.hash: each for each in workloads}
     rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]
-    store.submit_campaign(order.to_document(), request.command, rows)
+    store.campaigns.submit(order.to_document(), request.command, rows)
     return order.name
 
 
@@ -172,5 +172,5 @@ def _find_name(store: Store, text: str) -> str:
     """Make a new campaign name from a command, a model and the time."""
     stem = re.sub(r"[^A-Za-z0-9_-]", "-", text)[:40].strip("-")
     base = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    known = {each.name for each in store.fetch_fleet_campaigns()}
+    known = {each.name for each in store.campaigns.fetch()}
     return next(name for name in (base, *(f"{base}-{n}" for n in range(2, 1000))) if name not in known)

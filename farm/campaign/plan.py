@@ -27,7 +27,7 @@ from farm.inventory.documents import Place
 from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.campaign_metrics import TrialCosts
+from farm.store.totals import TrialCosts
 
 # Assumed until trials of the type say better. Board time besides samples: upload, loading, warm-up, waiting for a quiet
 # board. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s on two cores.
@@ -407,7 +407,7 @@ def gather(
     models, faults = read_models(campaign)
     if kept is not None:
         require_unchanged(kept, models)
-    types, more = choose_boards(spec, load_board_types(), store.fetch_boards(), models, host_cores)
+    types, more = choose_boards(spec, load_board_types(), store.boards.fetch(), models, host_cores)
     if faults := [*faults, *more]:
         raise documents.to_error(campaign.path, faults)
     for each in types:
@@ -503,7 +503,7 @@ def _fetch_known(store: Store, boards: BoardsOfType, surveys: Surveyed) -> Known
     name, simulated = boards.board_type.name, boards.simulated
     hashes = sorted({each.hash for _, survey in surveys for each in survey.workloads})
     return Known(
-        store.fetch_trial_costs(name, simulated=simulated),
-        store.count_known_candidates(hashes, name, simulated=simulated),
-        frozenset(store.fetch_recorded(hashes, name, simulated=simulated)),
+        store.totals.fetch_trial_costs(name, simulated=simulated),
+        store.totals.count_known_candidates(hashes, name, simulated=simulated),
+        frozenset(store.totals.fetch_recorded(hashes, name, simulated=simulated)),
     )

@@ -1,6 +1,6 @@
 """Which boards a campaign may use: their types, operating points, and models that fit.
 
-Rows are those of `Store.fetch_boards`. The engine decides when a board is taken.
+Rows are those of `store.boards.fetch`. The engine decides when a board is taken.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def submit(
     if kept is None:
         document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
         plan.keep_plan(settings.home_path, document)
-    store.submit_campaign(order.to_document(), command, list_workloads(gathered))
+    store.campaigns.submit(order.to_document(), command, list_workloads(gathered))
     return name
 
 
@@ -66,13 +66,13 @@ def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: 
 
     Models and boards are not read again: the same workloads are tuned. Raises UsageError.
     """
-    source = store.fetch_fleet_campaign(name)
+    source = store.campaigns.require(name)
     require_new_name(store, new)
     order = Order.from_document(source.order)
     budget = Budget(**{**source.budget, **changes})
     # Its artifacts would replace the other's.
     order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None)
-    store.submit_campaign(order.to_document(), command, store.fetch_workloads(source.id))
+    store.campaigns.submit(order.to_document(), command, store.workloads.fetch(source.id))
     return new
 
 
@@ -80,7 +80,7 @@ def require_new_name(store: Store, name: str) -> None:
     """Refuse an invalid name or one that is taken, before time is spent. Raises UsageError."""
     if not is_name(name):
         raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
-    there = {each.name: each for each in store.fetch_fleet_campaigns()}
+    there = {each.name: each for each in store.campaigns.fetch()}
     if name in there:
         state = there[name].state
         hint = (

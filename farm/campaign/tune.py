@@ -136,7 +136,7 @@ def tuning(request: OneModelRequest, settings: Settings, store: Store, listener:
     """
     place = one_model.choose_place(request, store, settings)
     if place.boards and request.board is None:
-        left_out = find_left_out(store.fetch_boards(), request.board_type.name, place.boards)
+        left_out = find_left_out(store.boards.fetch(), request.board_type.name, place.boards)
         if left_out and not request.virtual:
             listener.note(left_out)
     run = _Run(request, place, settings, store, listener)
@@ -215,8 +215,8 @@ class _Run:
         except BaseException:
             # The command has ended; a full store refuses this too.
             with contextlib.suppress(FarmError):
-                begun = self._has_begun(self._store.fetch_fleet_campaign(str(name)))
-                self._store.want_campaign(str(name), control.PAUSE if begun else control.CANCEL, name_user())
+                begun = self._has_begun(self._store.campaigns.require(str(name)))
+                self._store.campaigns.want(str(name), control.PAUSE if begun else control.CANCEL, name_user())
             raise
         return self._conclude(name)
 
@@ -243,7 +243,7 @@ class _Run:
         if not request.fresh:
             kind = request.board_type.name
             self._recalled = sum(
-                len(self._store.fetch_known_candidates(each.hash, kind, DEFAULT_POINT, place.simulated))
+                len(self._store.trials.fetch_known_candidates(each.hash, kind, DEFAULT_POINT, place.simulated))
                 for each in self._workloads
             )
         self._submitted_at = time.monotonic()
@@ -274,11 +274,11 @@ class _Run:
         """Note why a campaign that is not over stops here."""
         # A full store refuses this too; the first error is the one to report.
         with contextlib.suppress(FarmError):
-            campaign = None if name is None else self._store.fetch_fleet_campaign(name)
+            campaign = None if name is None else self._store.campaigns.require(name)
             if campaign is not None and not campaign.over and campaign.state is not CampaignState.PAUSED:
                 begun = self._has_begun(campaign)
                 after = CampaignState.INTERRUPTED if begun else CampaignState.CANCELLED
-                self._store.note_campaign(campaign.id, after, reason)
+                self._store.campaigns.note(campaign.id, after, reason)
                 control.recount_campaign(self._store, campaign.name)
 
     @contextlib.contextmanager
@@ -290,29 +290,29 @@ class _Run:
         finally:
             withdraw(home)
             with contextlib.suppress(FarmError):
-                left = [each for each in self._store.fetch_fleet_campaigns(over=False) if each.engine == me]
+                left = [each for each in self._store.campaigns.fetch(over=False) if each.engine == me]
                 for each in left:
                     after = each.state if each.state is CampaignState.PAUSED else CampaignState.SUBMITTED
-                    self._store.note_campaign(each.id, after, each.reason or "waits for an engine", {})
+                    self._store.campaigns.note(each.id, after, each.reason or "waits for an engine", {})
 
     def hand_over(self) -> None:
         """Start an engine for other users' campaigns, if there are any; this process must be none any more."""
         me = process_identity()
         with contextlib.suppress(FarmError):
-            left = self._store.fetch_fleet_campaigns(over=False)
+            left = self._store.campaigns.fetch(over=False)
             if any(control.needs_engine(each) and not control.is_anothers(self._store, each, me) for each in left):
                 client.spawn_engine(self._settings)
 
     def _has_begun(self, campaign: FleetCampaign) -> bool:
         """Whether it has a trial; progress is written at intervals and may not show it yet."""
-        return any(self._store.count_trials(campaign.id).values())
+        return any(self._store.trials.count(campaign.id).values())
 
     def _has_ended(self, name: str) -> bool:
         """Read its state at intervals: the engine's loop asks after every step."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + _LOOK_S
-        return self._look(self._store.fetch_fleet_campaign(name))
+        return self._look(self._store.campaigns.require(name))
 
     def _look(self, campaign: FleetCampaign) -> bool:
         """Show its progress; return whether it has ended. Raises UnavailableError where no board was free in time."""
@@ -327,7 +327,7 @@ class _Run:
             self._waiting_since = now
         elif now - self._waiting_since > self._request.wait_s and not self._place.is_host:
             kind = self._request.board_type.name
-            choice = plan_choice(self._store.fetch_boards(), self._place.boards)
+            choice = plan_choice(self._store.boards.fetch(), self._place.boards)
             raise UnavailableError(
                 f"no {kind} became free within {self._request.wait_s:g} s ({choice.text})",
                 "`farm board list` shows who holds what; --wait 10m waits longer.",
@@ -338,15 +338,15 @@ class _Run:
         if name is None:
             return self._conclude_without()
         store = self._store
-        campaign = store.fetch_fleet_campaign(name)
+        campaign = store.campaigns.require(name)
         if campaign.state is not CampaignState.FINISHED:
             raise find_error(campaign) or UnavailableError(f"campaign {name} is {campaign.state}")
         columns = ("board", "fault_side", "held_s", "recorded_at", "outcome")
-        rows = store.fetch_trials(campaign.id, purpose=SEARCH_TRIAL, columns=columns)
+        rows = store.trials.fetch(campaign.id, purpose=SEARCH_TRIAL, columns=columns)
         good = [row for row in rows if row["fault_side"] is None]
         boards = Counter(row["board"] for row in good or rows if row["board"])
         progress = campaign.progress or {}
-        counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
+        counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)
         tasks = tuple(task if self._request.fresh else self._with_known(task) for task in progress["tasks"])
         parts = [task["weight"] * task["best_s"] for task in tasks if task["best_s"] is not None]
         first = min((row["recorded_at"] for row in good), default=None)
@@ -375,7 +375,7 @@ class _Run:
         """Return a task with its record's latency, or else the best trial of all runs."""
         if task["from"] == "record":
             return task
-        rows = self._store.fetch_known_candidates(
+        rows = self._store.trials.fetch_known_candidates(
             task["workload"], task["board_type"], DEFAULT_POINT, self._place.simulated
         )
         return {**task, "best_s": min((row["median_s"] for row in rows if row["median_s"] is not None), default=None)}
@@ -384,16 +384,16 @@ class _Run:
         """Return the result where nothing of the model can be tuned."""
         store, request = self._store, self._request
         kind, source = request.board_type.name, request.model.source
-        campaign = store.start_campaign(request.command, source.name, source.sha256, kind, request.trials, {})
-        store.finish_campaign(campaign, "finished")
+        campaign = store.campaigns.start(request.command, source.name, source.sha256, kind, request.trials, {})
+        store.campaigns.finish(campaign, "finished")
         target = one_model.to_form(request, self._place).to_target()
-        trials = store.count_trials(campaign)
+        trials = store.trials.count(campaign)
         board = self._find_board(Counter())
         return Tuned(campaign, "", board, target, (), (), trials, {}, None, 0, None, 0.0, 0.0, (), ())
 
     def _find_board(self, measured: Counter[str]) -> Mapping[str, Any]:
         name = measured.most_common(1)[0][0] if measured else next(iter(self._place.boards), "")
-        rows = {row["name"]: row for row in self._store.fetch_boards()}
+        rows = {row["name"]: row for row in self._store.boards.fetch()}
         kind = self._request.board_type.name
         mine = (row for row in rows.values() if row["board_type"] == kind)
         return rows.get(name) or next(mine, {"name": None, "board_type": kind, "simulated": self._place.simulated})

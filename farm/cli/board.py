@@ -52,7 +52,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, kept with the boa
 def list_boards() -> output.Document:
     """List the boards. Each with state, health, and who holds it since when."""
     with options.open_store() as store:
-        boards = store.fetch_boards()
+        boards = store.boards.fetch()
     _note_age(boards)
     yield boards
     tables.print_table(
@@ -156,14 +156,14 @@ def add(
         )
         wanted = [(name, way)]
     with options.open_store() as store:
-        rows = store.fetch_boards()
+        rows = store.boards.fetch()
         known = {board["name"] for board in rows}
         if taken := sorted(known & {each for each, _ in wanted}):  # all or none
             raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
         ends = [(board["name"], standing.parse_transport(board["transport"])) for board in rows]
         for each, transport in wanted:
             fleet_addresses.require_new_end(each, transport, ends)
-            store.register_board(each, kind.name, transport, labels, by=machine.name_user())
+            store.boards.register(each, kind.name, transport, labels, by=machine.name_user())
     for each, _ in wanted:
         output.stdout.print(f"added {each}, {kind.name}{' (simulated)' if virtual else ''}")
 
@@ -174,7 +174,7 @@ def remove(names: Names) -> None:
     """Forget boards, all or none. Their trials and events stay; a board that is leased is refused."""
     with options.open_store() as store:
         chosen = dict.fromkeys(names)
-        store.remove_board(*chosen, by=machine.name_user())
+        store.boards.remove(*chosen, by=machine.name_user())
     for name in chosen:
         output.stdout.print(f"removed {name}")
 
@@ -201,7 +201,7 @@ def replace(
     """
     known_hosts = host_keys.KnownHosts(settings.load().home_path / host_keys.FILE_NAME)
     with options.open_store() as store:
-        board = store.require_board(name)
+        board = store.boards.require(name)
         before = standing.parse_transport(board["transport"])
         after = before
         if isinstance(before, Ssh):
@@ -212,11 +212,11 @@ def replace(
                 after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
         elif ssh is not None or host_key:
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
-        ends = [(row["name"], standing.parse_transport(row["transport"])) for row in store.fetch_boards()]
+        ends = [(row["name"], standing.parse_transport(row["transport"])) for row in store.boards.fetch()]
         fleet_addresses.require_new_end(name, after, ends)
         labels = fleet_document.check_labels(board["labels"] | {"serial": serial}) if serial else None
         told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
-        store.replace_board(name, transport=after, labels=labels, reason=told, by=machine.name_user())
+        store.boards.replace(name, transport=after, labels=labels, reason=told, by=machine.name_user())
     if isinstance(before, Ssh):
         known_hosts.remove(before.host, before.port)
     output.stdout.print(f"{name} is another machine now: suspect until it has been probed", markup=False)
@@ -254,7 +254,7 @@ def release(
 ) -> None:
     """End a reservation or, by force, a lease. Who did it and why is kept."""
     with options.open_store() as store:
-        board = store.require_board(name)
+        board = store.boards.require(name)
         lease = board["lease"]
         if standing.is_reserved_by(board, machine.name_user()):
             force, reason = True, reason or "given back before its time"
@@ -263,7 +263,7 @@ def release(
                 f"{name} is held by {output.holder(lease)}",
                 "It is given back by its holder, or taken with --force --reason TEXT.",
             )
-        ended = lease is not None and store.force_release(name, machine.name_user(), reason)
+        ended = lease is not None and store.leases.force_release(name, machine.name_user(), reason)
     output.stdout.print(f"released {name}" if ended else f"{name} has no holder")
 
 
@@ -278,7 +278,7 @@ def _order(kind: health.Kind, names: list[str], reason: str) -> None:
     """Give an order for each board, or for none where one of them refuses it; print the result."""
     with options.open_store() as store:
         chosen = list(dict.fromkeys(names))
-        results = store.observe_boards(
+        results = store.boards.observe_several(
             chosen, str(kind), machine.name_user(), health.decide_by(health.Observation(kind, reason))
         )
     for name, result in results.items():

@@ -30,30 +30,30 @@ def power(
     A board that is switched off gets no work, as with `drain`, until it is switched on again.
     """
     with options.open_store() as store:
-        store.require_board(name)
-        commands = powering.parse_power(store.fetch_power().get(name))
+        store.boards.require(name)
+        commands = powering.parse_power(store.boards.fetch_power().get(name))
         if commands is None:
             raise UsageError(
                 f"no command switches the power of {name}",
                 "Give it `power:` in its fleet file; docs/howto/switch-power.md says how.",
             )
         if force:
-            store.force_release(name, machine.name_user(), reason or f"power {action}")
+            store.leases.force_release(name, machine.name_user(), reason or f"power {action}")
         lease = powering.take_board(
             store, name, leased_board.name_owner(), f"power {action}", commands, frozenset(Health)
         )
         try:
             said = powering.switch(name, commands, action)
         finally:
-            store.release_lease(lease)
+            store.leases.release(lease)
         _note(store, name, action, reason)
     output.stdout.print(f"{name}: power {action}{f': {said}' if said else ''}", markup=False, soft_wrap=True)
 
 
 def _note(store: Store, name: str, action: str, reason: str) -> None:
-    board = store.require_board(name)
+    board = store.boards.require(name)
     by, tail = machine.name_user(), f": {reason}" if reason else ""
-    store.add_event(f"power_{action}", name, f"switched {action}{tail}", by)
+    store.events.add(f"power_{action}", name, f"switched {action}{tail}", by)
     if action == "cycle":
         kind, detail = health.Kind.POWER_CYCLED, reason or "by an operator"
     elif action == "off" and board["health"] in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):
@@ -62,4 +62,4 @@ def _note(store: Store, name: str, action: str, reason: str) -> None:
         kind, detail = health.Kind.UNDRAIN, "its power was switched on"
     else:
         return
-    store.observe_board(name, str(kind), by, health.decide_by(health.Observation(kind, detail)))
+    store.boards.observe(name, str(kind), by, health.decide_by(health.Observation(kind, detail)))

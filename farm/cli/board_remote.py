@@ -100,7 +100,7 @@ def execute(
             name: connectivity_addresses.to_ssh_address(require_ssh(name, fetch_transport(store, name), "`exec`"))
             for name in boards
         }
-        for row in store.fetch_boards():
+        for row in store.boards.fetch():
             if row["name"] in addresses and row["lease"] and not standing.is_reserved_by(row, machine.name_user()):
                 output.tell(
                     f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
@@ -276,7 +276,7 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
 
 def fetch_transport(store: Store, name: str) -> Transport:
     """Return how a board is reached. Raises UsageError where it is not registered."""
-    return standing.parse_transport(store.require_board(name)["transport"])
+    return standing.parse_transport(store.boards.require(name)["transport"])
 
 
 def require_ssh(name: str, transport: Transport, what: str) -> Ssh:

@@ -89,7 +89,7 @@ def _forget(store: Store, known_hosts: host_keys.KnownHosts, name: str, transpor
     forgotten = known_hosts.remove(transport.host, transport.port)
     if transport.host_key:
         unpinned = dataclasses.replace(transport, host_key="")
-        forgotten = store.update_board(name, transport=unpinned, by=machine.name_user()) or forgotten
+        forgotten = store.boards.update(name, transport=unpinned, by=machine.name_user()) or forgotten
     output.stdout.print(f"{name}: {'its key is no longer trusted' if forgotten else 'no key was pinned'}")
 
 

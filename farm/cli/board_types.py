@@ -180,8 +180,8 @@ def show(
 ) -> output.Document:
     """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
     with options.open_store() as store:
-        board = next((board for board in store.fetch_boards() if board["name"] == name), None)
-        happened = store.fetch_board_events(name) if board else []
+        board = next((board for board in store.boards.fetch() if board["name"] == name), None)
+        happened = store.events.fetch_of_boards(name) if board else []
         calibration = board_calibration.fetch_calibration(store, board) if board else None
     if board is None:
         yield from _show_type(name)

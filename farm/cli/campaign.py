@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def list_campaigns() -> output.Document:
     """List the campaigns in the store, the newest first."""
     with options.open_store_to_show() as store:
-        campaigns = store.fetch_fleet_campaigns()[::-1]
+        campaigns = store.campaigns.fetch()[::-1]
     yield [campaign_document.shorten(each) for each in campaigns]
     tables.print_table(
         ("Campaign", "Owner", "Models", "Board types", "State", "Trials", "Budget", "Started", "Why"),
@@ -46,7 +46,7 @@ def list_campaigns() -> output.Document:
 def show(name: Name) -> output.Document:
     """Show a campaign. Its tasks, how far each is, its boards and winners."""
     with options.open_store_to_show() as store:
-        campaign = store.fetch_fleet_campaign(name)
+        campaign = store.campaigns.require(name)
         document = campaign_document.make_document(store, name)
     yield document
     output.stdout.print(
@@ -117,7 +117,7 @@ def budget(
         raise UsageError("no limit was given", "Give --trials, --wall-clock, --board-hours or --per-workload.")
     with options.open_store() as store:
         control.change_budget(store, name, changes, machine.name_user())
-        campaign = store.fetch_fleet_campaign(name)
+        campaign = store.campaigns.require(name)
     yield campaign_document.shorten(campaign)
     limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
     print(f"campaign {name} may use: {limits}")

@@ -95,7 +95,7 @@ def make(
     Raises PermanentError where one computes wrongly.
     """
     with options.open_store(settings) as store:
-        if artifacts.find_folder(store.fetch_fleet_campaign(name)) is None:
+        if artifacts.find_folder(store.campaigns.require(name)) is None:
             return
         document = campaign_document.make_document(store, name)
         made = artifacts.make_ordered(settings, store, name, document, say)

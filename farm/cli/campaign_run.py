@@ -82,8 +82,8 @@ def resume(
         places.require_room(compile_to)
     with options.open_store(settings) as store:
         if compile_to is not None:
-            store.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
-        campaign = store.fetch_fleet_campaign(name)
+            store.campaigns.change_folder(name, str(campaign_options.to_folder(compile_to)), machine.name_user())
+        campaign = store.campaigns.require(name)
         if not artifacts.is_pending(campaign, campaign_document.summarise(campaign)):
             control.resume(store, name, machine.name_user())
             with client.engine_prestart(settings) as engine:
@@ -133,7 +133,7 @@ def _carry_out(
         said = "is paused" if state is CampaignState.PAUSED else f"is {state} and will be paused"
         screen.note(f"campaign {name} {said}; `farm campaign resume {name}` goes on")
         raise SystemExit(output.INTERRUPTED) from None
-    campaign = store.fetch_fleet_campaign(name)
+    campaign = store.campaigns.require(name)
     if json:
         output.print_json(campaign_document.summarise(campaign))
     else:

@@ -66,10 +66,10 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         if names is None:
-            rows = store.fetch_boards()
+            rows = store.boards.fetch()
             names = [row["name"] for row in rows if row["health"] != Health.RETIRED and not standing.is_on_demand(row)]
         for name in names:
-            standing.require_kept(store.require_board(name))
+            standing.require_kept(store.boards.require(name))
     if not names:
         raise UsageError("there are no boards to examine", "`farm board add` registers one.")
     checks: dict[str, list[service_checks.Check]] = {name: [] for name in names}

@@ -66,7 +66,7 @@ def apply(
 
 
 def _fetch_registered(store: Store) -> list[fleet_plan.RegisteredBoard]:
-    power = store.fetch_power()
+    power = store.boards.fetch_power()
     return [
         fleet_plan.RegisteredBoard(
             row["name"],
@@ -76,7 +76,7 @@ def _fetch_registered(store: Store) -> list[fleet_plan.RegisteredBoard]:
             row["lease"]["owner"] if row["lease"] else None,
             power.get(row["name"]),
         )
-        for row in store.fetch_boards()
+        for row in store.boards.fetch()
     ]
 
 
@@ -88,15 +88,15 @@ def _carry_out(todo: fleet_plan.FleetPlan, store: Store) -> None:
     by = f"{machine.name_user()} ({_BY})"
     try:
         for new in todo.added:
-            store.register_board(new.name, new.board_type, new.transport, new.labels, by, _to_power(new))
+            store.boards.register(new.name, new.board_type, new.transport, new.labels, by, _to_power(new))
         for change in todo.changed:
             new = change.board
             power = _to_power(new)
-            store.update_board(
+            store.boards.update(
                 new.name, board_type=new.board_type, transport=new.transport, labels=new.labels, by=by, power=power
             )
         for name in todo.removed:
-            store.remove_board(name, by=by)
+            store.boards.remove(name, by=by)
     except UsageError as error:
         # The plan came from this store: the name was taken or removed since.
         raise TransientError(

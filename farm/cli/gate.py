@@ -124,10 +124,10 @@ def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path,
 
 def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
     """Return the type, the board if one was named, and whether it is simulated. Raises UsageError."""
-    rows = store.fetch_boards()
+    rows = store.boards.fetch()
     types = board_types.load_board_types()
     if name in types and not any(row["name"] == name for row in rows):
         own = [row for row in rows if row["board_type"] == name]
         return types[name], None, bool(own) and all(row["simulated"] for row in own)
     kind, known = on_board.find_board(store, name)
-    return kind, known, known is not None and bool(store.require_board(known)["simulated"])
+    return kind, known, known is not None and bool(store.boards.require(known)["simulated"])

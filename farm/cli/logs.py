@@ -17,7 +17,7 @@ from farm.cli import options, output, tables
 from farm.cli.options import read_duration_s
 from farm.errors import FarmError, UsageError
 from farm.processes import home_log
-from farm.store import Store, event_stream
+from farm.store import Store, events
 
 
 @output.command
@@ -34,7 +34,7 @@ def audit(
     """Show who changed what, the newest first: boards, campaigns, reservations, power, priorities, records, tokens."""
     after = None if since is None else time.time() - read_duration_s("--since", since)
     with options.open_store() as store:
-        changes = store.fetch_changes(limit, since=after, subject=subject, by=by)
+        changes = store.events.fetch_changes(limit, since=after, subject=subject, by=by)
     yield changes
     tables.print_table(
         ("When", "Who", "What", "Of", "Said"),
@@ -81,20 +81,20 @@ def logs(
         wanted = home_log.LogFilter(_find_campaign(store, campaign), _find_board(store, board), since_s)
         # Before the log is read: what is written meanwhile is in both, and printed once.
         follower = home_log.Follower(folder / home_log.LOG_FILE)
-        mark = event_stream.Mark() if store is None else store.fetch_mark_of_events()
+        mark = events.Mark() if store is None else store.events.fetch_mark()
         found = home_log.read_log(folder, wanted)
         if store is not None:
-            events = store.fetch_last_events(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
-            found += filter(wanted.takes, map(home_log.read_event, events))
+            last_events = store.events.fetch_last(_SEARCHED_EVENTS if campaign or board or since else _EVENTS)
+            found += filter(wanted.takes, map(home_log.read_event, last_events))
         last = sorted(found, key=_moment)[-lines:] if lines else []
         _show(last, json)
         with contextlib.closing(follower), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             known = set(found)
             while follow:
                 written = [line for line in map(home_log.read_line, follower.read()) if line is not None]
-                if store is not None and (events := store.fetch_events_after(mark, _EVENTS)):
-                    mark = events[-1].mark
-                    written += map(home_log.read_event, events)
+                if store is not None and (newer := store.events.fetch_after(mark, _EVENTS)):
+                    mark = newer[-1].mark
+                    written += map(home_log.read_event, newer)
                 _show(sorted((each for each in written if wanted.takes(each) and each not in known), key=_moment), json)
                 known.clear()
                 time.sleep(_LOOK_S)
@@ -118,10 +118,10 @@ def _find_campaign(store: Store | None, wanted: str) -> str:
     if not wanted or store is None:
         return wanted
     if wanted.isdecimal():
-        for each in store.fetch_fleet_campaigns():
+        for each in store.campaigns.fetch():
             if each.id == int(wanted):
                 return each.name
-    return store.fetch_fleet_campaign(wanted).name
+    return store.campaigns.require(wanted).name
 
 
 def _find_board(store: Store | None, wanted: str) -> str:
@@ -129,9 +129,9 @@ def _find_board(store: Store | None, wanted: str) -> str:
     if not wanted or store is None:
         return wanted
     try:
-        return str(store.require_board(wanted)["name"])
+        return str(store.boards.require(wanted)["name"])
     except UsageError:
-        if store.fetch_board_events(wanted):
+        if store.events.fetch_of_boards(wanted):
             return wanted
         raise
 

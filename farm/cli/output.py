@@ -79,7 +79,7 @@ PAGES: Mapping[str, str] = {
     "farm.services.board_certify": "certify-a-board",
     "farm.services.notices": "watch-the-farm",
     "farm.store.database": "run-the-farm",
-    "farm.store.merging": "keep-records",
+    "farm.store.imports": "keep-records",
     "farm.store.postgresql": "share-a-store",
     "farm.sweep": "sweep-clocks",
     "farm.web": "use-the-web-page",

@@ -114,7 +114,7 @@ class _Proof:
         if self._services is None or not names:
             return {}
         with options.open_store(self._settings) as store:
-            names = [name for name in names if store.require_board(name)["health"] not in _OUT_OF_SERVICE]
+            names = [name for name in names if store.boards.require(name)["health"] not in _OUT_OF_SERVICE]
         try:
             answers = self._services.probe(names, _PROBE_TIMEOUT_S) if names else []
         except FarmError as error:
@@ -130,7 +130,7 @@ def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.
     targets = []
     with options.open_store(settings) as store:
         for name in dict.fromkeys(names):
-            board = store.require_board(name)
+            board = store.boards.require(name)
             transport = standing.parse_transport(board["transport"])
             if not isinstance(transport, Ssh):
                 raise UsageError(

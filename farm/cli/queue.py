@@ -89,6 +89,6 @@ def priority(
 ) -> output.Document:
     """Change the priority of a waiting request. Interactive work below 0 takes only boards that no campaign wants."""
     with options.open_store(farm_settings.load()) as store:
-        request = store.set_queue_priority(number, value, machine.name_user())
+        request = store.queue.set_priority(number, value, machine.name_user())
     yield {"id": request.id, "purpose": request.purpose, "priority": request.priority}
     output.say(f"{request.purpose} has priority {request.priority} now")

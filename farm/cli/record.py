@@ -18,7 +18,7 @@ from farm.metaschedule import exchange
 from farm.processes import machine
 from farm.report import campaign_rows, record_document
 from farm.settings import StoreLocation, parse_store
-from farm.store import Store, database, merging
+from farm.store import Store, database, imports
 from farm.units import format_minute
 from farm.values import DEFAULT_POINT, Record
 
@@ -66,7 +66,7 @@ def export(
         if not records:
             hint = wanted.explain_none(store) or "`farm record list` shows those that there are"
             raise UsageError("there are no such records", f"{hint}.")
-        bundle = store.fetch_bundle(records)
+        bundle = store.imports.fetch_bundle(records)
     written = exchange.write_folder(bundle, folder)
     yield {"folder": str(folder), "records": written, "trials": len(bundle.trials)}
     output.tell(f"{written} records and {len(bundle.trials)} trials of their candidates are in {folder}")
@@ -93,9 +93,9 @@ def import_(
         if board_type:
             raise UsageError("these records say themselves which board type they are for", "Leave out --board-type.")
         with options.open_store() as store:
-            taken = store.take_in(bundle, str(folder.absolute()), machine.name_user())
+            taken = store.imports.take_in(bundle, str(folder.absolute()), machine.name_user())
             said = f"{taken.records} records of {folder.absolute()}"
-            store.add_event("records_imported", "records", said, machine.name_user())
+            store.events.add("records_imported", "records", said, machine.name_user())
         yield from _tell(taken)
         return
     if not board_type:
@@ -104,11 +104,11 @@ def import_(
     workloads, trials = exchange.read_database(folder, kind, operating_point, simulated=simulated, pipeline=pipeline)
     with options.open_store() as store:
         about = {"origin": {"source": str(folder.absolute()), "by": machine.name_user()}}
-        number = store.start_campaign("farm record import", folder.name, "", kind, 0, about)
-        store.save_workloads(number, [dict(each) | {"weight": 1} for each in workloads])
-        count = store.add_trials([dataclasses.replace(each, campaign=number) for each in trials])
-        store.finish_campaign(number, "imported")
-    yield from _tell(merging.Taken(workloads=len(workloads), trials=count))
+        number = store.campaigns.start("farm record import", folder.name, "", kind, 0, about)
+        store.workloads.save(number, [dict(each) | {"weight": 1} for each in workloads])
+        count = store.trials.add_several([dataclasses.replace(each, campaign=number) for each in trials])
+        store.campaigns.finish(number, "imported")
+    yield from _tell(imports.Taken(workloads=len(workloads), trials=count))
     output.stderr.print("they are not verified here: a search starts from them and makes records")
 
 
@@ -123,14 +123,14 @@ def merge(
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"there is no store {place}", "Give another farm's farm.db.")
     with _reading(place) as theirs, options.open_store() as store:
-        if theirs.fetch_identity() == store.fetch_identity():
+        if theirs.imports.fetch_identity() == store.imports.fetch_identity():
             raise UsageError(f"{other} is this farm's own store, or a copy of it")
         wanted = record_document.Filters(board_type=board_type, simulated=simulated)
         with exchange.blamed(other):
-            bundle = theirs.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
+            bundle = theirs.imports.fetch_bundle(wanted.fetch(theirs, simulated=True if simulated else None))
         exchange.require_sound(bundle, other)
-        taken = store.take_in(bundle, other, machine.name_user())
-        store.add_event("records_merged", "records", f"{taken.records} records of another farm", machine.name_user())
+        taken = store.imports.take_in(bundle, other, machine.name_user())
+        store.events.add("records_merged", "records", f"{taken.records} records of another farm", machine.name_user())
     yield from _tell(taken)
 
 
@@ -147,7 +147,7 @@ def _reading(place: StoreLocation) -> Iterator[Store]:
         yield store
 
 
-def _tell(taken: merging.Taken) -> output.Document:
+def _tell(taken: imports.Taken) -> output.Document:
     yield dataclasses.asdict(taken)
     lines = [f"{taken.records} records, {taken.trials} trials and {taken.workloads} workloads are new"]
     if taken.theirs_won:
@@ -198,8 +198,8 @@ def show_record(workload: _Which) -> output.Document:
     """Show all records of a workload. Where they hold, how they were verified, where they are from."""
     with options.open_store() as store:
         key, name = record_document.require_workload(store, workload)
-        about = store.fetch_workload_rows([key])[key]
-        records = store.fetch_records(workloads=[key], simulated=None)
+        about = store.workloads.fetch_by_hash([key])[key]
+        records = store.records.fetch(workloads=[key], simulated=None)
         codes = record_document.name_codes(store, records)
     yield record_document.make_document(about, records, codes)
     shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
@@ -232,19 +232,21 @@ def best_trials(
         key, name = record_document.require_workload(store, workload)
         places = [
             (each, point)
-            for each, point in store.fetch_operating_points(key, simulated=simulated)
+            for each, point in store.records.fetch_operating_points(key, simulated=simulated)
             if kind in (None, each) and operating_point in ("", point)
         ]
-        others = 0 if places else len(store.fetch_operating_points(key, simulated=not simulated))
-        records = store.fetch_records(workloads=[key], simulated=simulated)
+        others = 0 if places else len(store.records.fetch_operating_points(key, simulated=not simulated))
+        records = store.records.fetch(workloads=[key], simulated=simulated)
         verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
-        flop = float(store.fetch_workload_rows([key])[key]["flop"])
+        flop = float(store.workloads.fetch_by_hash([key])[key]["flop"])
         rows = [
             {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
             | row
             | {"record": (each, point, row["candidate"]) in verified}
             for each, point in places
-            for rank, row in enumerate(store.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1)
+            for rank, row in enumerate(
+                store.records.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1
+            )
         ]
     yield {"workload": key, "name": name, "simulated": simulated, "candidates": rows}
     output.say(f"{key} {name}" + (" (simulated)" if simulated else ""))
@@ -287,9 +289,9 @@ def prune(
         records = wanted.fetch(store)
         codes = record_document.name_codes(store, records)
         others = "" if records else wanted.explain_none(store)
-        gone = 0 if dry_run else store.remove_records(records)
+        gone = 0 if dry_run else store.records.remove(records)
         if gone:
-            store.add_event("records_removed", "records", f"{gone} records", machine.name_user())
+            store.events.add("records_removed", "records", f"{gone} records", machine.name_user())
     yield {"forgotten": gone, "records": [record_document.to_document(each, codes) for each in records]}
     _print_records(records, codes, "no records that were asked for")
     output.stderr.print(f"{len(records)} records would be forgotten" if dry_run else f"{gone} records are forgotten")

@@ -124,7 +124,7 @@ def probe(
     with options.open_store(settings) as store:
         chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
         for name in chosen:
-            standing.require_kept(store.require_board(name))
+            standing.require_kept(store.boards.require(name))
     if not chosen:
         raise UsageError("there are no boards to probe", "`farm board add` registers one.")
     with connectivity_services.using_services(settings, chosen, output.stderr.print) as services:
@@ -199,7 +199,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
 def list_in_service(store: Store) -> list[dict[str, Any]]:
     """Return the boards that the services keep connected and that are in service."""
     return [
-        row for row in store.fetch_boards() if row["health"] not in _OUT_OF_SERVICE and not standing.is_on_demand(row)
+        row for row in store.boards.fetch() if row["health"] not in _OUT_OF_SERVICE and not standing.is_on_demand(row)
     ]
 
 
@@ -215,7 +215,7 @@ def _require_unused(settings: Settings, services: connectivity_services.Services
     with options.open_store(settings) as store:
         leases = [
             f"{board['name']} by {board['lease']['owner']} ({board['lease']['purpose']})"
-            for board in store.fetch_boards()
+            for board in store.boards.fetch()
             if board["lease"] and board["lease"]["purpose"] != "probe"
         ]
     held_by = services.fetch_status()["held_by"]
@@ -227,7 +227,7 @@ def _require_unused(settings: Settings, services: connectivity_services.Services
 def _show(settings: Settings, services: connectivity_services.Services) -> output.Document:
     status = services.fetch_status()
     with options.open_store(settings) as store:
-        rows = {row["name"]: row for row in store.fetch_boards()}
+        rows = {row["name"]: row for row in store.boards.fetch()}
     for board in status["boards"]:
         row = rows.get(board["name"], {})
         board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}

@@ -49,7 +49,7 @@ def prune(
         )
     gone = 0
     with options.open_store(settings) as store:
-        plan = store.plan_pruning(record_document.to_time("--until", until) if until else None, campaign or ())
+        plan = store.pruning.plan(record_document.to_time("--until", until) if until else None, campaign or ())
         plan = plan if until or campaign else pruning.PruningPlan((), 0)
         if plan.trials and not yes and not dry_run:
             raise UsageError(
@@ -57,13 +57,13 @@ def prune(
                 "--dry-run shows which; --yes deletes them. `farm backup FILE` keeps a copy.",
             )
         for each in plan.campaigns if yes else ():
-            for some in store.forget_trials(each.campaign, machine.name_user()):
+            for some in store.pruning.forget_trials(each.campaign, machine.name_user()):
                 gone += some
                 output.note(f"{gone:,} of {plan.trials:,} trials are deleted")
     if shrink and not dry_run:
         farm_backup.shrink(settings.home_path)
     with options.open_store(settings) as store:
-        size, free = store.fetch_room()
+        size, free = store.pruning.fetch_room()
     yield _to_document(plan, gone) | {"store_bytes": size, "free_bytes": free}
     _print(plan, dry_run)
     left = "" if not free else f", of which {format_bytes(free)} are free for what comes: --shrink gives them back"
@@ -131,7 +131,7 @@ def check(
     removed = 0
     if remove and impostors:
         with options.open_store(settings) as store:
-            removed = store.remove_workloads(list(impostors))
+            removed = store.workloads.remove(list(impostors))
     elif impostors:
         problems = [f"workload {key} ({about})" for key, about in impostors.items()]
     error = None

@@ -192,7 +192,7 @@ def resume(
 def list_sweeps() -> output.Document:
     """List the sweeps in the store, the newest first."""
     with options.open_store_to_show() as store:
-        rows = [stored.summarise(row) for row in store.fetch_sweeps()]
+        rows = [stored.summarise(row) for row in store.sweeps.fetch()]
     yield rows
     tables.print_table(
         ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
@@ -249,7 +249,7 @@ def pick(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         machine.close_abandoned_sweeps(store)
-        goal = read_goal(stored.goal_from_dict(store.require_sweep(sweep)["goal"]), deadline, max_power, objective)
+        goal = read_goal(stored.goal_from_dict(store.sweeps.require(sweep)["goal"]), deadline, max_power, objective)
         if measure:
             runner.resume_sweep(sweep, settings, store, output.note, goal)
 
@@ -262,7 +262,7 @@ def pick(
         error.hint = "The pick stays as it was. --variant and --batch say which series are meant."
     else:
         with options.open_store(settings) as store:
-            store.keep_sweep_goal(sweep, stored.goal_to_dict(goal))
+            store.sweeps.keep_goal(sweep, stored.goal_to_dict(goal))
     about = {key: document[key] for key in ("sweep", "model", "board", "goal")}
     yield output.Failed({**about, "picks": picks}, error)
     sweep_table.print_picks(document, chosen)

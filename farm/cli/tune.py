@@ -114,7 +114,7 @@ def tune(
         _print(document, is_compiled=folder is not None and error is None)
     if folder is not None and error is None:
         with options.open_store(settings) as store:
-            store.change_folder(tuned.name, str(campaign_options.to_folder(folder)), machine.name_user())
+            store.campaigns.change_folder(tuned.name, str(campaign_options.to_folder(folder)), machine.name_user())
         campaign_options.make(settings, tuned.name, screen.note, json, document)
     elif json:
         output.print_json(document)

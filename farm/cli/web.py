@@ -116,7 +116,7 @@ def remove_token(name: Who) -> None:
 
 def _note(kind: str, name: str, message: str, by: str) -> None:
     with options.open_store() as store:
-        store.add_event(kind, name, message, by)
+        store.events.add(kind, name, message, by)
 
 
 @app.command("url")

@@ -237,11 +237,11 @@ def to_document(
 
 
 def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:
-    """Return the calibration of a row of `Store.fetch_boards`; None where the golden kernel has not run on it."""
-    latest = store.find_golden_sample(board["name"])
+    """Return the calibration of a row of `store.boards.fetch`; None where the golden kernel has not run on it."""
+    latest = store.golden.find_last(board["name"])
     if latest is None:
         return None
-    peers = store.fetch_golden_samples(
+    peers = store.golden.fetch(
         board["board_type"], latest.kernel, latest.operating_point, simulated=latest.simulated, newest=_RUNS
     )
     medians_s = {name: [sample.median_s for sample in samples] for name, samples in peers.items()}

@@ -1,6 +1,6 @@
 """Choose the boards of a fleet for a run, and the target of its code. Pure.
 
-Rows are those of `Store.fetch_boards`. `leased_site` takes the board.
+Rows are those of `store.boards.fetch`. `leased_site` takes the board.
 """
 
 from __future__ import annotations

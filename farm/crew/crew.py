@@ -213,7 +213,7 @@ def open_crew(
             pool: tuple[str, ...] = ()
         else:
             require_fixed_target(board_type)
-            pool = plan_pool(store.fetch_boards(), board_type.name, name)
+            pool = plan_pool(store.boards.fetch(), board_type.name, name)
             services = stack.enter_context(using_services(settings, pool, note))
 
             def take(board: str | None, own: Store, patience_s: float = wait_s) -> FleetSite:
@@ -224,11 +224,11 @@ def open_crew(
         def add_more(count: int) -> None:
             if count <= 0 or len(pool) <= 1:
                 return
-            rows = [row for row in store.fetch_boards() if row["name"] in pool]
+            rows = [row for row in store.boards.fetch() if row["name"] in pool]
             if unproven := [row["name"] for row in rows if row["health"] == Health.SUSPECT]:
                 note(f"waiting for probes of {', '.join(unproven)}")
                 services.probe(unproven, _PROBE_TIMEOUT_S)
-            for board in plan_choice(store.fetch_boards(), pool).free[:count]:
+            for board in plan_choice(store.boards.fetch(), pool).free[:count]:
                 try:
                     # At once or not at all: work that waits for another board holds its own meanwhile.
                     crew.call(crew.take(functools.partial(take, board, patience_s=0.0)))

@@ -1,4 +1,4 @@
-"""The effect of each observation on a board's health, as one pure function; `Store.observe_board` applies it.
+"""The effect of each observation on a board's health, as one pure function; `store.boards.observe` applies it.
 
     good ── fault, failed probe, misfit, throttled, drifted, slow sensors, back ──> suspect ── passing probe ──> good
     good, suspect ── k board-side faults within a window ──> quarantined ── cool-down, then n passing probes ──> good
@@ -193,7 +193,7 @@ _USUAL = HealthLimits()
 def decide_by(
     observation: Observation, limits: HealthLimits = _USUAL
 ) -> Callable[[Standing, HealthHistory, float], Transition]:
-    """Return the rule for one observation, for `Store.observe_board`: board and time are still open."""
+    """Return the rule for one observation, for `store.boards.observe`: board and time are still open."""
 
     def decide(standing: Standing, history: HealthHistory, now_s: float) -> Transition:
         return transition(standing, observation, history, limits, now_s)

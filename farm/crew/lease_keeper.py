@@ -87,9 +87,9 @@ class LeaseKeeper(Closing):
 
     def _renew(self, store: Store) -> None:
         if self._ours:
-            self._lease = store.renew_lease(self._lease)
+            self._lease = store.leases.renew(self._lease)
         else:
-            store.require_lease(self._lease)
+            store.leases.require(self._lease)
 
     def _keep(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ class LeaseKeeper(Closing):
                 return
             try:
                 store = store or stack.enter_context(self._open_store())
-                store.release_lease(self._lease)
+                store.leases.release(self._lease)
             except FarmError as error:  # then it expires
                 self._warn("lease %d of %s is not given back: %s", self._lease.token, self._lease.board, error)
 

@@ -52,7 +52,7 @@ def free_orphans(
         if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
             continue
         try:
-            if store.release_orphan(name, lease["token"], name_owner(), f"its process {found.group(2)} is gone"):
+            if store.leases.release_orphan(name, lease["token"], name_owner(), f"its process {found.group(2)} is gone"):
                 freed.append(name)
         except TransientError:  # the store is busy: at the next look
             continue
@@ -75,20 +75,22 @@ class LeasedBoard:
         """Take its lease and keep it, or work under this user's reservation.
 
         `find_tracker`: where it is requested; None for our own tracker. `kind` and `request` go to
-        `Store.acquire_lease`. Raises TransientError, UnavailableError or BoardUnsafeError where it cannot be taken,
+        `store.leases.acquire`. Raises TransientError, UnavailableError or BoardUnsafeError where it cannot be taken,
         UsageError where it was removed.
         """
         self.key, self.name = key, key.partition("/")[2]
         self._store, self._purpose, self._find_tracker = store, purpose, find_tracker
         self._over = ""
         # The user's work on a reserved board runs under the reservation, which outlasts it.
-        reserved = store.find_reservation(self.name, name_user()) if kind not in (None, WorkKind.TRIALS) else None
-        taken = functools.partial(store.acquire_lease, self.name, name_owner(), purpose)
+        reserved = (
+            store.leases.find_reservation(self.name, name_user()) if kind not in (None, WorkKind.TRIALS) else None
+        )
+        taken = functools.partial(store.leases.acquire, self.name, name_owner(), purpose)
         lease = reserved or taken(ttl_s=ttl_s, kind=kind, request=request, through=name_coordinator())
         self._keeper = LeaseKeeper(functools.partial(Store, store.location), lease, ours=reserved is None)
         with contextlib.ExitStack() as undo:
             undo.callback(self._keeper.close)
-            store.add_event("board_taken", key, f"lease {lease.token}, {purpose}")
+            store.events.add("board_taken", key, f"lease {lease.token}, {purpose}")
             undo.pop_all()
 
     @property
@@ -119,17 +121,17 @@ class LeasedBoard:
 
     def note_refusal(self, error: LeaseOverError) -> None:
         """Note that the board knows a later lease, so that the next one is later than that."""
-        self._store.raise_token(error.greatest)
+        self._store.leases.raise_token(error.greatest)
         self._over = self._over or error.message
 
     def observe(self, kind: Kind, detail: str) -> None:
         """Report an observation to the store, which decides the board's health."""
         with contextlib.suppress(UsageError):  # it was removed, which the next look finds out
-            self._store.observe_board(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
+            self._store.boards.observe(self.name, kind, self._purpose, decide_by(Observation(kind, detail)))
 
     def note_leaving(self, reason: str) -> None:
         """Write to the store why it is left early."""
-        self._store.add_event("board_left", self.key, reason)
+        self._store.events.add("board_left", self.key, reason)
 
     def give_back(self) -> None:
         """Return the lease. Waits for the store. Safe to call twice."""

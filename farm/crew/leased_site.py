@@ -65,7 +65,7 @@ class FleetSite(Closing):
         self._services, self._store = services, store
         self._board_type, self._purpose, self._ttl_s = board_type, purpose, ttl_s
         self._wait_s, self._note = wait_s, note
-        rows = store.fetch_boards()
+        rows = store.boards.fetch()
         self._pool = plan_pool(rows, board_type, name)
         self._left_out = "" if name else find_left_out(rows, board_type, self._pool)
         # The last one stays known, for late reports on it.
@@ -104,7 +104,7 @@ class FleetSite(Closing):
         self._look_at = now + _LOOK_S
         if self._board is None or not self.has_board:
             self._look_for_board()
-        elif reason := self._board.find_end({row["name"]: row for row in self._store.fetch_boards()}):
+        elif reason := self._board.find_end({row["name"]: row for row in self._store.boards.fetch()}):
             self._leave(reason)
         return []
 
@@ -148,7 +148,7 @@ class FleetSite(Closing):
 
     def _look_for_board(self) -> None:
         """Take a free board. Raises UnavailableError after `wait_s` without one."""
-        rows = self._store.fetch_boards()
+        rows = self._store.boards.fetch()
         require_usable(rows, self._pool, self._board_type)
         choice = plan_choice(rows, self._pool)
         if trouble := find_outage(self.tracker):

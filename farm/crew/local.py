@@ -40,14 +40,14 @@ def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
     require_model(kind)
     if emulation.runs_own_code(kind):
         emulation.require_installed()
-    rows = store.fetch_boards()
+    rows = store.boards.fetch()
     if any(row["simulated"] and row["board_type"] == kind.name for row in rows):
         return []
     taken = {row["name"] for row in rows}
     names = (name for n in itertools.count(1) if (name := f"virtual-{kind.name}-{n}") not in taken)
     added = list(itertools.islice(names, _COUNT))
     for seed, name in enumerate(added):
-        store.register_board(name, kind.name, Virtual(seed), {}, by=by)
+        store.boards.register(name, kind.name, Virtual(seed), {}, by=by)
     return added
 
 

@@ -58,13 +58,13 @@ class QueueEntry:
         if self.number is not None and now < self._sign_at:
             return
         if self.number is not None:
-            found = self._store.stay_in_queue({self.number: self.boards}, self._ttl_s).get(self.number)
+            found = self._store.queue.stay({self.number: self.boards}, self._ttl_s).get(self.number)
             if found is None:
                 self.number = None
             else:
                 self.priority = found.priority
         if self.number is None:
-            self.number = self._store.enter_queue(
+            self.number = self._store.queue.enter(
                 name_owner(),
                 self._kind,
                 self._purpose,
@@ -92,7 +92,7 @@ class QueueEntry:
         """Remove the entry; without a store it expires. Safe to call twice."""
         if self.number is not None:
             with contextlib.suppress(FarmError):
-                self._store.leave_queue(self.number)
+                self._store.queue.leave(self.number)
             self.number = None
 
     def begin_anew(self) -> None:
@@ -103,8 +103,8 @@ class QueueEntry:
 def read_queue(
     store: Store, rows: Sequence[Mapping[str, Any]], leaving: Iterable[str] = ()
 ) -> tuple[BoardQueue, QueuePlan]:
-    """Read the queue and plan it; `rows` are those of `Store.fetch_boards`."""
-    queue = store.fetch_queue()
+    """Read the queue and plan it; `rows` are those of `store.boards.fetch`."""
+    queue = store.queue.fetch()
     return queue, plan_queue(queue.requests, list_usable(rows, queue), queue.used_s, leaving)
 
 
@@ -144,7 +144,7 @@ def to_document(store: Store) -> dict[str, Any]:
 
     A campaign's request stays while it has boards: `has` are those.
     """
-    rows = store.fetch_boards()
+    rows = store.boards.fetch()
     queue, plan = read_queue(store, rows)
     known = {row["name"]: row for row in rows}
     requests = []

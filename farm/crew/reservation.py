@@ -44,9 +44,9 @@ def reserve(
         raise UsageError(f"a board is reserved for up to {MOST_S / 86400:g} days, not {for_s / 86400:g}")
     if len(why) > _MOST_WHY or not why.isprintable():
         raise UsageError(f"the reason is one line of up to {_MOST_WHY} characters that can be printed")
-    row = store.require_board(name)
-    if (kept := store.find_reservation(name, person)) is not None:
-        return store.prolong_lease(kept, for_s), False
+    row = store.boards.require(name)
+    if (kept := store.leases.find_reservation(name, person)) is not None:
+        return store.leases.prolong(kept, for_s), False
     purpose = f"reserved: {why}" if why else "reserved"
     place = QueueEntry(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
     deadline, said, remind_at = time.monotonic() + wait_s, "", 0.0
@@ -55,7 +55,7 @@ def reserve(
             reason = _find_obstacle(store, name, place)
             if not reason:
                 try:
-                    taken = store.acquire_lease(
+                    taken = store.leases.acquire(
                         name,
                         person,
                         purpose,
@@ -84,7 +84,7 @@ def reserve(
 
 def _find_obstacle(store: Store, name: str, place: QueueEntry) -> str:
     """Explain why the board cannot be taken now; "" where it can. A board that others cannot use has no queue."""
-    rows = store.fetch_boards()
+    rows = store.boards.fetch()
     [row] = [each for each in rows if each["name"] == name]
     reason = find_reason(row)
     if reason and row["lease"] is None:

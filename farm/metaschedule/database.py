@@ -130,8 +130,8 @@ class FarmDatabase(ms.database.PyDatabase):
         item = record.as_measure_candidate()
         key = workloads.workload_hash(record.workload.mod, config, self._pipeline)
         campaign = self._require_campaign(config)
-        self._store.save_workloads(campaign, [describe(record.workload.mod, key, config, self._pipeline)])
-        self._store.add_trial(
+        self._store.workloads.save(campaign, [describe(record.workload.mod, key, config, self._pipeline)])
+        self._store.trials.add(
             Trial(
                 campaign=campaign,
                 workload=key,
@@ -164,7 +164,7 @@ class FarmDatabase(ms.database.PyDatabase):
         atexit.unregister(self.close)
         campaigns, self._campaigns = self._campaigns, {}
         for campaign in campaigns.values():
-            self._store.finish_campaign(campaign, _how_we_end())
+            self._store.campaigns.finish(campaign, _how_we_end())
         self._store.close()
 
     def _require_type(self) -> str:
@@ -191,17 +191,17 @@ class FarmDatabase(ms.database.PyDatabase):
         return any(self._fetch_known(key) for key, _ in self._plan_keys(mod))
 
     def _fetch_known(self, key: str) -> list[dict[str, Any]]:
-        return self._store.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())
+        return self._store.trials.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())
 
     def _fetch_targets(self) -> list[dict[str, Any]]:
         """Return the board type's own target and those that scripts tuned for."""
         board_type = self._require_type()
         found = [
             dict(campaign["settings"]["target"])
-            for campaign in self._store.fetch_campaigns()
+            for campaign in self._store.campaigns.fetch_searches()
             if campaign["board_type"] == board_type and (campaign["settings"] or {}).get("target")
         ]
-        rows = self._store.fetch_boards()
+        rows = self._store.boards.fetch()
         known = next((row for row in rows if row["board_type"] == board_type and row["description"]), None)
         kind = require_board_type(board_type)
         if known is not None and kind.target is not None:
@@ -211,7 +211,7 @@ class FarmDatabase(ms.database.PyDatabase):
 
     def _is_simulated(self) -> bool:
         """Say whether boards of the type are simulated; their records never mix with real ones."""
-        rows = self._store.fetch_boards()
+        rows = self._store.boards.fetch()
         if not any(row["board_type"] == self._require_type() for row in rows):
             return False
         [first, *_] = plan_pool(rows, self._require_type(), None)
@@ -234,7 +234,7 @@ class FarmDatabase(ms.database.PyDatabase):
         if key not in self._campaigns:
             script = Path(sys.argv[0]).name or "python"
             about = {"target": dict(config), "process": process_identity(), "by": name_user()}
-            self._campaigns[key] = self._store.start_campaign("script", script, "", self._require_type(), 0, about)
+            self._campaigns[key] = self._store.campaigns.start("script", script, "", self._require_type(), 0, about)
         return self._campaigns[key]
 
 

@@ -27,7 +27,7 @@ from farm.search import proof, traces
 from farm.search import target as search_target
 from farm.search.tvm_env import ms
 from farm.store import schema
-from farm.store.merging import RecordBundle
+from farm.store.imports import RecordBundle
 from farm.values import Record, Trial
 
 # Clocks of two farms may differ by a wrong time zone.

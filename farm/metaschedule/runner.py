@@ -160,7 +160,7 @@ class FarmRunner(ms.runner.PyRunner):
             raise UsageError(f"boards must be at least 1, not {boards}")
         note = _once(note or _say)
         with Store(settings.store_location) as store:
-            rows = store.fetch_boards()
+            rows = store.boards.fetch()
         board_type = board_type or _find_type(rows, board)
         self.board_type = board_type
         self._type = require_board_type(board_type)

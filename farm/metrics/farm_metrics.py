@@ -290,7 +290,7 @@ class FarmMetrics(Collector):
         registry.register(self)
 
     def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Set all boards, as `Store.fetch_boards` returns them."""
+        """Set all boards, as `store.boards.fetch` returns them."""
         values: Values = {
             BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
             BOARD_INFO: {},
@@ -350,7 +350,7 @@ class FarmMetrics(Collector):
             self._values[WORKER_RESTARTS][()] = restarts
 
     def observe_trials(self, counts: Mapping[str, int]) -> None:
-        """Set trials of all time by status, as `Store.count_statuses` returns them."""
+        """Set trials of all time by status, as `store.trials.count_statuses` returns them."""
         with self._lock:
             self._values[TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
 
@@ -358,7 +358,7 @@ class FarmMetrics(Collector):
         self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Campaigns by state, those under way, and the sums over their trials by number, as from `Store`
-        (`count_campaigns`, `fetch_standings`, `sum_trials`).
+        (`campaigns.count`, `fetch_standings`, `sum_trials`).
         """
         values = to_values(counts, standings, sums)
         with self._lock:

@@ -19,7 +19,7 @@ from concurrent_log_handler import ConcurrentRotatingFileHandler
 
 from device_agent.protocol import is_name
 from farm import folders
-from farm.store.event_stream import StoreEvent
+from farm.store.events import StoreEvent
 
 LOG_FILE = "farm.log"
 # The ids of a line: given as `extra={"board": name}` when logging.

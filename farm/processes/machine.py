@@ -69,14 +69,14 @@ def process_identity() -> dict[str, Any]:
 
 def close_abandoned_campaigns(store: Store) -> None:
     """Mark as `interrupted` the `running` campaigns of killed processes on this machine."""
-    for campaign in store.fetch_campaigns():
+    for campaign in store.campaigns.fetch_searches():
         if campaign["state"] == "running" and is_gone((campaign["settings"] or {}).get("process")):
-            store.finish_campaign(campaign["id"], "interrupted")
+            store.campaigns.finish(campaign["id"], "interrupted")
 
 
 def close_abandoned_sweeps(store: Store) -> list[int]:
     """As for campaigns; return the sweeps marked. Call it before sweeps are shown or resumed."""
-    return store.interrupt_sweeps(lambda settings: is_gone(settings.get("process")))
+    return store.sweeps.interrupt(lambda settings: is_gone(settings.get("process")))
 
 
 def is_here(identity: Mapping[str, Any]) -> bool:
@@ -107,7 +107,7 @@ def find_engines_gone(store: Store) -> Callable[[Mapping[str, Any]], bool]:
     """Make a test whether an engine (`process_identity`) in a shared store is gone: its process was here and ended, or
     it is another host's and has been silent for long.
     """
-    living = store.fetch_living_engines()
+    living = store.engines.fetch_living()
     return lambda engine: is_gone(engine) or (not is_here(engine) and name_engine(engine) not in living)
 
 

@@ -46,9 +46,9 @@ class StoreHold:
         deadline = time.monotonic() + WAIT_S
         while True:
             with self._open_store() as store:
-                board = store.require_board(name)
+                board = store.boards.require(name)
                 try:
-                    lease = store.acquire_lease(
+                    lease = store.leases.acquire(
                         *(name, self._owner, PURPOSE), allowed=frozenset(Health), through=name_coordinator()
                     )
                     break

@@ -121,16 +121,16 @@ def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
 @contextlib.contextmanager
 def _registered(store: Store) -> Any:
     """Register a virtual board for the block; an existing one of that name stays."""
-    if any(row["name"] == BOARD for row in store.fetch_boards()):
+    if any(row["name"] == BOARD for row in store.boards.fetch()):
         yield
         return
-    store.register_board(BOARD, BOARD_TYPE, Virtual(0), {"made-by": "quickstart"}, by="quickstart")
+    store.boards.register(BOARD, BOARD_TYPE, Virtual(0), {"made-by": "quickstart"}, by="quickstart")
     try:
         yield
     finally:
         # Another client may have taken it meanwhile; then it stays.
         with contextlib.suppress(FarmError):
-            store.remove_board(BOARD, by="quickstart")
+            store.boards.remove(BOARD, by="quickstart")
 
 
 def _describe(compiled: compile.Compiled) -> str:
@@ -182,10 +182,10 @@ def run(
         if not final.get("taken"):
             raise PermanentError(f"{source.name} is {final.get('said') or 'nothing that can be tuned'}")
         kind = board_type.name
-        records = store.fetch_records(
+        records = store.records.fetch(
             workloads=[w.hash for w in workloads], board_type=kind, operating_point=DEFAULT_POINT
         )
-        decided = store.fetch_decisions(model_sha256=source.sha256, board_type=kind, simulated=False)
+        decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
         book = Records(records, decisions=decided)
         shapes = {spec.name: spec.static_shape for spec in request.inputs}
         jobs: dict[str, Callable[[], Any]] = {

@@ -67,23 +67,23 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
 
     Raises UsageError where there is none of this name.
     """
-    campaign = store.fetch_fleet_campaign(name)
+    campaign = store.campaigns.require(name)
     document = summarise(campaign)
-    totals = store.fetch_board_totals(campaign.id)
+    totals = store.totals.fetch_by_board(campaign.id)
     return document | {
         "trials": _count_statuses(totals),
         "boards": _list_boards(totals),
         "winners": list_winners(campaign, _fetch_records(store, campaign)),
-        "curves": make_curves(campaign.order, store.fetch_course(campaign.id)),
+        "curves": make_curves(campaign.order, store.totals.fetch_course(campaign.id)),
         "events": [
-            {"at": row["at"], "kind": row["kind"], "message": row["message"]} for row in store.fetch_events(name)
+            {"at": row["at"], "kind": row["kind"], "message": row["message"]} for row in store.events.fetch(name)
         ],
     }
 
 
 def _fetch_records(store: Store, campaign: FleetCampaign) -> list[Record]:
     hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
-    return store.fetch_records(workloads=hashes, simulated=None)
+    return store.records.fetch(workloads=hashes, simulated=None)
 
 
 def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:

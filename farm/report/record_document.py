@@ -45,11 +45,11 @@ class Filters:
 
     def fetch(self, store: Store, *, simulated: bool | None = None) -> list[Record]:
         """Return the selected records. Raises UsageError for an invalid board type, campaign or time."""
-        return store.fetch_records(**self._choose(store, simulated))
+        return store.records.fetch(**self._choose(store, simulated))
 
     def fetch_page(self, store: Store, limit: int, offset: int) -> tuple[list[Record], int]:
         """Return some of them, and their number."""
-        return store.fetch_record_page(limit, offset, **self._choose(store))
+        return store.records.fetch_page(limit, offset, **self._choose(store))
 
     def _choose(self, store: Store, simulated: bool | None = None) -> RecordCriteria:
         return {
@@ -69,14 +69,14 @@ class Filters:
 
         return [
             key
-            for key, name in store.fetch_workload_names()
+            for key, name in store.workloads.fetch_names()
             if (not self.workload or is_meant(key, name, self.workload))
             and (not self.operator or workloads.operator_kind(name) == self.operator)
         ]
 
     def explain_none(self, store: Store) -> str:
         """Explain an empty selection where the other setting of `simulated` finds records."""
-        others = store.count_records(**self._choose(store, not self.simulated))
+        others = store.records.count(**self._choose(store, not self.simulated))
         return point_to_others(f"{others} records", self.simulated) if others else ""
 
 
@@ -93,7 +93,7 @@ def is_meant(key: str, name: str, text: str) -> bool:
 
 def require_workload(store: Store, text: str) -> tuple[str, str]:
     """Return hash and name of the one workload that a text names. Raises UsageError for none or several."""
-    known = store.fetch_workload_names()
+    known = store.workloads.fetch_names()
     found = [each for each in known if text in each] or [each for each in known if is_meant(*each, text)]
     if not found:
         raise UsageError(f"no workload is called {text!r}", "`farm record list` shows hashes and names.")
@@ -107,8 +107,8 @@ def require_workload(store: Store, text: str) -> tuple[str, str]:
 def find_campaign(store: Store, text: str) -> int:
     """Return the number of a campaign. Raises UsageError where there is none."""
     if not text.isdecimal():
-        return store.fetch_fleet_campaign(text).id
-    if not any(row["id"] == int(text) for row in store.fetch_campaigns()):
+        return store.campaigns.require(text).id
+    if not any(row["id"] == int(text) for row in store.campaigns.fetch_searches()):
         raise UsageError(f"there is no campaign number {text}")
     return int(text)
 
@@ -134,7 +134,7 @@ _OF_WORKLOAD = ("hash", "name", "flop", "arguments", "target", "pipeline")
 def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
     """Return by workload of simulated CPU records whose code it is: see `emulation.name_code`."""
     simulated = [each for each in records if each.simulated and each.device != "gpu"]
-    rows = store.fetch_workload_rows([each.workload for each in simulated])
+    rows = store.workloads.fetch_by_hash([each.workload for each in simulated])
     known = load_board_types()
     found: dict[str, str] = {}
     for each in simulated:
@@ -167,7 +167,7 @@ def to_document(record: Record, codes: Mapping[str, str]) -> documents.Record:
 def make_document(
     about: Mapping[str, Any], records: Iterable[Record], codes: Mapping[str, str]
 ) -> documents.WorkloadRecords:
-    """Return a workload, as `Store.fetch_workload_rows` has it, with all that is known of its records."""
+    """Return a workload, as `store.workloads.fetch_by_hash` has it, with all that is known of its records."""
     in_full = [
         documents.RecordInFull(
             **_describe(each, codes), evidence=None if each.evidence is None else dict(each.evidence)

@@ -55,7 +55,7 @@ def certify_board(
     """
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(settings.store_location))
-        board = store.require_board(name)
+        board = store.boards.require(name)
         run = _Run(show)
         services = stack.enter_context(using_services(settings, [name], note))
         way, agent = plan_way(settings, store, board, lambda: services, stack)

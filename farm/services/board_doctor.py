@@ -58,7 +58,7 @@ def check_boards(settings: Settings, store: Store) -> list[Check]:
         checks = [Check("services", Level.OK, "not running; `farm up` starts them, and commands that need them do")]
     else:
         checks = [run_check("services", lambda: _describe_services(services, ways))]
-    return checks + [_check_board(row, ways.get(row["name"])) for row in store.fetch_boards()]
+    return checks + [_check_board(row, ways.get(row["name"])) for row in store.boards.fetch()]
 
 
 def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> str | Doubt:
@@ -105,7 +105,7 @@ class _Examination:
 
             def open_store() -> str:
                 store = stack.enter_context(Store(self._settings.store_location))
-                opened.append((store, store.require_board(self._name)))
+                opened.append((store, store.boards.require(self._name)))
                 return str(store.location)
 
             first: list[tuple[str, Work]] = [

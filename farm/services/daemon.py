@@ -66,7 +66,7 @@ class TakeOver:
         if not isinstance(self._store.location, str):
             return  # a file: this host's own, whose campaigns wait for their operator
         try:
-            left = self._store.fetch_left_campaigns(find_engines_gone(self._store))
+            left = self._store.campaigns.fetch_left(find_engines_gone(self._store))
             names = [name for name in left if self._tries.setdefault(name, Restarts(_BACKOFF)).due]
             if names:
                 self._begin(names)

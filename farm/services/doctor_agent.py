@@ -133,7 +133,7 @@ class AgentHops:
             return hop()
         except BoardHostileError as error:
             decide = decide_by(Observation(find_kind(error), error.message))
-            self._store.observe_board(self._name, find_kind(error), "doctor", decide)
+            self._store.boards.observe(self._name, find_kind(error), "doctor", decide)
             raise
 
     @property
@@ -179,12 +179,12 @@ class AgentHops:
         owner = f"farm doctor on {socket.gethostname()}, pid {os.getpid()}"
         while True:
             try:
-                self._lease = self._store.acquire_lease(
+                self._lease = self._store.leases.acquire(
                     *(self._name, owner, "doctor"), allowed=_ALLOWED, through=name_coordinator()
                 )
                 break
             except TransientError as error:
-                held = self._store.require_board(self._name)["lease"]
+                held = self._store.boards.require(self._name)["lease"]
                 if (held and held["purpose"] != "probe") or time.monotonic() > deadline:
                     who = f"{held['owner']} has it for {held['purpose']}" if held else error.message
                     raise TransientError(

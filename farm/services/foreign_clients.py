@@ -47,7 +47,7 @@ class ForeignClients:
         self, summary: Mapping[str, Any], keys: Mapping[str, str], rows: Sequence[Mapping[str, Any]], now_s: float
     ) -> None:
         """Take and return leases. `summary` is the tracker's, `keys` are those of the connected boards by name, `rows`
-        those of `Store.fetch_boards`. `now_s` is monotonic.
+        those of `store.boards.fetch`. `now_s` is monotonic.
         """
         queues = summary.get("queue_info", {})
         taken = {name for name, key in keys.items() if queues.get(key, {}).get("free") == 0}
@@ -70,7 +70,7 @@ class ForeignClients:
 
     def _hold(self, name: str, address: tuple[str, int], now_s: float) -> None:
         try:
-            lease = self._store.acquire_lease(name, OWNER, PURPOSE, allowed=frozenset(Health))
+            lease = self._store.leases.acquire(name, OWNER, PURPOSE, allowed=frozenset(Health))
         except FarmError as error:  # another was faster
             _log.info("%s", error)
             return
@@ -92,7 +92,7 @@ class ForeignClients:
         if now_s - at_s < lease.ttl_s / 3:
             return
         try:
-            self._leases[name] = (self._store.renew_lease(lease), now_s)
+            self._leases[name] = (self._store.leases.renew(lease), now_s)
         except LeaseOverError:
             del self._leases[name]
             self._again_at[name] = now_s + _PAUSE_S
@@ -100,7 +100,7 @@ class ForeignClients:
     def _let_go(self, name: str) -> None:
         lease, _ = self._leases.pop(name)
         try:
-            self._store.release_lease(lease)
+            self._store.leases.release(lease)
         except FarmError as error:  # then it expires
             _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
 

@@ -155,14 +155,14 @@ class Keeper:
         try:
             if now - self._boards_at >= _BOARDS_PERIOD_S:
                 self._boards_at = now
-                self._rows = self._store.fetch_boards()
+                self._rows = self._store.boards.fetch()
                 self._look_at_leases()
                 self._reconcile()
             if now - self._leases_at >= _LEASES_PERIOD_S:
                 self._leases_at = now
-                for name in self._store.expire_leases(BY):
+                for name in self._store.leases.expire(BY):
                     _log.info("the lease of %s expired", name, extra={"board": name})
-                rows = {row["name"]: row for row in self._store.fetch_boards()}
+                rows = {row["name"]: row for row in self._store.boards.fetch()}
                 for name in free_orphans(self._store, rows, rows):
                     _log.info("the holder of %s is gone", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
@@ -194,7 +194,7 @@ class Keeper:
         if names is None:
             self._wanted = None
         else:
-            known = {row["name"] for row in self._store.fetch_boards()}
+            known = {row["name"] for row in self._store.boards.fetch()}
             if missing := sorted(set(names) - known):
                 raise unknown_board(missing[0], known)
             if self._wanted is not None:
@@ -257,7 +257,7 @@ class Keeper:
 
     def _tidy(self) -> None:
         children.trim_logs(self._logs)
-        if gone := self._store.prune_events():
+        if gone := self._store.pruning.prune_events():
             _log.info("%d old events were forgotten", gone)
 
     def _reconcile(self) -> None:
@@ -354,7 +354,7 @@ class Keeper:
             if board.reachable == (row["state"] != State.OFFLINE):
                 why = Observation(Kind.LOST, board.trouble).text
                 if not board.reachable and row["state_reason"] != why:
-                    self._store.note_unreachable(board.name, why)
+                    self._store.boards.note_unreachable(board.name, why)
                     row["state_reason"] = why
                 continue
             if board.reachable:
@@ -384,7 +384,7 @@ class Keeper:
 
     def _tell(self, name: str, kind: Kind, detail: str) -> None:
         try:
-            self._store.observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
+            self._store.boards.observe(name, kind, BY, decide_by(Observation(kind, detail)))
             _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
         except FarmError as error:  # removed meanwhile, or the store is busy: repeated on the next turn
             _log.warning("%s: %s", name, error, extra={"board": name})

@@ -40,7 +40,7 @@ def take_board(
 ) -> Lease:
     """Lease a board, connected or not, for the duration of switching. Raises TransientError where it is taken."""
     ttl_s = (1 + _TRIES_ON) * commands.timeout_s + commands.pause_s + _MARGIN_S
-    return store.acquire_lease(name, owner, purpose, ttl_s=ttl_s, allowed=frozenset(allowed), within_reach=False)
+    return store.leases.acquire(name, owner, purpose, ttl_s=ttl_s, allowed=frozenset(allowed), within_reach=False)
 
 
 def switch(board: str, commands: PowerCommands, action: str, hurry: threading.Event | None = None) -> str:
@@ -95,7 +95,7 @@ def plan_power(
 ) -> PowerOrder | None:
     """Decide what to do about a board with power commands; None for nothing.
 
-    `row` is one of `Store.fetch_boards`. `lost_s`: how long it was not connected, None where it is. Boards that an
+    `row` is one of `store.boards.fetch`. `lost_s`: how long it was not connected, None where it is. Boards that an
     operator took out of service or holds are left alone.
     """
     if row["lease"] is not None or (row["quarantine"] or {}).get("held"):
@@ -152,7 +152,7 @@ class Powering:
         own = [row for row in rows if can_switch(row["power"], "cycle") and row["name"] not in self.busy]
         if not own:
             return
-        documents = self._store.fetch_power()
+        documents = self._store.boards.fetch_power()
         cut_off = is_network_down(len(self._lost_since), len(rows))
         for row in own:
             name = row["name"]
@@ -222,13 +222,13 @@ class Powering:
             self._boots_until[name] = time.monotonic() + commands.boot_s
         self._observe(name, kind, detail, store)
         try:
-            store.release_lease(lease)
+            store.leases.release(lease)
         except FarmError as error:  # then it expires
             _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
 
     def _observe(self, name: str, kind: Kind, detail: str, store: Store | None = None) -> None:
         try:
-            (store or self._store).observe_board(name, kind, BY, decide_by(Observation(kind, detail)))
+            (store or self._store).boards.observe(name, kind, BY, decide_by(Observation(kind, detail)))
             _log.info("%s: %s %s", name, kind, detail, extra={"board": name})
         except FarmError as error:  # removed meanwhile, or the store is busy
             _log.warning("%s: %s", name, error, extra={"board": name})

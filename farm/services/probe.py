@@ -139,7 +139,7 @@ class Prober:
         lease: Lease | None = None
         clean = False
         try:
-            lease = store.acquire_lease(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
+            lease = store.leases.acquire(name, self.owner, PURPOSE, ttl_s=PROBE_TTL_S, allowed=PROBE)
             visit = _Visit(self, store, lease, process)
             try:
                 found: Finding | _SkippedError = await visit.examine()
@@ -153,7 +153,7 @@ class Prober:
             self._put_back(process, clean or lease is None)
             if lease is not None:
                 try:
-                    store.release_lease(lease)
+                    store.leases.release(lease)
                 except FarmError as error:  # then it expires
                     _log.warning("the lease %d of %s is not given back: %s", lease.token, name, error)
 
@@ -213,7 +213,7 @@ class _Visit:
         self._prober, self._store, self._lease, self._process = prober, store, lease, process
         self._name = lease.board
         with _our_side():
-            self._type = str(store.require_board(self._name)["board_type"])
+            self._type = str(store.boards.require(self._name)["board_type"])
         self._key = f"{self._type}/{self._name}"
         self._report = ProbeReport(self._name)
 
@@ -225,7 +225,7 @@ class _Visit:
             return Finding(find_kind(error), error.message)
         except LeaseOverError as error:
             with _our_side():
-                self._store.raise_token(error.greatest)
+                self._store.leases.raise_token(error.greatest)
             raise _SkippedError(error.message, busy=True) from error
         except BoardBusyError as error:
             raise _SkippedError(error.message, busy=True) from error
@@ -246,7 +246,7 @@ class _Visit:
         """Report the finding to the store. Raises _SkippedError."""
         observation = Observation(finding.kind, finding.detail)
         with _our_side():
-            transition = self._store.observe_board(
+            transition = self._store.boards.observe(
                 self._name, finding.kind, self._prober.owner, decide_by(observation, self._prober.limits)
             )
         # A suspect board becomes good only by a pass; any doubt makes a good one suspect.
@@ -268,7 +268,7 @@ class _Visit:
             raise _SkippedError(f"no agent has registered with the tracker as {self._key}", busy=True)
         description = (await self._ask(JobOrder(Open(self._prober.wait_s, doubted=True)))).result
         with _our_side():
-            self._store.save_description(self._name, description.to_dict(), simulated=description.simulated)
+            self._store.boards.save_description(self._name, description.to_dict(), simulated=description.simulated)
         self._report = dataclasses.replace(self._report, simulated=description.simulated)
         if wrong := probe_rules.find_wrong_type(self._type, description):
             return Finding(Kind.MISFIT, wrong)
@@ -303,7 +303,7 @@ class _Visit:
                     return finding
                 runs_s.append(statistics.median(again.latency_s))
         with _our_side():
-            self._store.add_golden_sample(
+            self._store.golden.add(
                 GoldenSample(
                     *(self._name, kernel.name, DEFAULT_POINT, statistics.median(runs_s)),
                     samples_s=outcome.latency_s,
@@ -338,7 +338,7 @@ class _Visit:
         self, kernel: str, simulated: bool, newest: int, board: str | None = None
     ) -> dict[str, Sequence[float]]:
         with _our_side():
-            samples = self._store.fetch_golden_samples(
+            samples = self._store.golden.fetch(
                 self._type, kernel, DEFAULT_POINT, simulated=simulated, newest=newest, board=board
             )
         return {name: [sample.median_s for sample in runs] for name, runs in samples.items()}
@@ -353,7 +353,7 @@ class _Visit:
     async def _ask(self, order: JobOrder) -> Ended:
         """Return a job's answer; the lease is extended for it. Raises what the session raised, or _SkippedError."""
         with _our_side():
-            self._lease = self._store.renew_lease(self._lease)
+            self._lease = self._store.leases.renew(self._lease)
         try:
             ended = await self._call(order)
         except ProcessLostError as error:

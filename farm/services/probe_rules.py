@@ -76,7 +76,7 @@ def plan_probes(
 ) -> list[str]:
     """Return the boards to probe now, the most urgent first, so that with `busy` ones at most `most` run.
 
-    `rows` are those of `Store.fetch_boards`. Good boards are probed every `interval_s`, with 0 not at all.
+    `rows` are those of `store.boards.fetch`. Good boards are probed every `interval_s`, with 0 not at all.
     """
     due = []
     for row in rows:

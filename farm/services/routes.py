@@ -56,7 +56,7 @@ class RouteLeases:
         now = time.monotonic()
         self._wanted = {name: until for name, until in self._wanted.items() if until > now}
         overdue = {name for name, since in self._late_since.items() if now - since >= OVERDUE_S}
-        before, self._routes = self._routes, self._store.keep_routes(self._me, sessions, self._wanted.keys(), overdue)
+        before, self._routes = self._routes, self._store.routes.keep(self._me, sessions, self._wanted.keys(), overdue)
         self._late_since = {
             name: self._late_since.get(name, now)
             for name, route in self._routes.items()
@@ -97,7 +97,7 @@ class RouteLeases:
 
     def hand(self, boards: Mapping[str, tuple[str, str]]) -> None:
         """Pass on connections, which are closed, to their requesters: `boards` has requester and session."""
-        for name in self._store.hand_over_routes(self._me, boards) if boards else ():
+        for name in self._store.routes.hand_over(self._me, boards) if boards else ():
             self._routes[name] = BoardRoute(boards[name][0])
             _log.info("the connection to %s goes to %s", name, boards[name][0], extra={"board": name})
 
@@ -106,12 +106,12 @@ class RouteLeases:
         if name not in self._settling:
             return False
         del self._settling[name]
-        self._store.bar_route(self._me, name, reason)
+        self._store.routes.bar(self._me, name, reason)
         self._routes[name] = BoardRoute("")
         return True
 
     def close(self) -> None:
-        self._store.release_routes(self._me)
+        self._store.routes.release(self._me)
 
 
 # The pause before a refused login is tried again; the key may have been corrected.

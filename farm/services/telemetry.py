@@ -70,10 +70,10 @@ def observe(
     """Query once; `before` is the last return value. Raises FarmError, OSError."""
     disk = shutil.disk_usage(settings.home_path)
     metrics.observe_disk(disk.free, disk.total)
-    metrics.observe_trials(store.count_statuses())
-    standings = store.fetch_standings(_LATELY_S, MOST_CAMPAIGNS)
-    sums = {row["id"]: store.sum_trials(row["id"], before.get(row["id"])) for row in standings}
-    metrics.observe_campaigns(store.count_campaigns(), standings, sums)
+    metrics.observe_trials(store.trials.count_statuses())
+    standings = store.totals.fetch_standings(_LATELY_S, MOST_CAMPAIGNS)
+    sums = {row["id"]: store.totals.sum_trials(row["id"], before.get(row["id"])) for row in standings}
+    metrics.observe_campaigns(store.campaigns.count(), standings, sums)
     return sums
 
 

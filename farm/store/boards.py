@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from device_agent.protocol import NAME_RULE, is_name
 from farm.errors import TransientError, UsageError
 from farm.store import schema
-from farm.store.base import Base
 from farm.store.clock import Instant
+from farm.store.session import StorePart
 from farm.store.standing import (
     is_leased,
     note_seen,
@@ -32,10 +32,10 @@ from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Stan
 Decide = Callable[[Standing, HealthHistory, float], Transition]
 
 
-class BoardQueries(Base):
+class Boards(StorePart):
     """Queries on `boards` and `board_events`."""
 
-    def register_board(
+    def register(
         self,
         name: str,
         board_type: str,
@@ -51,7 +51,7 @@ class BoardQueries(Base):
         """
         if not is_name(name):
             raise UsageError(f"{name!r} cannot be a board's name", f"A name is {NAME_RULE}.")
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             if connection.execute(select_boards().where(schema.boards.c.name == name)).first():
                 raise UsageError(f"there is a board {name!r} already", "Remove it first, or give another name.")
             self._insert_board(
@@ -69,9 +69,9 @@ class BoardQueries(Base):
                 seen_at=None,
                 power=dict(power) if power else None,
             )
-            self._add_board_event(connection, name, "registered", None, str(Health.SUSPECT), "not probed yet", by)
+            self.add_event(connection, name, "registered", None, str(Health.SUSPECT), "not probed yet", by)
 
-    def update_board(
+    def update(
         self,
         name: str,
         *,
@@ -87,7 +87,7 @@ class BoardQueries(Base):
         A new type or transport may mean another machine: the board becomes offline and, if it was good, suspect. Raises
         UsageError for an unknown board, TransientError for a new type or transport under a lease.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = require_row(connection, name)
             wanted: dict[str, Any] = {} if labels is None else {"labels": dict(labels)}
             if board_type is not None:
@@ -105,20 +105,20 @@ class BoardQueries(Base):
                 self._require_free(row, "be changed")
                 if transport is not None:
                     changes["simulated"] = isinstance(transport, Virtual)
-                changes |= {"reachable": False, "state_reason": text, "state_since": self._wall_clock()}
+                changes |= {"reachable": False, "state_reason": text, "state_since": self._db.wall_clock()}
                 if before == Health.GOOD:
                     after = str(Health.SUSPECT)
-                    changes |= {"health": after, "health_reason": text, "health_since": self._wall_clock()}
-            self._update_board(connection, name, changes)
-            self._add_board_event(connection, name, "updated", before, after, text, by)
+                    changes |= {"health": after, "health_reason": text, "health_since": self._db.wall_clock()}
+            self.change(connection, name, changes)
+            self.add_event(connection, name, "updated", before, after, text, by)
         return True
 
-    def remove_board(self, *names: str, by: str = "operator") -> None:
+    def remove(self, *names: str, by: str = "operator") -> None:
         """Remove boards, all or none, with their golden-kernel history. Trials and events stay.
 
         Raises UsageError for an unknown board, TransientError while one is leased.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             for name in names:
                 row = require_row(connection, name)
                 self._require_free(row, "be removed")
@@ -126,9 +126,9 @@ class BoardQueries(Base):
                     connection.execute(table.delete().where(table.c.board == name))
                 connection.execute(schema.boards.delete().where(schema.boards.c.name == name))
                 was = f"was a {row['board_type']}"
-                self._add_board_event(connection, name, "removed", row["health"], None, was, by)
+                self.add_event(connection, name, "removed", row["health"], None, was, by)
 
-    def replace_board(
+    def replace(
         self,
         name: str,
         *,
@@ -143,8 +143,8 @@ class BoardQueries(Base):
         event `replaced`. The board is offline and suspect. Raises UsageError for an unknown board, TransientError while
         it is leased.
         """
-        samples, now = schema.golden_samples, self._wall_clock()
-        with self._writing() as connection:
+        samples, now = schema.golden_samples, self._db.wall_clock()
+        with self._db.writing() as connection:
             row = require_row(connection, name)
             self._require_free(row, "be replaced")
             connection.execute(samples.delete().where(samples.c.board == name))
@@ -159,21 +159,21 @@ class BoardQueries(Base):
                 "health_reason": text,
                 "health_since": now,
                 "history": {},
-                "history_clock": self._clock().clock,
+                "history_clock": self._db.clock().clock,
             }
             if transport is not None:
                 changes |= {"transport": to_document(transport), "simulated": isinstance(transport, Virtual)}
             if labels is not None:
                 changes["labels"] = dict(labels)
-            self._update_board(connection, name, changes)
-            self._add_board_event(connection, name, "replaced", row["health"], str(Health.SUSPECT), text, by)
+            self.change(connection, name, changes)
+            self.add_event(connection, name, "replaced", row["health"], str(Health.SUSPECT), text, by)
 
-    def save_board(self, board: Board) -> None:
+    def save(self, board: Board) -> None:
         """Record that a board was seen, with its description; add an unregistered one as good.
 
         For boards that a command started itself.
         """
-        now = self._wall_clock()
+        now = self._db.wall_clock()
         values = {
             "board_type": board.board_type,
             "simulated": board.simulated,
@@ -181,13 +181,13 @@ class BoardQueries(Base):
             "seen_at": now,
         }
         on_demand = to_document(Direct(on_demand=True))
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             known = connection.execute(select_boards().where(schema.boards.c.name == board.name)).mappings().first()
             if known is not None:
                 # Version 0.1 did not store it; an unregistered board has no labels and never had a transport.
                 if known["transport"] == to_document(Direct()) and not self._is_registered(connection, board.name):
                     values["transport"] = on_demand
-                self._update_board(connection, board.name, values)
+                self.change(connection, board.name, values)
             else:
                 self._insert_board(
                     connection,
@@ -206,65 +206,69 @@ class BoardQueries(Base):
 
         Raises UsageError for an unknown board.
         """
-        values = {"description": dict(description), "simulated": simulated, "seen_at": self._wall_clock()}
-        with self._writing() as connection:
-            if not self._update_board(connection, name, values):
+        values = {"description": dict(description), "simulated": simulated, "seen_at": self._db.wall_clock()}
+        with self._db.writing() as connection:
+            if not self.change(connection, name, values):
                 raise unknown_board(name)
 
-    def fetch_boards(self) -> list[dict[str, Any]]:
+    def fetch(self) -> list[dict[str, Any]]:
         """All boards by name, each with `state`, `health`, both reasons, and its open `lease` or None.
 
         Times such as `added_at` are seconds since the epoch; `seen_at` is None before the board was first seen.
         """
-        rows = self._rows(select_boards().order_by(schema.boards.c.name))
-        now = self._clock()
+        rows = self._db.rows(select_boards().order_by(schema.boards.c.name))
+        now = self._db.clock()
         return [to_shown(row, now) for row in rows]
 
-    def require_board(self, name: str) -> dict[str, Any]:
-        """One board, as in `fetch_boards`. Raises UsageError for an unknown one."""
-        for row in self._rows(select_boards().where(schema.boards.c.name == name)):
-            return to_shown(row, self._clock())
+    def require(self, name: str) -> dict[str, Any]:
+        """One board, as in `fetch`. Raises UsageError for an unknown one."""
+        for row in self._db.rows(select_boards().where(schema.boards.c.name == name)):
+            return to_shown(row, self._db.clock())
         raise unknown_board(name)
+
+    def fetch_some(self, names: Collection[str]) -> list[dict[str, Any]]:
+        """The boards of these names that exist, as in `fetch`."""
+        rows = self._db.rows(
+            select_boards().where(schema.boards.c.name.in_(sorted(names))).order_by(schema.boards.c.name)
+        )
+        now = self._db.clock()
+        return [to_shown(row, now) for row in rows]
+
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """A page of boards by name, as in `fetch`, and their total."""
+        rows = self._db.rows(select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset))
+        now = self._db.clock()
+        return [to_shown(row, now) for row in rows], self._db.count(schema.boards)
 
     def fetch_power(self) -> dict[str, dict[str, Any]]:
         """Power commands by board; boards without any are left out."""
         query = sa.select(schema.boards.c.name, schema.boards.c.power).where(schema.boards.c.power.is_not(None))
-        return {row["name"]: row["power"] for row in self._rows(query)}
+        return {row["name"]: row["power"] for row in self._db.rows(query)}
 
-    def observe_board(self, name: str, kind: str, by: str, decide: Decide) -> Transition:
+    def observe(self, name: str, kind: str, by: str, decide: Decide) -> Transition:
         """Apply `decide` to an observation of `kind` and store its decision with an event, in one transaction.
 
         `decide` gets the board's standing, its history and the present in seconds of the history's clock; it must be
         pure. Its lease is ignored: leases have their own calls. Raises UsageError for an unknown board, and what
         `decide` raises; then nothing is stored.
         """
-        return self.observe_boards([name], kind, by, decide)[name]
+        return self.observe_several([name], kind, by, decide)[name]
 
-    def observe_boards(self, names: Sequence[str], kind: str, by: str, decide: Decide) -> dict[str, Transition]:
-        """As `observe_board`, for several boards in one transaction: an error for one stores nothing."""
-        with self._writing() as connection:
+    def observe_several(self, names: Sequence[str], kind: str, by: str, decide: Decide) -> dict[str, Transition]:
+        """As `observe`, for several boards in one transaction: an error for one stores nothing."""
+        with self._db.writing() as connection:
             return {name: self._observe(connection, name, kind, by, decide) for name in names}
 
     def note_unreachable(self, name: str, reason: str) -> None:
         """Store why an offline board is unreachable now, which may differ from the reason of its loss."""
         table = schema.boards
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             mine = (table.c.name == name) & ~table.c.reachable
             connection.execute(table.update().where(mine).values(state_reason=reason))
 
-    def fetch_board_events(self, board: str | None = None) -> list[dict[str, Any]]:
-        """Events of a board, or of all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
-
-        Includes removed boards.
-        """
-        query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
-        if board is not None:
-            query = query.where(schema.board_events.c.board == board)
-        return self._rows(query)
-
     def _observe(self, connection: sa.Connection, name: str, kind: str, by: str, decide: Decide) -> Transition:
         row = require_row(connection, name)
-        now, wall = self._clock(), self._wall_clock()
+        now, wall = self._db.clock(), self._db.wall_clock()
         before, history = to_standing(row, now), to_history(row, now)
         transition = decide(before, history, now.seconds)
         after, reason = transition.standing, transition.reason
@@ -283,9 +287,9 @@ class BoardQueries(Base):
                 changes["health_reason"] = reason
             events.append((before.health, after.health))
         if changes:
-            self._update_board(connection, name, changes)
+            self.change(connection, name, changes)
         for old, new in events:
-            self._add_board_event(connection, name, kind, str(old), str(new), reason, by)
+            self.add_event(connection, name, kind, str(old), str(new), reason, by)
         return transition
 
     def _is_registered(self, connection: sa.Connection, name: str) -> bool:
@@ -295,7 +299,7 @@ class BoardQueries(Base):
         return connection.execute(ordered.limit(1)).first() is not None
 
     def _require_free(self, row: Mapping[str, Any], what: str) -> None:
-        if is_leased(row, self._clock()):
+        if is_leased(row, self._db.clock()):
             name = row["name"]
             raise TransientError(
                 f"board {name!r} cannot {what}: {row['lease_owner']} holds it for {row['lease_purpose']}",
@@ -303,19 +307,19 @@ class BoardQueries(Base):
             )
 
     def _insert_board(self, connection: sa.Connection, **values: Any) -> None:
-        now = self._wall_clock()
-        clock: Instant = self._clock()
+        now = self._db.wall_clock()
+        clock: Instant = self._db.clock()
         connection.execute(
             schema.boards.insert().values(
                 added_at=now, state_since=now, health_since=now, history={}, history_clock=clock.clock, **values
             )
         )
 
-    def _update_board(self, connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
+    def change(self, connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
         boards = schema.boards
         return connection.execute(boards.update().where(boards.c.name == name).values(**values)).rowcount == 1
 
-    def _add_board_event(
+    def add_event(
         self,
         connection: sa.Connection,
         board: str,
@@ -327,7 +331,7 @@ class BoardQueries(Base):
     ) -> None:
         connection.execute(
             schema.board_events.insert().values(
-                board=board, at=self._wall_clock(), kind=kind, before=before, after=after, reason=reason, by=by
+                board=board, at=self._db.wall_clock(), kind=kind, before=before, after=after, reason=reason, by=by
             )
         )
 
@@ -336,18 +340,18 @@ class BoardQueries(Base):
 GOLDEN_KEPT = 1000
 
 
-class GoldenQueries(BoardQueries):
+class GoldenSamples(StorePart):
     """Queries on `golden_samples`."""
 
-    def add_golden_sample(self, sample: GoldenSample) -> None:
+    def add(self, sample: GoldenSample) -> None:
         """Store a run of the golden kernel; the last `GOLDEN_KEPT` of each board, kernel and point are kept.
 
         Raises UsageError for an unknown board.
         """
         table = schema.golden_samples
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             require_row(connection, sample.board)
-            values = dataclasses.asdict(sample) | {"at": sample.at or self._wall_clock()}
+            values = dataclasses.asdict(sample) | {"at": sample.at or self._db.wall_clock()}
             connection.execute(table.insert().values(**values | {"samples_s": list(sample.samples_s)}))
             note_seen(connection, [sample.board], float(values["at"]))
             same = (
@@ -358,7 +362,7 @@ class GoldenQueries(BoardQueries):
             newest = sa.select(table.c.id).where(same).order_by(table.c.id.desc()).limit(GOLDEN_KEPT)
             connection.execute(table.delete().where(same & table.c.id.not_in(newest)))
 
-    def fetch_golden_samples(
+    def fetch(
         self,
         board_type: str,
         kernel: str,
@@ -390,16 +394,29 @@ class GoldenQueries(BoardQueries):
         columns = [ranked.c[field.name] for field in dataclasses.fields(GoldenSample)]
         query = sa.select(*columns).where(ranked.c.age <= newest).order_by(ranked.c.board, ranked.c.id)
         result: dict[str, list[GoldenSample]] = {}
-        for row in self._rows(query):
+        for row in self._db.rows(query):
             sample = GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
             result.setdefault(sample.board, []).append(sample)
         return result
 
-    def find_golden_sample(self, board: str) -> GoldenSample | None:
+    def find_last(self, board: str) -> GoldenSample | None:
         """The latest run of any golden kernel on a board; None without one."""
         table = schema.golden_samples
         columns = [table.c[field.name] for field in dataclasses.fields(GoldenSample)]
         query = sa.select(*columns).where(table.c.board == board).order_by(table.c.id.desc()).limit(1)
-        for row in self._rows(query):
+        for row in self._db.rows(query):
             return GoldenSample(**row | {"samples_s": tuple(row["samples_s"])})
         return None
+
+    def fetch_since(self, after: int, newest: int) -> list[tuple[int, GoldenSample]]:
+        """Golden-kernel runs after a number, with their own, oldest first; at most the `newest` of each board."""
+        table = schema.golden_samples
+        age = sa.func.row_number().over(partition_by=table.c.board, order_by=table.c.id.desc())
+        ranked = sa.select(table, age.label("age")).where(table.c.id > after).subquery()
+        fields = [field.name for field in dataclasses.fields(GoldenSample) if field.name != "samples_s"]
+        query = sa.select(ranked.c.id, *(ranked.c[name] for name in fields))
+        query = query.where(ranked.c.age <= newest, schema.is_sound(ranked.c.median_s)).order_by(ranked.c.id)
+        return [
+            (row["id"], GoldenSample(**{name: row[name] for name in fields}, samples_s=()))
+            for row in self._db.rows(query)
+        ]

@@ -14,97 +14,9 @@ from device_agent.protocol import NAME_RULE, is_name
 from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.session import StorePart, StoreSession
+from farm.store.workloads import Workloads
 from farm.values import CampaignState, FleetCampaign
-
-# The columns that a hash covers: a differing row from elsewhere is not kept.
-_BOUND = ("module_json", "arguments", "target", "pipeline")
-
-
-class WorkloadQueries(Base):
-    """Queries on `workloads` and `campaign_workloads`."""
-
-    def save_workloads(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
-        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
-
-        `board_type` is optional and defaults to the campaign's. They were made from a model by this farm: a differing
-        row for the same hash is replaced.
-        """
-        with self._writing() as connection:
-            own = connection.execute(
-                sa.select(schema.campaigns.c.board_type).where(schema.campaigns.c.id == campaign)
-            ).scalar()
-            self._insert_workloads(connection, campaign, workloads, own or "")
-
-    def fetch_workloads(self, campaign: int) -> list[dict[str, Any]]:
-        """The workloads of a campaign in the given order, each with `board_type` and `weight`.
-
-        A workload of several board types appears once for each.
-        """
-        member, about = schema.campaign_workloads, schema.workloads
-        query = (
-            sa.select(about, member.c.board_type, member.c.weight)
-            .join(member, member.c.workload == about.c.hash)
-            .where(member.c.campaign == campaign)
-            .order_by(member.c.position)
-        )
-        return self._rows(query)
-
-    def fetch_workload_names(self) -> list[tuple[str, str]]:
-        """Hash and name of every known workload, oldest first."""
-        table = schema.workloads
-        rows = self._rows(sa.select(table.c.hash, table.c.name).order_by(table.c.added_at, table.c.hash))
-        return [(row["hash"], row["name"]) for row in rows]
-
-    def _insert_workloads(
-        self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
-    ) -> None:
-        table, member = schema.workloads, schema.campaign_workloads
-        count = sa.select(sa.func.max(member.c.position)).where(member.c.campaign == campaign)
-        last = connection.execute(count).scalar() or 0
-        for position, workload in enumerate(workloads, last + 1):
-            # Rows of `fetch_workloads` may return for another campaign.
-            row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
-            if not self._insert_new(connection, table, row | {"added_at": self._wall_clock()}):
-                self._bind(connection, row)
-            self._insert_new(
-                connection,
-                member,
-                {
-                    "campaign": campaign,
-                    "board_type": workload.get("board_type") or board_type,
-                    "workload": workload["hash"],
-                    "weight": workload["weight"],
-                    "position": position,
-                },
-            )
-
-    def _bind(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
-        table = schema.workloads
-        own = {name: row[name] for name in _BOUND}
-        query = sa.select(*(table.c[name] for name in _BOUND)).where(table.c.hash == row["hash"])
-        known = connection.execute(query).mappings().one()
-        if known["module_json"] != own["module_json"]:
-            connection.execute(table.update().where(table.c.hash == row["hash"]).values(**own))
-
-    def fetch_workload_hashes(self) -> list[str]:
-        return [row["hash"] for row in self._rows(sa.select(schema.workloads.c.hash).order_by(schema.workloads.c.hash))]
-
-    def remove_workloads(self, hashes: Sequence[str]) -> int:
-        """Remove workloads with their records, trials and places in campaigns; return the number of trials.
-
-        For workloads that do not match their hash: their measurements are worthless.
-        """
-        trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
-        with self._writing(durably=True) as connection, schema.deletable(connection):
-            gone = 0
-            for each in hashes:
-                connection.execute(records.delete().where(records.c.workload == each))
-                gone += connection.execute(trials.delete().where(trials.c.workload == each)).rowcount
-                connection.execute(members.delete().where(members.c.workload == each))
-                connection.execute(table.delete().where(table.c.hash == each))
-            return gone
-
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
@@ -115,12 +27,18 @@ ENDED_BY_FAULT = "its engine ended: "
 _IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
 
 
-class CampaignQueries(WorkloadQueries):
+class Campaigns(StorePart):
     """Queries on `campaigns`, `fleet_campaigns` and `campaign_progress`."""
+
+    def __init__(self, db: StoreSession, workloads: Workloads) -> None:
+        super().__init__(db)
+        self._workloads = workloads
+        # Campaigns that this process has taken as their engine.
+        self._taken: set[int] = set()
 
     # Of one command
 
-    def start_campaign(
+    def start(
         self,
         command: str,
         model: str,
@@ -130,7 +48,7 @@ class CampaignQueries(WorkloadQueries):
         settings: Mapping[str, Any],
     ) -> int:
         """Note that a campaign begins; returns its number."""
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             return self._insert_campaign(
                 connection,
                 command=command,
@@ -142,27 +60,27 @@ class CampaignQueries(WorkloadQueries):
                 state="running",
             )
 
-    def finish_campaign(self, campaign: int, state: str) -> None:
+    def finish(self, campaign: int, state: str) -> None:
         """Note how a campaign ended: `finished`, `interrupted` or `failed`."""
-        with self._writing() as connection:
-            set_state(connection, campaign, state, self._wall_clock())
+        with self._db.writing() as connection:
+            set_state(connection, campaign, state, self._db.wall_clock())
 
-    def fetch_campaigns(self) -> list[dict[str, Any]]:
+    def fetch_searches(self) -> list[dict[str, Any]]:
         """All campaigns, the newest first; of those over a fleet only what all campaigns have."""
-        return self._rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
+        return self._db.rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
 
     # Over a fleet
 
-    def submit_campaign(self, order: Mapping[str, Any], command: str, workloads: Sequence[Mapping[str, Any]]) -> int:
+    def submit(self, order: Mapping[str, Any], command: str, workloads: Sequence[Mapping[str, Any]]) -> int:
         """Put a campaign into the store for an engine to find; returns its number.
 
-        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `save_workloads`,
+        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `save`,
         each with its `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
         """
         name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
         if not is_name(name):
             raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             known = _find(connection, name)
             if known is not None:
                 raise UsageError(
@@ -175,7 +93,7 @@ class CampaignQueries(WorkloadQueries):
                 command=command,
                 model=", ".join(str(each["name"]) for each in order["models"]),
                 model_sha256="",
-                # Trials of a campaign for several types must say theirs: see `add_trial`.
+                # Trials of a campaign for several types must say theirs: see `add`.
                 board_type=types[0] if len(types) == 1 else "",
                 trials_budget=order["budget"].get("trials") or 0,
                 settings={},
@@ -192,27 +110,32 @@ class CampaignQueries(WorkloadQueries):
                     budget=dict(order["budget"]),
                 )
             )
-            self._insert_workloads(connection, number, workloads, types[0] if len(types) == 1 else "")
+            self._workloads.insert(connection, number, workloads, types[0] if len(types) == 1 else "")
             by = str(order["owner"])
             self._add_campaign_event(connection, "campaign_submitted", name, f"by {by}: {command}", by)
         return number
 
-    def fetch_fleet_campaigns(self, *, over: bool | None = None) -> list[FleetCampaign]:
+    def fetch(self, *, over: bool | None = None) -> list[FleetCampaign]:
         """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
         query = select_fleet().order_by(schema.campaigns.c.id)
         if over is not None:
             query = query.where(_IS_OVER if over else ~_IS_OVER)
-        return [to_campaign(row) for row in self._rows(query)]
+        return [to_campaign(row) for row in self._db.rows(query)]
 
-    def fetch_fleet_campaign(self, name: str) -> FleetCampaign:
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[FleetCampaign], int]:
+        """A page of fleet campaigns, newest first, and their total."""
+        query = select_fleet().order_by(schema.campaigns.c.id.desc()).limit(limit).offset(offset)
+        return [to_campaign(row) for row in self._db.rows(query)], self._db.count(schema.fleet_campaigns)
+
+    def require(self, name: str) -> FleetCampaign:
         """One of them by name. Raises UsageError listing the names."""
-        rows = self._rows(select_fleet().where(schema.fleet_campaigns.c.name == name))
+        rows = self._db.rows(select_fleet().where(schema.fleet_campaigns.c.name == name))
         if not rows:
-            names = [row["name"] for row in self._rows(sa.select(schema.fleet_campaigns.c.name))]
+            names = [row["name"] for row in self._db.rows(sa.select(schema.fleet_campaigns.c.name))]
             raise _unknown(name, names)
         return to_campaign(rows[0])
 
-    def want_campaign(self, name: str, wanted: str, by: str) -> FleetCampaign:
+    def want(self, name: str, wanted: str, by: str) -> FleetCampaign:
         """Request `run`, `pause` or `cancel` of a campaign; return it as it is then.
 
         Its engine carries the request out. Without an engine, `cancel` ends the campaign here, and `run` submits it
@@ -221,7 +144,7 @@ class CampaignQueries(WorkloadQueries):
         """
         if wanted not in (RUN, PAUSE, CANCEL):
             raise InternalError(f"invalid campaign command {wanted!r}")
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             campaign = _require_open(connection, name)
             state, idle = campaign.state, campaign.engine is None
             if campaign.wanted == CANCEL:
@@ -234,7 +157,7 @@ class CampaignQueries(WorkloadQueries):
             values: dict[str, Any] = {"wanted": wanted}
             if idle and wanted == CANCEL:
                 values["reason"] = f"cancelled by {by}"
-                set_state(connection, campaign.id, CampaignState.CANCELLED, self._wall_clock())
+                set_state(connection, campaign.id, CampaignState.CANCELLED, self._db.wall_clock())
                 self._add_campaign_event(connection, "campaign_cancelled", name, f"cancelled by {by}", by)
             elif idle and wanted == RUN and state is not CampaignState.SUBMITTED:
                 values["reason"] = "waits for an engine"
@@ -250,7 +173,7 @@ class CampaignQueries(WorkloadQueries):
 
         Raises UsageError for an unknown campaign, or one that is over.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             campaign = _require_open(connection, name)
             if dict(budget) != campaign.budget:
                 update_fleet(connection, campaign.id, budget=dict(budget))
@@ -267,14 +190,14 @@ class CampaignQueries(WorkloadQueries):
 
         Raises UsageError for an unknown campaign.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             campaign = _require(connection, name)
             if campaign.order.get("compile_to") != folder:
                 update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
                 self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
-    def note_campaign(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
+    def note(self, campaign: int, state: str, reason: str, engine: Mapping[str, Any] | None = None) -> bool:
         """Store a campaign's state, and with `engine` the engine that has it from now on.
 
         None leaves the engine, an empty mapping removes it; an interrupted or finished campaign has none in any case. A
@@ -282,7 +205,7 @@ class CampaignQueries(WorkloadQueries):
         was over already: an operator's cancellation may come first. Raises InternalError for an unknown state or
         campaign.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
             if row is None:
                 raise InternalError(f"there is no fleet campaign number {campaign}")
@@ -298,7 +221,7 @@ class CampaignQueries(WorkloadQueries):
                 values["engine"] = dict(engine) or None
             update_fleet(connection, campaign, **values)
             if after is not known.state:
-                set_state(connection, campaign, after, self._wall_clock() if after.over else None)
+                set_state(connection, campaign, after, self._db.wall_clock() if after.over else None)
                 # The start of every campaign is no news.
                 begins = after is CampaignState.RUNNING and known.state is CampaignState.CONNECTING
                 if after is not CampaignState.CONNECTING and not begins:
@@ -309,11 +232,11 @@ class CampaignQueries(WorkloadQueries):
         """Replace the stored progress of a campaign."""
         table = schema.campaign_progress
         values = {"progress": dict(progress)}
-        insert = self._database.insert(table).values(campaign=campaign, **values)
-        with self._writing() as connection:
+        insert = self._db.database.insert(table).values(campaign=campaign, **values)
+        with self._db.writing() as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=["campaign"], set_=values))
 
-    def interrupt_campaigns(
+    def interrupt(
         self,
         is_abandoned: Callable[[Mapping[str, Any]], bool],
         explain: Callable[[Mapping[str, Any]], str] = lambda engine: "",
@@ -324,7 +247,7 @@ class CampaignQueries(WorkloadQueries):
         paused, and those being cancelled are cancelled. One transaction, so that a campaign taken by a new engine
         meanwhile is left alone. `is_abandoned` must be quick.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             # Only open ones: hundreds may be over, and all writers wait for this.
             open_ = [each for each in list_open(connection) if each.engine is not None]
             interrupted = []
@@ -341,20 +264,69 @@ class CampaignQueries(WorkloadQueries):
                     interrupted.append(each.name)
                 update_fleet(connection, each.id, reason=reason, engine=None)
                 if after is not each.state:
-                    set_state(connection, each.id, after, self._wall_clock() if after.over else None)
+                    set_state(connection, each.id, after, self._db.wall_clock() if after.over else None)
                     self._add_campaign_event(connection, f"campaign_{after}", each.name, reason)
         return interrupted
+
+    def count(self) -> dict[str, int]:
+        """Fleet campaigns by state; states without any are missing."""
+        common, fleet = schema.campaigns, schema.fleet_campaigns
+        rows = self._db.rows(
+            sa.select(common.c.state, sa.func.count().label("campaigns"))
+            .join(fleet, fleet.c.campaign == common.c.id)
+            .group_by(common.c.state)
+        )
+        return {row["state"]: row["campaigns"] for row in rows}
+
+    def take(self, campaign: int, engine: Mapping[str, Any]) -> bool:
+        """Assign a submitted campaign to an engine; only one of several gets it. Returns False for the others."""
+        with self._db.writing() as connection:
+            found = find_open(connection, campaign)
+            if found is None or found.state is not CampaignState.SUBMITTED or found.wanted != RUN:
+                return False
+            if found.engine is not None and dict(found.engine) != dict(engine):
+                return False
+            update_fleet(connection, campaign, engine=dict(engine))
+        self._taken.add(campaign)
+        return True
+
+    def take_back(self, engine: Mapping[str, Any]) -> list[str]:
+        """Submit to `engine` again what it had before a fault of the store; return the names.
+
+        Includes campaigns that others marked as killed meanwhile, and excludes those of another engine by now. Paused
+        ones stay paused, without an engine.
+        """
+        names = []
+        with self._db.writing() as connection:
+            for each in list_open(connection):
+                kept = each.engine == dict(engine)
+                lost = each.id in self._taken and each.engine is None and _was_left(each)
+                if kept and each.state is CampaignState.PAUSED:
+                    update_fleet(connection, each.id, engine=None)
+                elif kept or lost:
+                    update_fleet(connection, each.id, engine=dict(engine), reason="its engine begins anew with it")
+                    set_state(connection, each.id, CampaignState.SUBMITTED, None)
+                    names.append(each.name)
+        return names
+
+    def fetch_left(self, is_gone: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+        """Names of open campaigns whose engine was killed or failed, whether marked or not."""
+        return [
+            each.name
+            for each in self.fetch(over=False)
+            if each.wanted == RUN and (is_gone(each.engine) if each.engine else _was_left(each))
+        ]
 
     # Inside a transaction
 
     def _insert_campaign(self, connection: sa.Connection, **values: Any) -> int:
-        done = connection.execute(schema.campaigns.insert().values(started_at=self._wall_clock(), **values))
+        done = connection.execute(schema.campaigns.insert().values(started_at=self._db.wall_clock(), **values))
         assert done.inserted_primary_key
         return int(done.inserted_primary_key[0])
 
     def _add_campaign_event(self, connection: sa.Connection, kind: str, name: str, message: str, by: str = "") -> None:
         about = {"kind": kind, "subject": name, "message": message, "by": by}
-        connection.execute(schema.events.insert().values(at=self._wall_clock(), **about))
+        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **about))
 
 
 def select_fleet() -> sa.Select[Any]:
@@ -407,6 +379,11 @@ def _require_open(connection: sa.Connection, name: str) -> FleetCampaign:
             "A new campaign starts from all that it measured: `farm campaign clone`.",
         )
     return campaign
+
+
+def _was_left(campaign: FleetCampaign) -> bool:
+    """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may continue."""
+    return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith((KILLED, ENDED_BY_FAULT))
 
 
 def set_state(connection: sa.Connection, campaign: int, state: str, finished_at: float | None) -> None:

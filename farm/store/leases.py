@@ -16,9 +16,11 @@ import sqlalchemy as sa
 
 from farm.errors import BoardUnsafeError, FarmError, LeaseOverError, TransientError, UnavailableError, UsageError
 from farm.store import schema
+from farm.store.boards import Boards
 from farm.store.clock import read_process_space
-from farm.store.queue import QueueQueries
+from farm.store.queue import RequestQueue
 from farm.store.routes import find_bar
+from farm.store.session import StorePart, StoreSession
 from farm.store.standing import has_lapsed, require_row, select_boards, to_standing
 from farm.values import Health, Lease, Standing, State, WorkKind
 
@@ -32,10 +34,14 @@ MAX_RAISE = 1_000_000
 _NONCE_BYTES = 8
 
 
-class LeaseQueries(QueueQueries):
+class Leases(StorePart):
     """Queries on `leases`."""
 
-    def acquire_lease(
+    def __init__(self, db: StoreSession, boards: Boards, queue: RequestQueue) -> None:
+        super().__init__(db)
+        self._boards, self._queue = boards, queue
+
+    def acquire(
         self,
         board: str,
         owner: str,
@@ -63,9 +69,9 @@ class LeaseQueries(QueueQueries):
         if not owner.strip() or not purpose.strip():
             raise UsageError("a lease needs an owner and a purpose")
         # Durable before the board stores the token too: a power cut must not make the store issue it twice.
-        with self._writing(durably=True) as connection:
+        with self._db.writing(durably=True) as connection:
             row = require_row(connection, board)
-            now, wall = self._clock(), self._wall_clock()
+            now, wall = self._db.clock(), self._db.wall_clock()
             standing = to_standing(row, now)
             if refusal := _find_refusal(row, standing, allowed, within_reach):
                 raise refusal
@@ -96,7 +102,7 @@ class LeaseQueries(QueueQueries):
                 connection.execute(schema.board_requests.delete().where(schema.board_requests.c.id == request))
             assert done.inserted_primary_key
             token = int(done.inserted_primary_key[0])
-            self._add_board_event(
+            self._boards.add_event(
                 connection,
                 board,
                 "lease_taken",
@@ -108,21 +114,21 @@ class LeaseQueries(QueueQueries):
             store = str(connection.execute(sa.select(schema.identity.c.id)).scalar_one())
         return Lease(board, owner, purpose, store, token, ttl_s, wall, expires_at, nonce)
 
-    def renew_lease(self, lease: Lease) -> Lease:
+    def renew(self, lease: Lease) -> Lease:
         """Extend a lease to its `ttl_s` from now; the token stays.
 
         Raises LeaseOverError if it is over, even if the board is still free: all clients agree on the holder. The
         holder must then release the board.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = self._find_held(connection, lease)
-            now = self._clock()
+            now = self._db.clock()
             if row is None or has_lapsed(row, now):
                 raise LeaseOverError(
                     f"the lease {lease.token} of board {lease.board!r} is over",
                     "It was not renewed in time, or ended by force. Take the board anew.",
                 )
-            expires_at = self._wall_clock() + lease.ttl_s
+            expires_at = self._db.wall_clock() + lease.ttl_s
             connection.execute(
                 schema.leases.update()
                 .where(schema.leases.c.token == lease.token)
@@ -130,20 +136,20 @@ class LeaseQueries(QueueQueries):
             )
         return dataclasses.replace(lease, expires_at=expires_at)
 
-    def require_lease(self, lease: Lease) -> None:
+    def require(self, lease: Lease) -> None:
         """Raise LeaseOverError if a lease kept by another process is over."""
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = self._find_held(connection, lease)
-            if row is None or has_lapsed(row, self._clock()):
+            if row is None or has_lapsed(row, self._db.clock()):
                 raise LeaseOverError(f"the lease {lease.token} of board {lease.board!r} is over")
 
-    def prolong_lease(self, lease: Lease, ttl_s: float) -> Lease:
+    def prolong(self, lease: Lease, ttl_s: float) -> Lease:
         """Make an unrenewed lease last for `ttl_s` from now, longer or shorter than before.
 
         Raises LeaseOverError if it is over, UsageError for an invalid time.
         """
         _check_ttl(ttl_s)
-        return self.renew_lease(dataclasses.replace(lease, ttl_s=ttl_s))
+        return self.renew(dataclasses.replace(lease, ttl_s=ttl_s))
 
     def find_reservation(self, board: str, owner: str) -> Lease | None:
         """The lease by which a person has reserved the board; None without one."""
@@ -151,29 +157,29 @@ class LeaseQueries(QueueQueries):
         query = select_boards().where(
             schema.boards.c.name == board, schema.leases.c.kind == kind, schema.leases.c.owner == owner
         )
-        [store] = self._rows(sa.select(schema.identity.c.id))
-        for row in self._rows(query):
-            if not has_lapsed(row, self._clock()):
+        [store] = self._db.rows(sa.select(schema.identity.c.id))
+        for row in self._db.rows(query):
+            if not has_lapsed(row, self._db.clock()):
                 times = row["lease_ttl_s"], row["lease_acquired_at"], row["lease_expires_at"]
                 about = board, owner, row["lease_purpose"], str(store["id"]), int(row["lease_token"])
                 return Lease(*about, *times, row["lease_nonce"])
         return None
 
-    def release_lease(self, lease: Lease) -> bool:
+    def release(self, lease: Lease) -> bool:
         """Release a board. Returns False if the lease was over already; a later lease is left alone."""
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = self._find_held(connection, lease)
             if row is None:
                 return False
-            lapsed = has_lapsed(row, self._clock())
+            lapsed = has_lapsed(row, self._db.clock())
             kind, what = ("lease_expired", "expired") if lapsed else ("lease_released", "was given back")
             self._end(connection, row, kind, f"the lease of {lease.owner} {what}", lease.owner)
             return not lapsed
 
-    def expire_leases(self, by: str = "farm") -> list[str]:
+    def expire(self, by: str = "farm") -> list[str]:
         """End every expired lease; return the freed boards."""
-        with self._writing() as connection:
-            now, leases = self._clock(), schema.leases
+        with self._db.writing() as connection:
+            now, leases = self._db.clock(), schema.leases
             over = (leases.c.clock != now.clock) | (leases.c.expires_s <= now.seconds)
             lapsed = [dict(row) for row in connection.execute(select_boards().where(over)).mappings()]
             for row in lapsed:
@@ -188,7 +194,7 @@ class LeaseQueries(QueueQueries):
         """
         if not by.strip() or not reason.strip():
             raise UsageError("ending a lease by force needs a name and a reason")
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = require_row(connection, board)
             if row["lease_token"] is None:
                 return False
@@ -202,7 +208,7 @@ class LeaseQueries(QueueQueries):
         Returns False, with nothing changed, if the board has another lease by now, or the process was elsewhere: host
         names and pids may coincide.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = require_row(connection, board)
             if row["lease_token"] != token or not row["lease_nonce"].startswith(read_process_space()):
                 return False
@@ -216,10 +222,10 @@ class LeaseQueries(QueueQueries):
         """
         if greatest <= 0:
             return
-        with self._writing(durably=True) as connection:
-            last = self._database.fetch_last_token(connection)
+        with self._db.writing(durably=True) as connection:
+            last = self._db.database.fetch_last_token(connection)
             if greatest > last:
-                self._database.set_last_token(connection, min(greatest, last + MAX_RAISE))
+                self._db.database.set_last_token(connection, min(greatest, last + MAX_RAISE))
 
     def _find_held(self, connection: sa.Connection, lease: Lease) -> dict[str, Any] | None:
         leases = schema.leases
@@ -231,14 +237,14 @@ class LeaseQueries(QueueQueries):
 
     def _end(self, connection: sa.Connection, row: Mapping[str, Any], kind: str, reason: str, by: str) -> None:
         name = row["name"]
-        self._note_use(connection, row)
+        self._queue.note_use(connection, row)
         connection.execute(schema.leases.delete().where(schema.leases.c.token == row["lease_token"]))
         reachable = bool(row["reachable"])
         if reachable:  # an offline board stays offline with its own reason
-            self._update_board(connection, name, {"state_reason": reason, "state_since": self._wall_clock()})
+            self._boards.change(connection, name, {"state_reason": reason, "state_since": self._db.wall_clock()})
         health = Health(row["health"])
         before, after = Standing(reachable, True, health).state, Standing(reachable, False, health).state
-        self._add_board_event(connection, name, kind, str(before), str(after), reason, by)
+        self._boards.add_event(connection, name, kind, str(before), str(after), reason, by)
 
 
 def _check_ttl(ttl_s: float) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from device_agent.protocol import Status
 from farm.errors import UsageError
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.session import StorePart
 from farm.values import WINNER_TRIAL
 
 # A season: an operator may look for a board's last repair.
@@ -57,7 +57,7 @@ class PruningPlan:
         return sum(each.trials for each in self.campaigns)
 
 
-class PruningQueries(Base):
+class Pruning(StorePart):
     """Deletes in many small transactions, so that no other writer waits long."""
 
     def prune_events(self) -> int:
@@ -77,9 +77,9 @@ class PruningQueries(Base):
     def _prune(self, table: sa.Table, column: sa.Column[Any]) -> int:
         count = sa.func.count().label("count")
         oldest = sa.func.min(table.c.at).label("oldest")
-        rows = self._rows(sa.select(column.label("name"), count, oldest).group_by(column))
-        old = self._wall_clock() - EVENTS_KEPT_S
-        with self._writing() as connection:
+        rows = self._db.rows(sa.select(column.label("name"), count, oldest).group_by(column))
+        old = self._db.wall_clock() - EVENTS_KEPT_S
+        with self._db.writing() as connection:
             last = sa.select(sa.func.max(table.c.id)).scalar_subquery()
             gone = connection.execute(table.delete().where(table.c.id <= last - EVENTS_KEPT_IN_ALL)).rowcount
         for row in rows:
@@ -90,11 +90,11 @@ class PruningQueries(Base):
             last_kept = newest.offset(EVENTS_KEPT - 1).scalar_subquery()
             last_sure = newest.offset(EVENTS_ALWAYS_KEPT - 1).scalar_subquery()
             aged = (table.c.at < old) & (table.c.id < last_sure)
-            with self._writing() as connection:
+            with self._db.writing() as connection:
                 gone += connection.execute(table.delete().where(named, (table.c.id < last_kept) | aged)).rowcount
         return gone
 
-    def plan_pruning(self, before: float | None = None, names: Collection[str] = ()) -> PruningPlan:
+    def plan(self, before: float | None = None, names: Collection[str] = ()) -> PruningPlan:
         """Plan the pruning of campaigns that ended before a time (s since the epoch) and have one of these names (a
         number for an unnamed campaign), each if given. Reads indexes and a few rows.
 
@@ -103,7 +103,7 @@ class PruningQueries(Base):
         trials, common, fleet = schema.trials, schema.campaigns, schema.fleet_campaigns
         about = sa.select(common.c.id, common.c.state, common.c.finished_at, fleet.c.name)
         about = about.outerjoin(fleet, fleet.c.campaign == common.c.id).order_by(common.c.finished_at, common.c.id)
-        rows = {row["name"] or str(row["id"]): row for row in self._rows(about)}
+        rows = {row["name"] or str(row["id"]): row for row in self._db.rows(about)}
         for name in names:
             if name not in rows:
                 raise UsageError(f"there is no campaign {name!r}", "`farm campaign list` shows those that there are.")
@@ -126,7 +126,7 @@ class PruningQueries(Base):
         if names:
             among = among.where(common.c.id.in_(list(chosen)))
         is_chosen = trials.c.campaign.in_(among)
-        every = self._rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
+        every = self._db.rows(sa.select(trials.c.campaign, count).where(is_chosen).group_by(trials.c.campaign))
         winners = sa.select(trials.c.campaign, count).where(trials.c.purpose == WINNER_TRIAL, is_chosen)
         proofs = sa.select(trials.c.campaign, count).where(
             trials.c.id.in_(sa.union(_select_proofs(), sa.select(trials.c.id).where(_is_wrong()))),
@@ -134,7 +134,7 @@ class PruningQueries(Base):
         )
         kept: dict[int, int] = {}
         for query in (winners, proofs):
-            for row in self._rows(query.group_by(trials.c.campaign)):
+            for row in self._db.rows(query.group_by(trials.c.campaign)):
                 kept[row["campaign"]] = kept.get(row["campaign"], 0) + row["n"]
         found = {row["campaign"]: row["n"] for row in every}
         campaigns = tuple(
@@ -154,7 +154,7 @@ class PruningQueries(Base):
         size, told = _FIRST_CHUNK, False
         while True:
             began = time.monotonic()
-            with self._writing() as connection:
+            with self._db.writing() as connection:
                 gone = self._forget_some(connection, campaign, size)
                 if gone and not told:
                     self._tell(connection, campaign, by)
@@ -169,7 +169,7 @@ class PruningQueries(Base):
 
     def fetch_room(self) -> tuple[int, int | None]:
         """The database's size in bytes, and how much of it is free; None if unknown."""
-        with self._engine.connect() as connection:
+        with self._db.engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 query = sa.text("SELECT pg_database_size(current_database())")
                 return int(connection.execute(query).scalar_one()), None
@@ -193,14 +193,14 @@ class PruningQueries(Base):
         name = connection.execute(sa.select(fleet.c.name).where(fleet.c.campaign == campaign)).scalar()
         about = {"kind": "trials_forgotten", "subject": name or f"campaign {campaign}", "by": by}
         message = f"those that no record rests on, by {by}"
-        connection.execute(schema.events.insert().values(at=self._wall_clock(), message=message, **about))
+        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), message=message, **about))
 
     def _measure_trial(self, campaigns: Collection[int]) -> float:
         """The approximate size of a trial of these campaigns, in bytes."""
         trials = schema.trials
         long = sa.func.length(sa.cast(trials.c.outcome, sa.Text)) + sa.func.length(trials.c.trace_json)
         some = sa.select(long.label("long")).where(trials.c.campaign.in_(campaigns)).limit(_SAMPLE).subquery()
-        [row] = self._rows(sa.select(sa.func.avg(some.c.long).label("long")))
+        [row] = self._db.rows(sa.select(sa.func.avg(some.c.long).label("long")))
         return float(row["long"] or 0.0) + _REST_BYTES
 
 

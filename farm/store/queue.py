@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from farm.errors import UsageError
 from farm.store import schema
-from farm.store.boards import BoardQueries
 from farm.store.clock import Instant
 from farm.store.routes import list_bars
+from farm.store.session import StorePart
 from farm.values import BoardRequest, WorkKind
 
 # A waiting command renews every third of it: a killed one leaves the queue within seconds.
@@ -40,10 +40,10 @@ class BoardQueue:
     held_s: Mapping[str, float]
 
 
-class QueueQueries(BoardQueries):
+class RequestQueue(StorePart):
     """Queries on `board_requests` and `board_usage`."""
 
-    def enter_queue(
+    def enter(
         self,
         owner: str,
         kind: WorkKind,
@@ -60,14 +60,14 @@ class QueueQueries(BoardQueries):
     ) -> int:
         """Request `wanted` of some boards of a type; return the request's number.
 
-        It lasts for `ttl_s` unless `stay_in_queue` renews it. `waited_s`: since when it waits already. `through`: as
+        It lasts for `ttl_s` unless `stay` renews it. `waited_s`: since when it waits already. `through`: as
         for a lease. Raises UsageError for an empty request.
         """
         if not owner.strip() or not purpose.strip() or wanted < 1 or not boards:
             raise UsageError("a request needs an owner, a purpose, and boards to choose from")
         table = schema.board_requests
-        with self._writing() as connection:
-            now = self._clock()
+        with self._db.writing() as connection:
+            now = self._db.clock()
             connection.execute(table.delete().where((table.c.clock != now.clock) | (table.c.expires_s <= now.seconds)))
             done = connection.execute(
                 table.insert().values(
@@ -79,7 +79,7 @@ class QueueQueries(BoardQueries):
                     boards=sorted(boards),
                     wanted=wanted,
                     priority=priority,
-                    requested_at=self._wall_clock() - waited_s,
+                    requested_at=self._db.wall_clock() - waited_s,
                     clock=now.clock,
                     since_s=now.seconds - waited_s,
                     expires_s=now.seconds + ttl_s,
@@ -89,15 +89,13 @@ class QueueQueries(BoardQueries):
             assert done.inserted_primary_key
             return int(done.inserted_primary_key[0])
 
-    def stay_in_queue(
-        self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S
-    ) -> dict[int, BoardRequest]:
+    def stay(self, boards: Mapping[int, Collection[str]], ttl_s: float = REQUEST_TTL_S) -> dict[int, BoardRequest]:
         """Renew requests for `ttl_s` from now, each for these boards; return those that still exist."""
         if not boards:
             return {}
         table = schema.board_requests
-        with self._writing() as connection:
-            now = self._clock()
+        with self._db.writing() as connection:
+            now = self._db.clock()
             for number, names in boards.items():
                 connection.execute(
                     table.update()
@@ -107,32 +105,32 @@ class QueueQueries(BoardQueries):
             rows = connection.execute(table.select().where(table.c.id.in_(list(boards)))).mappings().all()
         return {row["id"]: _to_request(dict(row), now) for row in rows if row["clock"] == now.clock}
 
-    def leave_queue(self, *numbers: int) -> None:
+    def leave(self, *numbers: int) -> None:
         """Remove requests; unknown numbers are ignored."""
         table = schema.board_requests
         if numbers:
-            with self._writing() as connection:
+            with self._db.writing() as connection:
                 connection.execute(table.delete().where(table.c.id.in_(numbers)))
 
-    def fetch_queue(self) -> BoardQueue:
+    def fetch(self) -> BoardQueue:
         """The present requests, and each owner's use."""
-        rows, now = self._rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._clock()
-        bars = list_bars(self._rows(schema.board_ways.select()), now)
+        rows, now = self._db.rows(schema.board_requests.select().order_by(schema.board_requests.c.id)), self._db.clock()
+        bars = list_bars(self._db.rows(schema.board_ways.select()), now)
         requests = [_without_bars(row, _to_request(row, now), bars) for row in rows if _is_alive(row, now)]
         used_s = {
             (row["board"], row["owner"], WorkKind(row["kind"])): fade(row["used_s"], now.seconds - row["at_s"])
-            for row in self._rows(schema.board_usage.select())
+            for row in self._db.rows(schema.board_usage.select())
             if row["clock"] == now.clock
         }
         held_s = {}
-        for row in self._rows(schema.leases.select().where(schema.leases.c.kind != "")):
+        for row in self._db.rows(schema.leases.select().where(schema.leases.c.kind != "")):
             if row["clock"] == now.clock and row["expires_s"] > now.seconds:
                 key = row["board"], row["owner"], WorkKind(row["kind"])
                 held_s[row["board"]] = now.seconds - row["since_s"]
                 used_s[key] = used_s.get(key, 0.0) + count_use(held_s[row["board"]])
         return BoardQueue(tuple(sorted(requests, key=lambda each: (-each.waited_s, each.id))), used_s, held_s)
 
-    def set_queue_priority(self, number: int, priority: int, by: str = "") -> BoardRequest:
+    def set_priority(self, number: int, priority: int, by: str = "") -> BoardRequest:
         """Change the priority of a request and of all requests of its campaign; return the request.
 
         Raises UsageError for an unknown number or an invalid priority.
@@ -140,8 +138,8 @@ class QueueQueries(BoardQueries):
         if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
             raise UsageError(f"a priority lies between -{MOST_PRIORITY} and {MOST_PRIORITY}, and {priority} does not")
         table = schema.board_requests
-        with self._writing() as connection:
-            now = self._clock()
+        with self._db.writing() as connection:
+            now = self._db.clock()
             found = connection.execute(table.select().where(table.c.id == number)).mappings().first()
             row = dict(found or {})
             if not row or not _is_alive(row, now):
@@ -158,11 +156,11 @@ class QueueQueries(BoardQueries):
     ) -> None:
         text = f"request {number}, {row['purpose']} of {row['owner']}: from {row['priority']} to {priority}"
         values = {"kind": "queue_priority", "subject": row["board_type"], "message": text, "by": by}
-        connection.execute(schema.events.insert().values(at=self._wall_clock(), **values))
+        connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **values))
 
-    def _note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
+    def note_use(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
         """Add the ended lease in a row of `select_boards` to its owner's use."""
-        now, table = self._clock(), schema.board_usage
+        now, table = self._db.clock(), schema.board_usage
         if not row["lease_kind"] or row["lease_clock"] != now.clock:
             return
         connection.execute(
@@ -175,7 +173,7 @@ class QueueQueries(BoardQueries):
         if known is not None:
             used_s += fade(known["used_s"], now.seconds - known["at_s"])
         values = {"clock": now.clock, "at_s": now.seconds, "used_s": used_s}
-        insert = self._database.insert(table).values(**key, **values)
+        insert = self._db.database.insert(table).values(**key, **values)
         connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
 
 

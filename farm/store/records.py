@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Status
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.session import StorePart
 from farm.values import UNTUNED, ModelDecision, Record
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _KEY = ("model_sha256", "workloads", "board_type", "operating_point", "simulated")
 
 
-class DecisionQueries(Base):
+class Decisions(StorePart):
     """Queries on `model_decisions`."""
 
-    def save_decision(self, decision: ModelDecision) -> None:
+    def save(self, decision: ModelDecision) -> None:
         """Store a decision; replaces an earlier one for the same model at the same place."""
         table = schema.model_decisions
         row = {
@@ -34,11 +34,11 @@ class DecisionQueries(Base):
             "evidence": dict(decision.evidence),
             "campaign": decision.campaign,
         }
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             connection.execute(table.delete().where(*(table.c[name] == row[name] for name in _KEY)))
-            connection.execute(table.insert().values(**row, decided_at=self._wall_clock()))
+            connection.execute(table.insert().values(**row, decided_at=self._db.wall_clock()))
 
-    def fetch_decisions(
+    def fetch(
         self,
         *,
         model_sha256: str | None = None,
@@ -50,7 +50,7 @@ class DecisionQueries(Base):
         table = schema.model_decisions
         wanted = {"model_sha256": model_sha256, "board_type": board_type, "simulated": simulated, "campaign": campaign}
         query = sa.select(table).where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
-        return [ModelDecision(**row) for row in self._rows(query.order_by(table.c.decided_at))]
+        return [ModelDecision(**row) for row in self._db.rows(query.order_by(table.c.decided_at))]
 
 
 class RecordCriteria(TypedDict, total=False):
@@ -71,10 +71,10 @@ class RecordCriteria(TypedDict, total=False):
     imported: bool | None
 
 
-class RecordQueries(Base):
+class StoredRecords(StorePart):
     """Queries on `records`."""
 
-    def save_record(self, record: Record, *, replace: bool = False) -> bool:
+    def save(self, record: Record, *, replace: bool = False) -> bool:
         """Store a verified record if it beats the present one, or with `replace` in any case.
 
         One verified here replaces an imported one, whose time is another farm's claim.
@@ -83,29 +83,29 @@ class RecordQueries(Base):
         lower time is luck. `replace` is for a finalist that re-measured slower than a single trial.
         """
         table = schema.records
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             query = sa.select(table).where(is_of(record), schema.is_sound(table.c.median_s))
             known = connection.execute(query).mappings().first()
             if known is not None and not replace and known["origin"] is None:
                 lucky = known["candidate"] == record.candidate and known["evidence"] and not record.evidence
                 if lucky or known["median_s"] <= record.median_s:
                     return False
-            self._put_record(connection, record, self._wall_clock())
+            self.put(connection, record, self._db.wall_clock())
         return True
 
-    def fetch_records(self, **choice: Unpack[RecordCriteria]) -> list[Record]:
+    def fetch(self, **choice: Unpack[RecordCriteria]) -> list[Record]:
         """Selected records, by board type and falling FLOP; only real ones by default."""
-        return [to_record(row) for row in self._rows(self._choose(choice))]
+        return [to_record(row) for row in self._db.rows(self._choose(choice))]
 
-    def fetch_record_page(self, limit: int, offset: int, **choice: Unpack[RecordCriteria]) -> tuple[list[Record], int]:
+    def fetch_page(self, limit: int, offset: int, **choice: Unpack[RecordCriteria]) -> tuple[list[Record], int]:
         """A page of these, in the same order, and their total."""
-        rows = self._rows(self._choose(choice).limit(limit).offset(offset))
-        return [to_record(row) for row in rows], self.count_records(**choice)
+        rows = self._db.rows(self._choose(choice).limit(limit).offset(offset))
+        return [to_record(row) for row in rows], self.count(**choice)
 
-    def count_records(self, **choice: Unpack[RecordCriteria]) -> int:
+    def count(self, **choice: Unpack[RecordCriteria]) -> int:
         count = sa.func.count().label("count")
         chosen = self._choose(choice).order_by(None).with_only_columns(count, maintain_column_froms=True)
-        return int(self._rows(chosen)[0]["count"])
+        return int(self._db.rows(chosen)[0]["count"])
 
     def _choose(self, choice: RecordCriteria) -> sa.Select[Any]:
         table, query = schema.records, _select_records()
@@ -130,7 +130,7 @@ class RecordQueries(Base):
     def _list_with_target(self, text: str) -> list[str]:
         # Filtered in Python: a target is JSON, and workloads are few compared with records.
         about = schema.workloads
-        rows = self._rows(sa.select(about.c.hash, about.c.target))
+        rows = self._db.rows(sa.select(about.c.hash, about.c.target))
         return [row["hash"] for row in rows if any(text in str(value) for value in row["target"].values())]
 
     def fetch_best_trials(
@@ -152,7 +152,7 @@ class RecordQueries(Base):
         # A finalist was measured many times: read more rows until there are enough candidates.
         rows, step = 0, 4 * limit
         while len(found) < limit:
-            some = self._rows(
+            some = self._db.rows(
                 sa.select(
                     table.c.id,
                     table.c.candidate,
@@ -188,27 +188,19 @@ class RecordQueries(Base):
         query = query.where(
             table.c.workload == workload, table.c.simulated == simulated, schema.is_sound(table.c.median_s)
         )
-        rows = self._rows(query.order_by(table.c.board_type, table.c.operating_point))
+        rows = self._db.rows(query.order_by(table.c.board_type, table.c.operating_point))
         return [(row["board_type"], row["operating_point"]) for row in rows]
 
-    def fetch_workload_rows(self, hashes: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Workload rows by hash; unknown hashes are left out."""
-        found: dict[str, dict[str, Any]] = {}
-        for first in range(0, len(hashes), _AT_ONCE):
-            some = list(hashes[first : first + _AT_ONCE])
-            found |= {row["hash"]: row for row in self._rows(sa.select(_W).where(_W.c.hash.in_(some)))}
-        return found
-
-    def remove_records(self, records: Sequence[Record]) -> int:
+    def remove(self, records: Sequence[Record]) -> int:
         """Remove records, all or none, if unchanged; trials stay. Returns how many were removed."""
         table = schema.records
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             return sum(
                 connection.execute(table.delete().where(is_of(record), table.c.candidate == record.candidate)).rowcount
                 for record in records
             )
 
-    def _put_record(self, connection: sa.Connection, record: Record, verified_at: float) -> None:
+    def put(self, connection: sa.Connection, record: Record, verified_at: float) -> None:
         table = schema.records
         connection.execute(table.delete().where(is_of(record)))
         connection.execute(
@@ -227,11 +219,6 @@ class RecordQueries(Base):
                 origin=None if record.origin is None else dict(record.origin),
             )
         )
-
-
-_W = schema.workloads
-# SQLite takes 32766 values in one statement; older builds of it take 999.
-_AT_ONCE = 500
 
 
 def is_of(record: Record) -> sa.ColumnElement[bool]:

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.store import schema
-from farm.store.base import Base
 from farm.store.clock import Instant
+from farm.store.session import StorePart
 
 # A gone coordinator is replaced within 30 s: this, `OVERDUE_S` of the other's observation, a connection, and the 2 s
 # after which an agent retries its tracker.
@@ -84,10 +84,10 @@ class _Facts:
         return keeper not in self.barred and (wanted or self.lost)
 
 
-class RouteQueries(Base):
+class Routes(StorePart):
     """Queries on `board_ways`."""
 
-    def keep_routes(
+    def keep(
         self, keeper: str, boards: Mapping[str, str], wanted: Collection[str] = (), overdue: Collection[str] = ()
     ) -> dict[str, BoardRoute]:
         """Renew our routes to these boards, take free ones, request those that our leases or requests (`wanted`) need;
@@ -108,20 +108,20 @@ class RouteQueries(Base):
         works = find_works(boards)
         if names := [name for name, work in works.items() if work]:
             # The write lock is shared: within it only possible changes are checked again.
-            with self._writing() as connection:
+            with self._db.writing() as connection:
                 changing, now = self._read_ways(connection, names)
                 facts |= changing
                 works |= find_works(names)
                 self._do(connection, keeper, works, boards, facts, now)
         return {name: _show(keeper, facts.get(name, _Facts()), work) for name, work in works.items()}
 
-    def hand_over_routes(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
+    def hand_over(self, keeper: str, boards: Mapping[str, tuple[str, str]]) -> list[str]:
         """Give routes with closed connections to their requesters; return the boards given.
 
         `boards` maps to the new owner, and to what may be left of our connection on the board.
         """
         table = schema.board_ways
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             facts, now = self._read_ways(connection, list(boards))
             given = [
                 name
@@ -137,19 +137,19 @@ class RouteQueries(Base):
                 self._put(connection, rows)
         return given
 
-    def bar_route(self, keeper: str, board: str, reason: str) -> None:
+    def bar(self, keeper: str, board: str, reason: str) -> None:
         """Leave a received route that does not reach the board to others for `BAR_S`."""
-        with self._writing() as connection:
-            now = self._clock()
+        with self._db.writing() as connection:
+            now = self._db.clock()
             self._put(connection, [_to_row(board, keeper, _BARRED, now, BAR_S, reason=reason)])
 
-    def release_routes(self, keeper: str) -> None:
+    def release(self, keeper: str) -> None:
         """Give up all our routes, at the end."""
         table = schema.board_ways
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             connection.execute(table.delete().where(table.c.keeper == keeper, table.c.part != _BARRED))
 
-    def fetch_routes(self) -> dict[str, str]:
+    def fetch(self) -> dict[str, str]:
         """The owner of each board's route, for people; boards without one are left out."""
         facts, _ = self._read_ways()
         return {name: fact.keeper for name, fact in facts.items() if fact.keeper}
@@ -172,10 +172,10 @@ class RouteQueries(Base):
         if names is not None:
             queries = (queries[0].where(ways.c.board.in_(names)), queries[1].where(boards.c.name.in_(names)))
         if connection is None:
-            rows, standings = (self._rows(query) for query in queries)
+            rows, standings = (self._db.rows(query) for query in queries)
         else:
             rows, standings = ([dict(row) for row in connection.execute(query).mappings()] for query in queries)
-        now, wall = self._clock(), self._wall_clock()
+        now, wall = self._db.clock(), self._db.wall_clock()
         facts: dict[str, _Facts] = {}
         for row in rows:
             fact = facts.setdefault(row["board"], _Facts())
@@ -222,7 +222,7 @@ class RouteQueries(Base):
     def _put(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the rows of the same board and coordinator."""
         if rows:
-            insert = self._database.insert(schema.board_ways)
+            insert = self._db.database.insert(schema.board_ways)
             changed = {name: insert.excluded[name] for name in rows[0] if name not in ("board", "keeper")}
             connection.execute(
                 insert.on_conflict_do_update(index_elements=["board", "keeper"], set_=changed),

@@ -68,13 +68,13 @@ def is_on_demand(row: Mapping[str, Any]) -> bool:
 
 
 def is_reserved_by(row: Mapping[str, Any] | None, person: str) -> bool:
-    """Whether a person has reserved a board, by its row in `Store.fetch_boards`."""
+    """Whether a person has reserved a board, by its row in `store.boards.fetch`."""
     lease = (row or {}).get("lease") or {}
     return bool(lease.get("kind") == WorkKind.RESERVED and lease.get("owner") == person)
 
 
 def require_kept(row: Mapping[str, Any]) -> None:
-    """Refuse a board that the services do not connect to, by a row of `fetch_boards`. Raises UsageError."""
+    """Refuse a board that the services do not connect to, by a row of `fetch`. Raises UsageError."""
     if is_on_demand(row):
         raise UsageError(
             f"{row['name']} is this machine: its agent runs only while a command such as `farm tune` uses it",

@@ -1,57 +1,55 @@
-"""The whole store: events, boards, leases, campaigns, trials, records and sweeps.
-
-Methods take and return the farm's own values. Each write is one transaction.
-"""
+"""The whole store: one database, and a part for each kind of thing that the farm keeps."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-import sqlalchemy as sa
+from farm.closing import Closing
+from farm.settings import StoreLocation
+from farm.store.boards import Boards, GoldenSamples
+from farm.store.campaigns import Campaigns
+from farm.store.clock import Instant
+from farm.store.engines import Engines
+from farm.store.events import Events
+from farm.store.imports import Imports
+from farm.store.leases import Leases
+from farm.store.pruning import Pruning
+from farm.store.queue import RequestQueue
+from farm.store.records import Decisions, StoredRecords
+from farm.store.routes import Routes
+from farm.store.session import StoreSession
+from farm.store.sweeps import Sweeps
+from farm.store.totals import Totals
+from farm.store.trials import Trials
+from farm.store.workloads import Workloads
 
-from farm.store import schema
-from farm.store.boards import GoldenQueries
-from farm.store.campaign_metrics import CampaignMetrics, CampaignTotals, CoverageQueries
-from farm.store.engines import EngineQueries
-from farm.store.event_stream import AuditQueries, EventStreamQueries
-from farm.store.leases import LeaseQueries
-from farm.store.merging import MergingQueries
-from farm.store.overview import OverviewQueries
-from farm.store.pruning import PruningQueries
-from farm.store.records import DecisionQueries
-from farm.store.routes import RouteQueries
-from farm.store.sweeps import SweepQueries
-from farm.store.trials import SimilarQueries
 
+class Store(Closing):
+    """The farm's memory in one database. Safe for several processes; one thread per instance.
 
-class Store(
-    LeaseQueries,
-    GoldenQueries,
-    SweepQueries,
-    CoverageQueries,
-    EngineQueries,
-    SimilarQueries,
-    CampaignTotals,
-    CampaignMetrics,
-    EventStreamQueries,
-    PruningQueries,
-    MergingQueries,
-    DecisionQueries,
-    OverviewQueries,
-    RouteQueries,
-    AuditQueries,
-):
-    """The farm's memory in one database. Safe for several processes; one thread per instance."""
+    `store.boards.require(name)`: each part has the queries on its tables. Methods take and return the farm's own
+    values. Each write is one transaction.
+    """
 
-    # Events
+    def __init__(
+        self,
+        location: StoreLocation,
+        clock: Callable[[], Instant] | None = None,
+        wall_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Open the store as `StoreSession`."""
+        self.location = location
+        self.session = db = StoreSession(location, clock, wall_clock)
+        self.boards, self.golden, self.routes = Boards(db), GoldenSamples(db), Routes(db)
+        self.queue = RequestQueue(db)
+        self.leases = Leases(db, self.boards, self.queue)
+        self.workloads, self.engines = Workloads(db), Engines(db)
+        self.campaigns = Campaigns(db, self.workloads)
+        self.trials, self.totals = Trials(db), Totals(db)
+        self.records, self.decisions = StoredRecords(db), Decisions(db)
+        self.imports = Imports(db, self.workloads, self.trials, self.records)
+        self.sweeps = Sweeps(db)
+        self.events, self.pruning = Events(db), Pruning(db)
 
-    def add_event(self, kind: str, subject: str, message: str, by: str = "") -> None:
-        """Append an event; `by` is who ordered it, if a person did."""
-        about = {"kind": kind, "subject": subject, "message": message, "by": by}
-        with self._writing() as connection:
-            connection.execute(schema.events.insert().values(at=self._wall_clock(), **about))
-
-    def fetch_events(self, subject: str | None = None) -> list[dict[str, Any]]:
-        """All events, oldest first, or those of one subject: a board's key, a campaign's name."""
-        query = sa.select(schema.events).order_by(schema.events.c.id)
-        return self._rows(query if subject is None else query.where(schema.events.c.subject == subject))
+    def close(self) -> None:
+        self.session.close()

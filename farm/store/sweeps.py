@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from farm.errors import InternalError, TransientError, UsageError
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.session import StorePart
 from farm.store.standing import note_seen
 
 RUNNING = "running"
@@ -24,10 +24,10 @@ ENDED = frozenset({"finished", INTERRUPTED, "failed", "voided"})
 _MAX_ID = 2**63 - 1
 
 
-class SweepQueries(Base):
+class Sweeps(StorePart):
     """Queries on `sweeps` and `sweep_points`."""
 
-    def start_sweep(
+    def start(
         self,
         *,
         command: str,
@@ -41,7 +41,7 @@ class SweepQueries(Base):
         settings: Mapping[str, Any],
     ) -> int:
         """Start a sweep; return its number. `settings["process"]` identifies the process that runs it."""
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             done = connection.execute(
                 schema.sweeps.insert().values(
                     command=command,
@@ -53,19 +53,19 @@ class SweepQueries(Base):
                     goal=dict(goal),
                     grid=dict(grid),
                     settings=dict(settings),
-                    started_at=self._wall_clock(),
+                    started_at=self._db.wall_clock(),
                     state=RUNNING,
                 )
             )
             assert done.inserted_primary_key
             return int(done.inserted_primary_key[0])
 
-    def resume_sweep(self, sweep: int, process: Mapping[str, Any]) -> dict[str, Any]:
-        """Resume an ended sweep in `process`, without its summary; return it as `require_sweep`.
+    def resume(self, sweep: int, process: Mapping[str, Any]) -> dict[str, Any]:
+        """Resume an ended sweep in `process`, without its summary; return it as `require`.
 
         Only one of several callers gets it. Raises TransientError if it is running, UsageError for an unknown one.
         """
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             row = _require_row(connection, sweep)
             if row["state"] == RUNNING:
                 holder = row["settings"].get("process") or {}
@@ -81,7 +81,7 @@ class SweepQueries(Base):
             )
             return _require_row(connection, sweep)
 
-    def finish_sweep(self, sweep: int, state: str, summary: Mapping[str, Any] | None = None) -> None:
+    def finish(self, sweep: int, state: str, summary: Mapping[str, Any] | None = None) -> None:
         """Record how a sweep ended, one of `ENDED`, with its summary; without one the present summary stays.
 
         Raises UsageError for an unknown sweep.
@@ -89,47 +89,52 @@ class SweepQueries(Base):
         if state not in ENDED:
             raise InternalError(f"a sweep cannot end as {state!r}")
         values: dict[str, Any] = {} if summary is None else {"summary": dict(summary)}
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             _require_row(connection, sweep)
-            self._update_sweep(connection, sweep, state=state, finished_at=self._wall_clock(), **values)
+            self._update_sweep(connection, sweep, state=state, finished_at=self._db.wall_clock(), **values)
 
-    def keep_sweep_goal(self, sweep: int, goal: Mapping[str, Any]) -> None:
+    def keep_goal(self, sweep: int, goal: Mapping[str, Any]) -> None:
         """Store the goal of a sweep's pick from now on. Raises UsageError for an unknown sweep."""
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             _require_row(connection, sweep)
             self._update_sweep(connection, sweep, goal=dict(goal))
 
-    def interrupt_sweeps(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[int]:
+    def interrupt(self, is_abandoned: Callable[[Mapping[str, Any]], bool]) -> list[int]:
         """Mark running sweeps as `interrupted` if `is_abandoned` says so of their settings; return them.
 
         One transaction, so that a sweep resumed meanwhile is left alone. `is_abandoned` must be quick.
         """
         table = schema.sweeps
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             running = connection.execute(
                 sa.select(table.c.id, table.c.settings).where(table.c.state == RUNNING).order_by(table.c.id)
             ).all()
             abandoned = [int(sweep) for sweep, settings in running if is_abandoned(settings)]
             for sweep in abandoned:
-                self._update_sweep(connection, sweep, state=INTERRUPTED, finished_at=self._wall_clock())
+                self._update_sweep(connection, sweep, state=INTERRUPTED, finished_at=self._db.wall_clock())
         return abandoned
 
-    def fetch_sweeps(self) -> list[dict[str, Any]]:
+    def fetch(self) -> list[dict[str, Any]]:
         """All sweeps, newest first, each with its number of `visits`.
 
         `started_at` and `finished_at` are seconds since the epoch, the latter None while it runs; `summary` is None
         until it has one.
         """
-        return self._rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
+        return self._db.rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
 
-    def require_sweep(self, sweep: int) -> dict[str, Any]:
-        """One sweep, as in `fetch_sweeps`. Raises UsageError for an unknown one."""
-        rows = self._rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """A page of sweeps, newest first, as in `fetch`, and their total."""
+        query = select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
+        return self._db.rows(query), self._db.count(schema.sweeps)
+
+    def require(self, sweep: int) -> dict[str, Any]:
+        """One sweep, as in `fetch`. Raises UsageError for an unknown one."""
+        rows = self._db.rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
         if not rows:
             raise _unknown_sweep(sweep)
         return rows[0]
 
-    def add_sweep_point(
+    def add_point(
         self,
         sweep: int,
         *,
@@ -145,7 +150,7 @@ class SweepQueries(Base):
 
         Returns False for a repeated visit, which changes nothing. Raises InternalError for an unknown sweep.
         """
-        at = self._wall_clock()
+        at = self._db.wall_clock()
         row = {
             "sweep": sweep,
             "variant": variant,
@@ -157,14 +162,14 @@ class SweepQueries(Base):
             "outcome": dict(outcome),
             "recorded_at": at,
         }
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             note_seen(connection, [board], at)
-            return self._insert_new(connection, schema.sweep_points, row)
+            return self._db.insert_new(connection, schema.sweep_points, row)
 
-    def fetch_sweep_points(self, sweep: int) -> list[dict[str, Any]]:
+    def fetch_points(self, sweep: int) -> list[dict[str, Any]]:
         """The visits of a sweep in order of writing; none for an unknown sweep."""
         table = schema.sweep_points
-        return self._rows(sa.select(table).where(_is(table.c.sweep, sweep)).order_by(table.c.id))
+        return self._db.rows(sa.select(table).where(_is(table.c.sweep, sweep)).order_by(table.c.id))
 
     def _update_sweep(self, connection: sa.Connection, sweep: int, **values: Any) -> None:
         connection.execute(schema.sweeps.update().where(schema.sweeps.c.id == sweep).values(**values))

@@ -1,12 +1,12 @@
 """Trials: written once, counted, and read in the forms that a search and a resuming engine need.
 
-`SimilarQueries` chooses trials for another search; `campaign_metrics` sums costs.
+`fetch_similar` chooses trials for another search; `totals` has sums.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,155 +14,57 @@ import sqlalchemy as sa
 from device_agent.protocol import FaultSide, Status
 from farm.errors import InternalError
 from farm.store import database, schema
-from farm.store.base import Base
+from farm.store.session import VALUES_AT_ONCE, StorePart
 from farm.store.standing import note_seen
 from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
 
-# SQLite takes 32766 values in one statement; older builds of it take 999.
-_AT_ONCE = 500
-
-
-class SimilarQueries(Base):
-    """Queries that choose among `trials`."""
-
-    def fetch_similar_trials(
-        self,
-        workloads: Sequence[str],
-        *,
-        simulated: bool,
-        exclude: tuple[str, str, str] | None = None,
-        limit: int = 2000,
-        per_task: int = 200,
-    ) -> list[dict[str, Any]]:
-        """Good trials of these workloads (hashes) on any board type at any operating point, best of each first.
-
-        A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task contributes
-        up to `per_task` candidates, and all tasks up to `limit`, shared evenly. Half are its best, the others spread
-        over the rest, because a model trained on good candidates only cannot recognise bad ones. Candidates that ever
-        computed a wrong result are left out. Each row has the trial's `workload`, `board_type`, `operating_point`,
-        `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`, `arguments`, `target`,
-        `pipeline` and `module_json`, shared by its rows. Ordered by rank in the task, so that a prefix is a fair choice
-        too.
-        """
-        tasks = self._fetch_tasks(workloads, simulated)
-        if exclude is not None:
-            tasks.pop(exclude, None)
-        share = min(per_task, max(1, limit // max(1, len(tasks))))
-        ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
-        chosen = [trial for _, trial in ranked[:limit]]
-        rows = self._fetch_by("id", schema.trials, chosen, _WANTED)
-        about = self._fetch_by("hash", schema.workloads, sorted({row["workload"] for row in rows.values()}), _ABOUT)
-        return [
-            {key: value for key, value in row.items() if key != "id"}
-            | {key: value for key, value in about[row["workload"]].items() if key != "hash"}
-            for row in (rows[trial] for trial in chosen)
-        ]
-
-    def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
-        """The good trials of each task by rising median, each candidate once. Reads only indexes."""
-        table = schema.trials
-        tasks: dict[tuple[str, str, str], list[int]] = {}
-        seen: set[tuple[str, str, str, str]] = set()
-        for first in range(0, len(workloads), _AT_ONCE):
-            some = list(workloads[first : first + _AT_ONCE])
-            with database.translated(self._database), self._engine.connect() as connection:
-                wrong = {tuple(row) for row in connection.execute(_select_wrong().where(table.c.workload.in_(some)))}
-                found = connection.execute(
-                    _select_good().where(table.c.workload.in_(some), table.c.simulated == simulated)
-                )
-                for workload, board_type, point, candidate, trial in found:
-                    task = (workload, board_type, point)
-                    if (*task, candidate) not in seen and (workload, candidate) not in wrong:
-                        seen.add((*task, candidate))
-                        tasks.setdefault(task, []).append(trial)
-        return tasks
-
-    def _fetch_by(
-        self, key: str, table: sa.Table, values: Sequence[Any], columns: Sequence[str]
-    ) -> dict[Any, dict[str, Any]]:
-        rows: dict[Any, dict[str, Any]] = {}
-        for first in range(0, len(values), _AT_ONCE):
-            query = sa.select(*(table.c[name] for name in columns)).where(
-                table.c[key].in_(list(values[first : first + _AT_ONCE]))
-            )
-            rows |= {row[key]: row for row in self._rows(query)}
-        return rows
-
-
+# Rows in memory at once.
+_CHUNK = 5_000
+# A failure of the board or the farm is no sign of life of the board.
+_NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
+# The columns of a trial and of its workload that another search learns from.
 _WANTED = ("id", "workload", "board_type", "operating_point", "candidate", "trace_json", "median_s")
 _ABOUT = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
 
 
-def _select_wrong() -> sa.Select[Any]:
-    table = schema.trials
-    # A literal: SQLite uses a partial index only if it can match the condition.
-    return sa.select(table.c.workload, table.c.candidate).where(
-        table.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
-    )
-
-
-def _select_good() -> sa.Select[Any]:
-    table = schema.trials
-    task = (table.c.workload, table.c.board_type, table.c.operating_point)
-    return (
-        sa.select(*task, table.c.candidate, table.c.id)
-        .where(schema.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
-        .order_by(*task, table.c.median_s, table.c.candidate)
-    )
-
-
-def _choose(trials: Sequence[int], share: int) -> list[int]:
-    """At most `share` of a list sorted best first: the best half of the share, the rest evenly spaced."""
-    if len(trials) <= share:
-        return list(trials)
-    best = (share + 1) // 2
-    rest, more = trials[best:], share - best
-    # The last step ends at the worst, which shows what bad looks like.
-    return [*trials[:best], *(rest[(step + 1) * len(rest) // more - 1] for step in range(more))]
-
-
-# A failure of the board or the farm is no sign of life of the board.
-_NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
-
-
-class TrialQueries(Base):
+class Trials(StorePart):
     """Queries on `trials`."""
 
-    def add_trial(self, trial: Trial) -> bool:
+    def add(self, trial: Trial) -> bool:
         """Write a trial once. Returns False, with nothing changed, for a repeated delivery.
 
         That is an identity already stored, or a second counted trial (`Trial.counts`) of a candidate on a board type at
         an operating point in a campaign. Raises InternalError for an unknown campaign or workload, and for a trial that
         does not say on which of its campaign's board types it ran.
         """
-        return self.add_trials([trial]) == 1
+        return self.add_several([trial]) == 1
 
-    def add_trials(self, trials: Sequence[Trial]) -> int:
-        """As `add_trial`, in one transaction; return how many were new."""
-        with self._writing() as connection:
-            now = self._wall_clock()
+    def add_several(self, trials: Sequence[Trial]) -> int:
+        """As `add`, in one transaction; return how many were new."""
+        with self._db.writing() as connection:
+            now = self._db.wall_clock()
             rows = [to_row(trial, now) for trial in trials]
             for row, trial in zip(rows, trials, strict=True):
                 if not trial.board_type:
                     row["board_type"] = _require_type(connection, trial)
             answered = {row["board"] for row in rows if row["board"] and row["fault_side"] not in _NO_SIGN}
             note_seen(connection, answered, now)
-            return self._insert_trials(connection, rows)
+            return self.insert(connection, rows)
 
-    def _insert_trials(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
+    def insert(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
         """Insert new rows and update the counts; return how many there were."""
         counts, total = schema.trial_counts, 0
         # In order: of two that exclude each other, the first is kept.
         for status, alike in itertools.groupby(rows, key=lambda row: str(row["status"])):
-            number = self._insert_all_new(connection, schema.trials, list(alike))
+            number = self._db.insert_all_new(connection, schema.trials, list(alike))
             total += number
-            insert = self._database.insert(counts).values(status=status, trials=number)
+            insert = self._db.database.insert(counts).values(status=status, trials=number)
             added = {"trials": counts.c.trials + number}
             if number:
                 connection.execute(insert.on_conflict_do_update(index_elements=["status"], set_=added))
         return total
 
-    def count_trials(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
+    def count(self, campaign: int, *, purpose: str | None = None) -> dict[str, int]:
         """Trials by side, for one purpose or any.
 
         The keys are `ok`, `candidate_faults`, `board_faults`, `farm_faults`, `sample_faults`.
@@ -171,20 +73,20 @@ class TrialQueries(Base):
         query = sa.select(table.c.fault_side, sa.func.count().label("n")).where(table.c.campaign == campaign)
         if purpose is not None:
             query = query.where(table.c.purpose == purpose)
-        rows = self._rows(query.group_by(table.c.fault_side))
+        rows = self._db.rows(query.group_by(table.c.fault_side))
         by_side = {row["fault_side"]: row["n"] for row in rows}
         return {"ok": by_side.get(None, 0)} | {f"{side}_faults": by_side.get(str(side), 0) for side in FaultSide}
 
     def count_statuses(self) -> dict[str, int]:
         """All trials by status; statuses without any are missing. Reads a few maintained rows."""
-        return {row["status"]: row["trials"] for row in self._rows(sa.select(schema.trial_counts))}
+        return {row["status"]: row["trials"] for row in self._db.rows(sa.select(schema.trial_counts))}
 
     def fetch_mark(self) -> int:
         """The number of the latest trial, 0 without any: later trials have greater ones."""
-        [row] = self._rows(sa.select(sa.func.max(schema.trials.c.id).label("id")))
+        [row] = self._db.rows(sa.select(sa.func.max(schema.trials.c.id).label("id")))
         return int(row["id"] or 0)
 
-    def fetch_trials(
+    def fetch(
         self, campaign: int | None = None, *, purpose: str | None = None, columns: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
         """Trials in order of writing, of one campaign or all, for one purpose or any.
@@ -198,7 +100,7 @@ class TrialQueries(Base):
             query = query.where(schema.trials.c.campaign == campaign)
         if purpose is not None:
             query = query.where(schema.trials.c.purpose == purpose)
-        return self._rows(query)
+        return self._db.rows(query)
 
     def fetch_counted(
         self, campaign: int, task: tuple[str, str, str] | None = None, *, traces: bool = True
@@ -229,14 +131,14 @@ class TrialQueries(Base):
             query = query.where(
                 table.c.board_type == board_type, table.c.workload == workload, table.c.operating_point == point
             )
-        return self._rows(query)
+        return self._db.rows(query)
 
     def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
         """The last attempt's number of each uncounted candidate in the search, by board type, workload, operating point
         and candidate.
         """
         key = _candidate_key()
-        rows = self._rows(
+        rows = self._db.rows(
             sa.select(*key, sa.func.max(schema.trials.c.attempt).label("attempt"))
             .where(*_never_counted(campaign))
             .group_by(*key)
@@ -253,12 +155,14 @@ class TrialQueries(Base):
         """
         key = _candidate_key()
         blamed = sa.func.count().filter(schema.trials.c.fault_side == str(FaultSide.BOARD))
-        return self._rows(sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses))
+        return self._db.rows(sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses))
 
     def fetch_board_seconds(self, campaign: int) -> float:
         """The total time for which a campaign's trials held boards, in seconds."""
         table = schema.trials
-        [row] = self._rows(sa.select(schema.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign))
+        [row] = self._db.rows(
+            sa.select(schema.total(table.c.held_s).label("held_s")).where(table.c.campaign == campaign)
+        )
         return float(row["held_s"])
 
     def add_doubt(self, board: str, after: int, reason: str) -> int:
@@ -266,9 +170,9 @@ class TrialQueries(Base):
         trials.
         """
         trials = schema.trials
-        with self._writing() as connection:
+        with self._db.writing() as connection:
             until = int(connection.execute(sa.select(sa.func.max(trials.c.id))).scalar() or 0)
-            now = self._wall_clock()
+            now = self._db.wall_clock()
             since = connection.execute(sa.select(trials.c.recorded_at).where(trials.c.id == after)).scalar()
             times = {"since": now if since is None else since, "until": now}
             connection.execute(
@@ -323,7 +227,98 @@ class TrialQueries(Base):
             .group_by(trials.c.candidate)
             .order_by(sa.func.min(trials.c.id))
         )
-        return self._rows(query)
+        return self._db.rows(query)
+
+    def fetch_since(self, campaign: int, after: int) -> Iterator[Sequence[Any]]:
+        """A campaign's trials after a number, in order, without the long columns: number, board type, workload,
+        operating point, whether it counts, median (s), board, time of writing, time on the board (s).
+        """
+        table = schema.trials
+        query = (
+            sa.select(
+                table.c.id, table.c.board_type, table.c.workload, table.c.operating_point, table.c.counted,
+                table.c.median_s, table.c.board, table.c.recorded_at, table.c.held_s,
+            )
+            .where(table.c.campaign == campaign, table.c.id > after)
+            .order_by(table.c.id)
+        )  # fmt: skip
+        with database.translated(self._db.database), self._db.engine.connect() as connection:
+            result = connection.execution_options(stream_results=True, max_row_buffer=_CHUNK).execute(query)
+            for chunk in result.partitions(_CHUNK):
+                yield from chunk
+
+    def fetch_newest_outcomes(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The newest trials of all campaigns after a number, oldest first: `board`, `recorded_at`, `operating_point`,
+        `outcome`. Leaves out trials without a board.
+        """
+        table = schema.trials
+        query = sa.select(table.c.board, table.c.recorded_at, table.c.operating_point, table.c.outcome)
+        query = query.where(table.c.id > after).order_by(table.c.id.desc()).limit(limit)
+        return [row for row in reversed(self._db.rows(query)) if row["board"]]
+
+    # For another search
+    def fetch_similar(
+        self,
+        workloads: Sequence[str],
+        *,
+        simulated: bool,
+        exclude: tuple[str, str, str] | None = None,
+        limit: int = 2000,
+        per_task: int = 200,
+    ) -> list[dict[str, Any]]:
+        """Good trials of these workloads (hashes) on any board type at any operating point, best of each first.
+
+        A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task contributes
+        up to `per_task` candidates, and all tasks up to `limit`, shared evenly. Half are its best, the others spread
+        over the rest, because a model trained on good candidates only cannot recognise bad ones. Candidates that ever
+        computed a wrong result are left out. Each row has the trial's `workload`, `board_type`, `operating_point`,
+        `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`, `arguments`, `target`,
+        `pipeline` and `module_json`, shared by its rows. Ordered by rank in the task, so that a prefix is a fair choice
+        too.
+        """
+        tasks = self._fetch_tasks(workloads, simulated)
+        if exclude is not None:
+            tasks.pop(exclude, None)
+        share = min(per_task, max(1, limit // max(1, len(tasks))))
+        ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
+        chosen = [trial for _, trial in ranked[:limit]]
+        rows = self._fetch_by("id", schema.trials, chosen, _WANTED)
+        about = self._fetch_by("hash", schema.workloads, sorted({row["workload"] for row in rows.values()}), _ABOUT)
+        return [
+            {key: value for key, value in row.items() if key != "id"}
+            | {key: value for key, value in about[row["workload"]].items() if key != "hash"}
+            for row in (rows[trial] for trial in chosen)
+        ]
+
+    def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
+        """The good trials of each task by rising median, each candidate once. Reads only indexes."""
+        table = schema.trials
+        tasks: dict[tuple[str, str, str], list[int]] = {}
+        seen: set[tuple[str, str, str, str]] = set()
+        for first in range(0, len(workloads), VALUES_AT_ONCE):
+            some = list(workloads[first : first + VALUES_AT_ONCE])
+            with database.translated(self._db.database), self._db.engine.connect() as connection:
+                wrong = {tuple(row) for row in connection.execute(_select_wrong().where(table.c.workload.in_(some)))}
+                found = connection.execute(
+                    _select_good().where(table.c.workload.in_(some), table.c.simulated == simulated)
+                )
+                for workload, board_type, point, candidate, trial in found:
+                    task = (workload, board_type, point)
+                    if (*task, candidate) not in seen and (workload, candidate) not in wrong:
+                        seen.add((*task, candidate))
+                        tasks.setdefault(task, []).append(trial)
+        return tasks
+
+    def _fetch_by(
+        self, key: str, table: sa.Table, values: Sequence[Any], columns: Sequence[str]
+    ) -> dict[Any, dict[str, Any]]:
+        rows: dict[Any, dict[str, Any]] = {}
+        for first in range(0, len(values), VALUES_AT_ONCE):
+            query = sa.select(*(table.c[name] for name in columns)).where(
+                table.c[key].in_(list(values[first : first + VALUES_AT_ONCE]))
+            )
+            rows |= {row[key]: row for row in self._db.rows(query)}
+        return rows
 
 
 def to_row(trial: Trial, recorded_at: float) -> dict[str, Any]:
@@ -379,3 +374,31 @@ def _never_counted(campaign: int) -> tuple[sa.ColumnElement[bool], ...]:
         uncounted,
         ~sa.exists().where(*same, other.c.counted.is_not(None)),
     )
+
+
+def _select_wrong() -> sa.Select[Any]:
+    table = schema.trials
+    # A literal: SQLite uses a partial index only if it can match the condition.
+    return sa.select(table.c.workload, table.c.candidate).where(
+        table.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'")
+    )
+
+
+def _select_good() -> sa.Select[Any]:
+    table = schema.trials
+    task = (table.c.workload, table.c.board_type, table.c.operating_point)
+    return (
+        sa.select(*task, table.c.candidate, table.c.id)
+        .where(schema.is_sound(table.c.median_s), table.c.candidate != UNTUNED)
+        .order_by(*task, table.c.median_s, table.c.candidate)
+    )
+
+
+def _choose(trials: Sequence[int], share: int) -> list[int]:
+    """At most `share` of a list sorted best first: the best half of the share, the rest evenly spaced."""
+    if len(trials) <= share:
+        return list(trials)
+    best = (share + 1) // 2
+    rest, more = trials[best:], share - best
+    # The last step ends at the worst, which shows what bad looks like.
+    return [*trials[:best], *(rest[(step + 1) * len(rest) // more - 1] for step in range(more))]

@@ -16,7 +16,7 @@ _ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
 
 
 def summarise(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep in a list, from a row of `Store.fetch_sweeps`."""
+    """A sweep in a list, from a row of `store.sweeps.fetch`."""
     request = row["request"]
     return {
         "sweep": row["id"],
@@ -93,7 +93,7 @@ def measurement_from_dict(document: Mapping[str, Any]) -> PointMeasurement:
 
 
 def read_visits(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], list[PointMeasurement]]:
-    """The visits of each series (variant, batch) that measured something, from `Store.fetch_sweep_points`.
+    """The visits of each series (variant, batch) that measured something, from `store.sweeps.fetch_points`.
 
     In the order of their times, and at one time of their boards: who wrote first says nothing.
     """

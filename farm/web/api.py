@@ -66,16 +66,16 @@ def _page(request: Request, items: Sequence[Mapping[str, Any]], total: int, limi
 def list_boards(request: Request, limit: Limit = 100, offset: Offset = 0) -> JSONResponse:
     """List boards by name, as `farm board list --json` does."""
     with _view(request).stores.lend() as store:
-        return _page(request, *store.fetch_board_page(limit, offset), limit, offset)
+        return _page(request, *store.boards.fetch_page(limit, offset), limit, offset)
 
 
 @router.get("/boards/{name}", responses=_answer(documents.BoardInFull))
 def show_board(request: Request, name: Name) -> JSONResponse:
     """Show a board with its golden kernel and its events, as `farm board show --json` does."""
     with _view(request).stores.lend() as store:
-        board = store.require_board(name)
+        board = store.boards.require(name)
         calibration = fetch_calibration(store, board)
-        return JSONResponse(to_board_document(board, calibration, store.fetch_board_events(name)))
+        return JSONResponse(to_board_document(board, calibration, store.events.fetch_of_boards(name)))
 
 
 @router.post("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
@@ -105,7 +105,7 @@ def order_board(request: Request, name: Name, order: Name, body: documents.Board
 def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
     """List campaigns, the newest first, as `farm campaign list --json` does."""
     with _view(request).stores.lend() as store:
-        campaigns, total = store.fetch_campaign_page(limit, offset)
+        campaigns, total = store.campaigns.fetch_page(limit, offset)
     return _page(request, [shorten(each) for each in campaigns], total, limit, offset)
 
 
@@ -136,7 +136,7 @@ def change_budget(request: Request, name: Name, body: documents.BudgetChange) ->
 def list_sweeps(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
     """List sweeps, the newest first, as `farm sweep list --json` does."""
     with _view(request).stores.lend() as store:
-        rows, total = store.fetch_sweep_page(limit, offset)
+        rows, total = store.sweeps.fetch_page(limit, offset)
     return _page(request, [stored.summarise(row) for row in rows], total, limit, offset)
 
 
@@ -163,8 +163,8 @@ def show_record(request: Request, workload: Name) -> documents.WorkloadRecords:
     """Show all records of a workload, as `farm record show --json` does."""
     with _view(request).stores.lend() as store:
         key, _ = require_workload(store, workload)
-        about = store.fetch_workload_rows([key])[key]
-        records = store.fetch_records(workloads=[key], simulated=None)
+        about = store.workloads.fetch_by_hash([key])[key]
+        records = store.records.fetch(workloads=[key], simulated=None)
         return make_workload_document(about, records, name_codes(store, records))
 
 
@@ -179,4 +179,4 @@ def show_queue(request: Request) -> JSONResponse:
 def list_events(request: Request, subject: Text = "", limit: Limit = 20) -> JSONResponse:
     """List the newest events, of all or of one board or campaign."""
     with _view(request).stores.lend() as store:
-        return JSONResponse({"items": store.fetch_newest_events(limit, subject or None)})
+        return JSONResponse({"items": store.events.fetch_newest(limit, subject or None)})

@@ -219,7 +219,7 @@ def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str
 
 def list_events(store: Store, subject: str | None = None, limit: int = EVENTS) -> list[dict[str, Any]]:
     """Return the newest events, each with the page that it links to."""
-    rows = store.fetch_newest_events(limit, subject)
+    rows = store.events.fetch_newest(limit, subject)
     for row in rows:
         # Board events name their author; only some other events are about a board or a campaign.
         of_board = row["by"] or row["kind"] in ("stopped", "board_lied")

@@ -35,7 +35,7 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
     if order == "resume":
         control.resume(store, name, by)
         client.ensure_engine(settings)
-        return store.fetch_fleet_campaign(name)
+        return store.campaigns.require(name)
     raise UsageError(f"invalid campaign command {order!r}", f"Known: {', '.join(CAMPAIGN_ORDERS)}.")
 
 
@@ -45,15 +45,15 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: P
     if not changes:
         raise UsageError("no limit was given", "Give trials, per_workload, wall_clock_s or board_s.")
     control.change_budget(store, name, changes, by)
-    return store.fetch_fleet_campaign(name)
+    return store.campaigns.require(name)
 
 
 def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> dict[str, Any]:
     """Give an order for a board; return its row. Raises UsageError where the order does not fit."""
     if order not in BOARD_ORDERS:
         raise UsageError(f"invalid board command {order!r}", f"Known: {', '.join(BOARD_ORDERS)}.")
-    store.observe_board(name, order, name_person(person), decide_by(Observation(Kind(order), reason)))
-    return store.require_board(name)
+    store.boards.observe(name, order, name_person(person), decide_by(Observation(Kind(order), reason)))
+    return store.boards.require(name)
 
 
 def reserve_board(store: Store, name: str, for_s: float, why: str, person: Person) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
     """
     with _some_wait_s() as wait_s:
         reservation.reserve(store, name, for_s, why, wait_s, lambda text: None, _name_holder(person))
-    return store.require_board(name)
+    return store.boards.require(name)
 
 
 def end_reservation(store: Store, name: str, reason: str, person: Person) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def end_reservation(store: Store, name: str, reason: str, person: Person) -> dic
 
     Raises UsageError where there is none, Refused.
     """
-    board = store.require_board(name)
+    board = store.boards.require(name)
     lease = board["lease"] or {}
     if lease.get("kind") != WorkKind.RESERVED:
         raise UsageError(f"{name} is not reserved", "`farm queue` shows who has it.")
     if not may_change(person, lease["owner"]):
         raise _refuse(person, f"the reservation of {lease['owner']}")
-    store.force_release(name, name_person(person), reason or "ended before its time")
-    return store.require_board(name)
+    store.leases.force_release(name, name_person(person), reason or "ended before its time")
+    return store.boards.require(name)
 
 
 def may_change(person: Person | None, owner: str) -> bool:
@@ -90,7 +90,7 @@ def may_change(person: Person | None, owner: str) -> bool:
 
 def _check_own(store: Store, name: str, person: Person) -> str:
     """Refuse a person who may not change a campaign; return the person's name for events."""
-    owner = store.fetch_fleet_campaign(name).owner
+    owner = store.campaigns.require(name).owner
     if not may_change(person, owner):
         raise _refuse(person, f"the campaign of {owner}")
     return name_person(person)

@@ -93,8 +93,8 @@ def show_now(
     view, filters = get_view(request), now.BoardFilters(text.strip(), board_type, state, health, made)
     with view.stores.lend() as store:
         view.learn(store)
-        boards = store.fetch_boards()
-        campaigns = store.fetch_fleet_campaigns(over=False)
+        boards = store.boards.fetch()
+        campaigns = store.campaigns.fetch(over=False)
         rows = now.list_rows(boards, view.find_known(store, campaigns), filters)
         first = (page - 1) * BOARDS_PER_PAGE
         return show(
@@ -118,9 +118,9 @@ def show_board(request: Request, name: str) -> HTMLResponse:
     view = get_view(request)
     with view.stores.lend() as store:
         view.learn(store)
-        board = store.require_board(name)
-        known = view.find_known(store, store.fetch_fleet_campaigns(over=False))
-        faults = store.fetch_last_faults(now.FAULTS, name)
+        board = store.boards.require(name)
+        known = view.find_known(store, store.campaigns.fetch(over=False))
+        faults = store.events.fetch_last_faults(now.FAULTS, name)
         row = now.to_board_row(board, dataclasses.replace(known, faults=faults), time.time())
         calibration = fetch_calibration(store, board)
         readings = view.gauges.list_since(name, time.time() - series.KEPT_S)
@@ -133,7 +133,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             charts=[*_draw_readings(readings), *_draw_golden(calibration)],
             readings=len(readings),
             events=now.list_events(store, name, _EVENTS),
-            users=store.fetch_board_users(name, _USERS),
+            users=store.events.fetch_board_users(name, _USERS),
             facts=_list_facts(board),
             orders=[str(each) for each in orders.BOARD_ORDERS],
             limit_c=series.find_limit_c(board["board_type"]),
@@ -285,12 +285,12 @@ def show_record(request: Request, workload: str) -> HTMLResponse:
     """Show a workload's records, and its best trials by place."""
     with get_view(request).stores.lend() as store:
         key, name = require_workload(store, workload)
-        about = store.fetch_workload_rows([key])[key]
-        records = store.fetch_records(workloads=[key], simulated=None)
+        about = store.workloads.fetch_by_hash([key])[key]
+        records = store.records.fetch(workloads=[key], simulated=None)
         best = [
-            (place, point, simulated, store.fetch_best_trials(key, place, point, simulated=simulated, limit=5))
+            (place, point, simulated, store.records.fetch_best_trials(key, place, point, simulated=simulated, limit=5))
             for simulated in (False, True)
-            for place, point in store.fetch_operating_points(key, simulated=simulated)[:20]
+            for place, point in store.records.fetch_operating_points(key, simulated=simulated)[:20]
         ]
     return show(
         request,
@@ -308,7 +308,7 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
     """Show what was compiled on this machine, and what campaigns can compile."""
     view = get_view(request)
     with view.stores.lend() as store:
-        campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
+        campaigns, total = store.campaigns.fetch_page(PER_PAGE, (page - 1) * PER_PAGE)
     packages: dict[str, tuple[str, int]] = {}
     pending = []
     for campaign in campaigns:
@@ -334,7 +334,7 @@ def list_artifacts(request: Request, page: PageNumber = 1) -> HTMLResponse:
 def download_artifact(request: Request, campaign: str, index: int) -> Response:
     """Send the package of a campaign: only a path that the store names."""
     with get_view(request).stores.lend() as store:
-        made = artifacts.list_made(store.fetch_fleet_campaign(campaign))
+        made = artifacts.list_made(store.campaigns.require(campaign))
     package = made[index]["package"] if 0 <= index < len(made) else None
     if not package or not Path(package).is_file():
         raise errors.UsageError(f"there is no package {index} of campaign {campaign!r} on this machine")

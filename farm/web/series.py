@@ -57,7 +57,7 @@ class Gauges:
             if trial <= after:
                 return
             self._last = trial
-            for row in store.fetch_newest_outcomes(after, _AT_START):
+            for row in store.trials.fetch_newest_outcomes(after, _AT_START):
                 if (reading := read_outcome(row)) is not None:
                     self._readings.setdefault(row["board"], collections.deque(maxlen=_MOST)).append(reading)
 
@@ -74,7 +74,7 @@ class Gauges:
 
 
 def read_outcome(row: Mapping[str, Any]) -> Reading | None:
-    """Return the reading in a row of `Store.fetch_newest_outcomes`; None where its board read nothing."""
+    """Return the reading in a row of `store.trials.fetch_newest_outcomes`; None where its board read nothing."""
     outcome = row["outcome"]
     seen = outcome.get("after") or outcome.get("before")
     if not seen:
@@ -137,7 +137,7 @@ class GoldenRuns:
     def update(self, store: Store) -> None:
         """Read the newer runs."""
         with self._lock:
-            for number, run in store.fetch_golden_since(self._last, _RUNS):
+            for number, run in store.golden.fetch_since(self._last, _RUNS):
                 self._last = max(self._last, number)
                 runs = self._runs.setdefault(run.board, collections.deque(maxlen=_RUNS))
                 runs.append((run.kernel, run.operating_point, run.median_s, run.at))
@@ -221,7 +221,7 @@ class Course:
     def update(self, store: Store, campaign: int) -> None:
         """Read the newer trials."""
         best, boards, minutes = self.best_s, self.boards, self.minutes
-        for row in store.fetch_trials_since(campaign, self.last):
+        for row in store.trials.fetch_since(campaign, self.last):
             self.last, board_type, workload, point, counted, median_s, board, at, held_s = row
             self.began = self.began or at - (held_s or 0.0)
             self.ended = at

@@ -23,7 +23,7 @@ from farm.report import campaign_rows
 from farm.report.record_document import Filters
 from farm.settings import Settings, StoreLocation
 from farm.store import Store
-from farm.store.overview import OverviewMark
+from farm.store.events import OverviewMark
 from farm.sweep import stored
 from farm.sweep.export.document import make_document
 from farm.values import FleetCampaign
@@ -67,7 +67,7 @@ class SweepDocuments:
 
     def find(self, store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
         """Return a sweep's document, its picks for its own goal or `goal`. Raises UsageError where there is none."""
-        row = store.require_sweep(sweep)
+        row = store.sweeps.require(sweep)
         goal = goal or stored.goal_from_dict(row["goal"])
         key = (sweep, row["state"], row["visits"], row["finished_at"], goal)
         with self._lock:
@@ -135,7 +135,7 @@ class View:
 
     def learn(self, store: Store) -> OverviewMark:
         """Read what is new in the store into memory."""
-        mark = store.fetch_overview_mark()
+        mark = store.events.fetch_overview_mark()
         self.golden.update(store)
         self.gauges.update(store, mark.trial)
         return mark
@@ -144,13 +144,13 @@ class View:
         """Read at the start what the first page needs: golden kernels and running campaigns."""
         with self.stores.lend() as store:
             self.learn(store)
-            for campaign in store.fetch_fleet_campaigns(over=False):
+            for campaign in store.campaigns.fetch(over=False):
                 with self.courses.read(store, campaign.id):
                     pass
 
     def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> KnownOfBoards:
         """Return facts about boards beside their rows; `campaigns` are the running ones."""
-        faults = store.fetch_last_faults(now.FAULTS)
+        faults = store.events.fetch_last_faults(now.FAULTS)
         return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns, time.time()))
 
     # Live updates
@@ -173,23 +173,23 @@ class View:
             return parts
 
     def _list_board_parts(self, store: Store, before: OverviewMark) -> list[Part]:
-        names = store.fetch_changed_boards(before.board_event)
-        for event in store.fetch_board_news(before.board_event, _NEW_HISTORY):
+        names = store.events.fetch_changed_boards(before.board_event)
+        for event in store.events.fetch_board_news(before.board_event, _NEW_HISTORY):
             self.golden.forget(event["board"])
-        known = self.find_known(store, store.fetch_fleet_campaigns(over=False))
-        rows = [now.to_board_row(board, known, time.time()) for board in store.fetch_some_boards(names)]
+        known = self.find_known(store, store.campaigns.fetch(over=False))
+        rows = [now.to_board_row(board, known, time.time()) for board in store.boards.fetch_some(names)]
         parts = [(f"board-{row['name']}", self.render("parts.html", "board_row", row)) for row in rows]
-        return [*parts, ("counts", self.render("parts.html", "counts", now.count_boards(store.fetch_boards())))]
+        return [*parts, ("counts", self.render("parts.html", "counts", now.count_boards(store.boards.fetch())))]
 
     def _list_campaign_parts(self, store: Store) -> list[Part]:
         """Return the campaigns whose row changed, and those that have just ended."""
-        open_ = store.fetch_fleet_campaigns(over=False)
+        open_ = store.campaigns.fetch(over=False)
         if not open_ and not self._campaigns:
             return []
         left = self._campaigns.keys() - {each.name for each in open_}
-        boards = store.fetch_boards() if open_ else []
+        boards = store.boards.fetch() if open_ else []
         rows = [now.to_campaign_row(each, boards) for each in open_]
-        rows += [now.to_campaign_row(store.fetch_fleet_campaign(name), []) for name in sorted(left)]
+        rows += [now.to_campaign_row(store.campaigns.require(name), []) for name in sorted(left)]
         texts = {row["name"]: self.render("parts.html", "campaign_row", row) for row in rows}
         changed = [row for row in rows if self._campaigns.get(row["name"]) != texts[row["name"]]]
         self._campaigns = {each.name: texts[each.name] for each in open_}

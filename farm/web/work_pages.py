@@ -43,8 +43,8 @@ SweepNumber = Annotated[int, Path(ge=0, le=2**63 - 1)]
 def list_campaigns(request: Request, page: PageNumber = 1) -> HTMLResponse:
     """Show campaigns, the newest first."""
     with get_view(request).stores.lend() as store:
-        campaigns, total = store.fetch_campaign_page(PER_PAGE, (page - 1) * PER_PAGE)
-        boards = store.fetch_boards() if any(not each.over for each in campaigns) else []
+        campaigns, total = store.campaigns.fetch_page(PER_PAGE, (page - 1) * PER_PAGE)
+        boards = store.boards.fetch() if any(not each.over for each in campaigns) else []
     return show(
         request,
         "campaigns.html",
@@ -59,10 +59,10 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
     """Show a campaign: progress, results, and who measured when."""
     view = get_view(request)
     with view.stores.lend() as store:
-        campaign = store.fetch_fleet_campaign(name)
-        boards = [] if campaign.over else store.fetch_boards()
+        campaign = store.campaigns.require(name)
+        boards = [] if campaign.over else store.boards.fetch()
         hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
-        winners = list_winners(campaign, store.fetch_records(workloads=hashes, simulated=None))
+        winners = list_winners(campaign, store.records.fetch(workloads=hashes, simulated=None))
         progress = campaign.progress or {}
         with view.courses.read(store, campaign.id) as course:
             curves = draw_curves(campaign.order, course.gains)
@@ -149,13 +149,13 @@ def _explain_gaps(
     first = min(start for found in gaps.values() for start, _ in found)
     last = max(end for found in gaps.values() for _, end in found)
     told: dict[str, list[tuple[float, str]]] = {}
-    for row in store.fetch_board_gaps(gaps, first - 5.0, last):
+    for row in store.events.fetch_board_gaps(gaps, first - 5.0, last):
         if row["kind"] not in ("probe_passed", "lease_expired"):
             why = row["reason"] or str(row["kind"]).replace("_", " ")
             told.setdefault(row["board"], []).append((row["at"], why))
     own = [
         (row["at"], row["kind"].removeprefix("campaign_").replace("_", " ") + f": {row['message']}")
-        for row in store.fetch_newest_events(PER_PAGE, campaign.name)
+        for row in store.events.fetch_newest(PER_PAGE, campaign.name)
         if row["kind"] in ("campaign_paused", "campaign_interrupted", "campaign_waiting", "campaign_verifying")
     ]
     explained = {}
@@ -200,7 +200,7 @@ async def order_campaign(request: Request, name: str) -> Response:
 def list_sweeps(request: Request, page: PageNumber = 1) -> HTMLResponse:
     """Show sweeps, the newest first."""
     with get_view(request).stores.lend() as store:
-        rows, total = store.fetch_sweep_page(PER_PAGE, (page - 1) * PER_PAGE)
+        rows, total = store.sweeps.fetch_page(PER_PAGE, (page - 1) * PER_PAGE)
     return show(
         request,
         "sweeps.html",
@@ -222,11 +222,11 @@ def show_sweep(
     """Show a sweep, its pick for the given limits, and another sweep beside it."""
     view = get_view(request)
     with view.stores.lend() as store:
-        own = stored.goal_from_dict(store.require_sweep(sweep)["goal"])
+        own = stored.goal_from_dict(store.sweeps.require(sweep)["goal"])
         goal = _read_goal(own, deadline, max_power, objective)
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, _read_number(beside)) if beside else None
-        choices = [row for row in store.fetch_sweep_page(PER_PAGE, 0)[0] if row["id"] != sweep]
+        choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row["id"] != sweep]
     shown = [*document["series"], *(other["series"] if other else ())]
     words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
     words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []

@@ -195,9 +195,9 @@ def test_campaigns_are_shown_on_a_full_disk(home: Home) -> None:
     path.parent.mkdir()
     with Store(path) as store:
         submit(store, make_order())
-        campaign = store.fetch_fleet_campaigns()[0]
+        campaign = store.campaigns.fetch()[0]
         gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "started_at": 1.0}
-        assert store.note_campaign(campaign.id, CampaignState.RUNNING, "", gone)
+        assert store.campaigns.note(campaign.id, CampaignState.RUNNING, "", gone)
     for command in (["campaign", "list"], ["campaign", "show", campaign.name], ["sweep", "list"]):
         done = subprocess.run(
             [str(FARM), *command],
@@ -209,10 +209,10 @@ def test_campaigns_are_shown_on_a_full_disk(home: Home) -> None:
         )
         assert done.returncode == 0, done.stderr
     with Store(path) as store:
-        assert store.fetch_fleet_campaign(campaign.name).state is CampaignState.RUNNING
+        assert store.campaigns.require(campaign.name).state is CampaignState.RUNNING
     assert home.run("campaign", "list").code == 0
     with Store(path) as store:
-        assert store.fetch_fleet_campaign(campaign.name).state is CampaignState.INTERRUPTED
+        assert store.campaigns.require(campaign.name).state is CampaignState.INTERRUPTED
 
 
 def _let_no_file_grow() -> None:

@@ -24,7 +24,7 @@ def rack() -> Iterator[Home]:
     with new_home() as home:
         with Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
             for seed, name in enumerate(("well", *HARM)):
-                store.register_board(name, "jetson-nano", Virtual(seed, HARM.get(name, ())))
+                store.boards.register(name, "jetson-nano", Virtual(seed, HARM.get(name, ())))
         assert home.run("up").code == 0
         yield home
         home.run("down", "--force")

@@ -41,7 +41,7 @@ def fleet(sshd: Sshd) -> Iterator[Home]:
     )
     with new_home() as home:
         with Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
-            store.register_board("over-ssh", "local", transport)
+            store.boards.register("over-ssh", "local", transport)
         assert home.run("board", "add", "sim", "--virtual", "jetson-nano").code == 0
         home.environment |= {
             "AGENT_PORT": str(transport.agent_port),

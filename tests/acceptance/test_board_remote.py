@@ -32,7 +32,7 @@ def add(home: Home, sshd: Sshd, *names: str, host_key: str = "") -> None:
     transport = Ssh(address.host, address.user, address.port, str(address.key_file), host_key)
     with Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
         for name in names:
-            store.register_board(name, "jetson-nano", transport)
+            store.boards.register(name, "jetson-nano", transport)
 
 
 @pytest.fixture

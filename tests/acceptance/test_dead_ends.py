@@ -20,12 +20,12 @@ pytestmark = pytest.mark.core
 def simulated() -> Iterator[Home]:
     with new_home() as home, Store(pathlib.Path(home.environment["FARM_HOME"]) / "farm.db") as store:
         for name in ("v1", "v2"):
-            store.register_board(name, "jetson-nano", Virtual())
-        number = store.start_campaign("farm tune", "m", "", "jetson-nano", 8, {})
+            store.boards.register(name, "jetson-nano", Virtual())
+        number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 8, {})
         row = {"hash": "abc", "name": "conv2d 8", "flop": 2.0, "module_json": "{}", "target": {"kind": "llvm"}}
-        store.save_workloads(number, [row | {"pipeline": "graph/2", "arguments": [], "weight": 1}])
+        store.workloads.save(number, [row | {"pipeline": "graph/2", "arguments": [], "weight": 1}])
         place = ("abc", "conv2d 8", "jetson-nano", DEFAULT_POINT, "graph/2", "c", 1e-3, 2.0, 1.0, 1e-7)
-        store.save_record(Record(*place, simulated=True, trace_json="[]", evidence={}))
+        store.records.save(Record(*place, simulated=True, trace_json="[]", evidence={}))
         yield home
 
 
@@ -58,8 +58,8 @@ def test_what_a_board_is_decides_what_is_compiled_for_it(
             with pytest.raises(UsageError, match=match):
                 _choose_type(store, *words)
     with Store(tmp_path / "farm.db") as store:
-        store.register_board("n1", "jetson-nano", Ssh("n1", "farm"))
-        store.register_board("v1", "jetson-nano", Virtual())
+        store.boards.register("n1", "jetson-nano", Ssh("n1", "farm"))
+        store.boards.register("v1", "jetson-nano", Virtual())
         assert _choose_type(store, "", "n1", False)[1] is False
         _choose_type(store, "jetson-nano", "", False)
         assert capsys.readouterr().err == ""

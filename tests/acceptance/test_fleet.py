@@ -137,7 +137,7 @@ def test_apply_makes_the_store_agree(home: Home) -> None:
     assert [change["name"] for change in kept["changed"]] == ["b"]
     assert home.run("fleet", "apply", write_fleet(home, changed), "--prune").out == "- c\n1 removed, 2 unchanged\n"
     with open_store(home) as store:
-        rows = {row["name"]: (row["board_type"], row["labels"]) for row in store.fetch_boards()}
+        rows = {row["name"]: (row["board_type"], row["labels"]) for row in store.boards.fetch()}
     assert rows == {"a": ("jetson-nano", {}), "b": ("jetson-tx2", {"rack": "1"})}
 
 
@@ -145,19 +145,19 @@ def test_leased_boards_are_left_alone(home: Home) -> None:
     """What cannot be done under a lease is left, said, and exit code 3; the rest is done, and it is done later."""
     with open_store(home) as store:
         for name in ("a", "gone"):
-            store.save_board(Board(name, "jetson-nano", simulated=True))
-        leases = [store.acquire_lease(name, "another", "a test") for name in ("a", "gone")]
+            store.boards.save(Board(name, "jetson-nano", simulated=True))
+        leases = [store.leases.acquire(name, "another", "a test") for name in ("a", "gone")]
         done = home.run("fleet", "apply", write_fleet(home, FLEET), "--prune")
         assert done.code == 3
         assert "! a: leased by another; change it when it is free" in done.out
         assert "! gone: leased by another; remove it when it is free" in done.out
         assert "2 added, 2 held back" in done.out
         assert "because they are leased: a, gone" in done.err
-        assert {row["name"] for row in store.fetch_boards()} == {"a", "b", "c", "gone"}
+        assert {row["name"] for row in store.boards.fetch()} == {"a", "b", "c", "gone"}
         for lease in leases:
-            store.release_lease(lease)
+            store.leases.release(lease)
         assert home.run("fleet", "apply", write_fleet(home, FLEET), "--prune").code == 0
-        assert {row["name"] for row in store.fetch_boards()} == {"a", "b", "c"}
+        assert {row["name"] for row in store.boards.fetch()} == {"a", "b", "c"}
 
 
 def test_a_killed_run_is_continued(home: Home) -> None:

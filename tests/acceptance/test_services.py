@@ -151,7 +151,7 @@ def test_services_in_use_are_not_ended_by_accident(standing: Home) -> None:
     from farm.store import Store
 
     with Store(standing.path / "home" / "farm.db") as store:
-        store.acquire_lease("sim-1", "user@elsewhere", "a campaign")
+        store.leases.acquire("sim-1", "user@elsewhere", "a campaign")
     refused = standing.run("down")
     assert refused.code == 2
     assert "sim-1 by user@elsewhere (a campaign)" in refused.err

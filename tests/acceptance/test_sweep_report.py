@@ -39,7 +39,7 @@ def fill(store: Store, simulated: bool) -> int:
     )
     grid = Grid(points, (Merge(points[-1].key, ("mode=MAXN",), "caps are rounded"),))
     order = SweepOrder("squeezenet1.1", variants=("untuned", "tuned"), exhaustive=True)
-    sweep = store.start_sweep(
+    sweep = store.sweeps.start(
         command="sweep run",
         model="squeezenet1.1",
         model_sha256="0" * 64,
@@ -62,7 +62,7 @@ def fill(store: Store, simulated: bool) -> int:
                 board="n-1",
                 simulated=simulated,
             )
-            store.add_sweep_point(
+            store.sweeps.add_point(
                 sweep,
                 variant=variant,
                 batch=1,
@@ -72,7 +72,7 @@ def fill(store: Store, simulated: bool) -> int:
                 measurement=stored.measurement_to_dict(made),
                 outcome={},
             )
-    store.finish_sweep(sweep, "finished", {"reason": "all points are measured"})
+    store.sweeps.finish(sweep, "finished", {"reason": "all points are measured"})
     return sweep
 
 

@@ -39,7 +39,7 @@ def pair(cluster: Cluster) -> Iterator[list[Coordinator]]:
 def take_over_s(store: Store, boards: set[str], to: Coordinator, what: str) -> float:
     """How long it takes, from now, until the ways of all boards are one coordinator's (s); it lends them soon after."""
     began = time.monotonic()
-    wait_until(lambda: store.fetch_routes() == dict.fromkeys(boards, to.name), "the other to take over", 90)
+    wait_until(lambda: store.routes.fetch() == dict.fromkeys(boards, to.name), "the other to take over", 90)
     seconds = time.monotonic() - began
     wait_until(lambda: to.lends() == boards, "it to lend them")
     print(f"after {what}: ways taken over after {seconds:.1f} s, boards lent after {time.monotonic() - began:.1f} s")
@@ -58,10 +58,10 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
     wait_in_service(left.url, set(NAMES))
     right.run("up")
     with Store(left.url) as store:
-        settled = store.fetch_board_events()[-1]["id"]
+        settled = store.events.fetch_of_boards()[-1]["id"]
 
         def list_new() -> list[str]:
-            return [event["kind"] for event in store.fetch_board_events() if event["id"] > settled]
+            return [event["kind"] for event in store.events.fetch_of_boards() if event["id"] > settled]
 
         wait_until(lambda: len(right.status()) == len(NAMES), "the second to know them")
         assert left.lends() == set(NAMES)
@@ -77,7 +77,7 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
             assert take_over_s(store, set(NAMES), right, "the first stood still") < TAKEN_OVER_S
         wait_in_service(right.url, set(NAMES))
         wait_until(lambda: all(each["kept_by"] == right.name for each in left.status().values()), "it to let go")
-        settled = store.fetch_board_events()[-1]["id"]
+        settled = store.events.fetch_of_boards()[-1]["id"]
         right.kill_everything()
         assert take_over_s(store, set(NAMES), left, "the second was killed") < TAKEN_OVER_S
         wait_in_service(left.url, set(NAMES))
@@ -109,7 +109,7 @@ def test_a_campaign_goes_on_at_the_other(hosts: list[BoardHost], pair: list[Coor
     with Store(left.url) as store:
 
         def list_counted() -> dict[tuple[str, str, str], int]:
-            rows = store.fetch_counted(1, traces=False)
+            rows = store.trials.fetch_counted(1, traces=False)
             return {(row["workload"], row["operating_point"], row["candidate"]): row["id"] for row in rows}
 
         wait_until(lambda: len(list_counted()) >= 6, "trials of the first", 180)
@@ -117,12 +117,12 @@ def test_a_campaign_goes_on_at_the_other(hosts: list[BoardHost], pair: list[Coor
         began, before = time.monotonic(), list_counted()
         wait_until(lambda: len(list_counted()) > len(before), "trials of the second", 180)
         print(f"{len(before)} trials before; the next one {time.monotonic() - began:.1f} s after the end of the first")
-        wait_until(lambda: store.fetch_fleet_campaign("vision").over, "its end", 240)
-        campaign = store.fetch_fleet_campaign("vision")
+        wait_until(lambda: store.campaigns.require("vision").over, "its end", 240)
+        campaign = store.campaigns.require("vision")
         after = list_counted()
         assert campaign.state is CampaignState.FINISHED, campaign.reason
         assert before.items() <= after.items()
         tasks = {key[:2] for key in after}
         assert {sum(key[:2] == task for key in after) for task in tasks} == {12}
-        assert len(after) == len(store.fetch_counted(1, traces=False))
-        assert len(store.fetch_records(simulated=None)) == len(tasks)
+        assert len(after) == len(store.trials.fetch_counted(1, traces=False))
+        assert len(store.records.fetch(simulated=None)) == len(tasks)

@@ -190,7 +190,7 @@ def test_what_happens_is_on_the_page(farm: Home, browser: Browser) -> None:
     with open_store(farm) as store:
         for attempt in range(ATTEMPTS):
             kind, health = ((Kind.DRAIN, "maintenance"), (Kind.UNDRAIN, "suspect"))[attempt % 2]
-            transition = store.observe_board("nano-6", kind, "ana@desk", decide_by(Observation(kind, "new heat sink")))
+            transition = store.boards.observe("nano-6", kind, "ana@desk", decide_by(Observation(kind, "new heat sink")))
             began = time.monotonic()
             assert transition.standing.health == health
             page.wait_for_selector(f"#board-nano-6.h-{health}, #board-nano-6.h-good")

@@ -13,21 +13,21 @@ def test_changes_are_peoples(place: StoreLocation) -> None:
     """A board registered, drained, reserved, its lease ended by force; a campaign's pause; a priority: each by whom."""
     clocks = Clocks()
     with open_fleet(place, clocks) as store:
-        store.release_lease(take(store, "engine pid 7"))
+        store.leases.release(take(store, "engine pid 7"))
         observe(store, Kind.PROBE_FAILED)
         observe(store, Kind.PROBE_PASSED)
-        store.observe_board("nano-01", "power_cycled", "services", decide_by(Observation(Kind.POWER_CYCLED)))
+        store.boards.observe("nano-01", "power_cycled", "services", decide_by(Observation(Kind.POWER_CYCLED)))
         observe(store, Kind.PROBE_PASSED)
         clocks.pass_s(10)
-        store.acquire_lease("nano-01", "ann@lab", "reserved: a look", kind=WorkKind.RESERVED)
-        store.force_release("nano-01", "bob@lab", "needed")
+        store.leases.acquire("nano-01", "ann@lab", "reserved: a look", kind=WorkKind.RESERVED)
+        store.leases.force_release("nano-01", "bob@lab", "needed")
         submit(store, make_order("vision"))
-        store.want_campaign("vision", "cancel", "bob@lab")
-        waits = store.enter_queue("cat", WorkKind.SWEEP, "sweep x", "jetson-nano", ["nano-01"])
+        store.campaigns.want("vision", "cancel", "bob@lab")
+        waits = store.queue.enter("cat", WorkKind.SWEEP, "sweep x", "jetson-nano", ["nano-01"])
         clocks.pass_s(1)
-        store.set_queue_priority(waits, 2, "cat@lab")
-        store.add_event("board_taken", "jetson-nano/nano-01", "by the farm")
-        changes = store.fetch_changes(50)
+        store.queue.set_priority(waits, 2, "cat@lab")
+        store.events.add("board_taken", "jetson-nano/nano-01", "by the farm")
+        changes = store.events.fetch_changes(50)
         assert {(each["kind"], each["by"]) for each in changes if each["by"] in ("ann@lab", "bob@lab", "cat@lab")} == {
             ("lease_taken", "ann@lab"),
             ("lease_forced", "bob@lab"),
@@ -38,7 +38,7 @@ def test_changes_are_peoples(place: StoreLocation) -> None:
         assert changes[-1]["kind"] == "registered"
         assert "services" not in {each["by"] for each in changes}
         assert {"probe_failed", "board_taken"}.isdisjoint(each["kind"] for each in changes)
-        assert [each["kind"] for each in store.fetch_changes(1)] == ["queue_priority"]
-        assert {each["subject"] for each in store.fetch_changes(50, subject="vision")} == {"vision"}
-        assert {each["by"] for each in store.fetch_changes(50, by="bob")} == {"bob@lab"}
-        assert store.fetch_changes(50, since=clocks.wall + 1) == []
+        assert [each["kind"] for each in store.events.fetch_changes(1)] == ["queue_priority"]
+        assert {each["subject"] for each in store.events.fetch_changes(50, subject="vision")} == {"vision"}
+        assert {each["by"] for each in store.events.fetch_changes(50, by="bob")} == {"bob@lab"}
+        assert store.events.fetch_changes(50, since=clocks.wall + 1) == []

@@ -21,13 +21,13 @@ from tests.places import execute
 
 def test_a_new_board_is_offline_and_suspect(store: Store) -> None:
     """Until it was reached and probed; its description is stored unchanged."""
-    store.register_board("tx2-01", "jetson-tx2", Virtual(seed=3), by="me")
-    shown = store.require_board("tx2-01")
+    store.boards.register("tx2-01", "jetson-tx2", Virtual(seed=3), by="me")
+    shown = store.boards.require("tx2-01")
     assert (shown["state"], shown["health"], shown["seen_at"], shown["simulated"]) == ("offline", "suspect", None, True)
     assert (shown["state_reason"], shown["health_reason"]) == ("not reached yet", "not probed yet")
-    known = store.require_board("nano-01")
+    known = store.boards.require("nano-01")
     assert (known["labels"], parse_transport(known["transport"])) == ({"rack": "2"}, SSH)
-    json.dumps(store.fetch_boards(), allow_nan=False)
+    json.dumps(store.boards.fetch(), allow_nan=False)
 
 
 @pytest.mark.parametrize("document", [{}, {"kind": "pigeon"}, {"kind": "ssh"}, {"kind": "direct", "password": "x"}])
@@ -41,116 +41,116 @@ def test_a_transport_that_nothing_writes(document: dict[str, str]) -> None:
 def test_names_that_cannot_be(store: Store, name: str) -> None:
     """A name is part of the tracker's key and of file names."""
     with pytest.raises(UsageError, match="cannot be a board's name"):
-        store.register_board(name, "local", Direct())
+        store.boards.register(name, "local", Direct())
 
 
 def test_a_name_is_given_once(store: Store) -> None:
     """A second board of a name is refused, with any type."""
     with pytest.raises(UsageError, match="already"):
-        store.register_board("nano-01", "jetson-tx2", SSH)
+        store.boards.register("nano-01", "jetson-tx2", SSH)
 
 
 def test_labels_change_under_a_lease_but_the_way_to_the_board_does_not(store: Store) -> None:
     """A holder must not find itself on another machine; nothing given, nothing changed."""
     lease = take(store)
-    assert store.update_board("nano-01", labels={"rack": "3"})
-    assert not store.update_board("nano-01", labels={"rack": "3"}, transport=SSH, board_type="jetson-nano")
+    assert store.boards.update("nano-01", labels={"rack": "3"})
+    assert not store.boards.update("nano-01", labels={"rack": "3"}, transport=SSH, board_type="jetson-nano")
     with pytest.raises(TransientError, match="cannot be changed: left holds it"):
-        store.update_board("nano-01", transport=Direct())
-    store.release_lease(lease)
-    assert store.update_board("nano-01", transport=Direct(9091))
-    shown = store.require_board("nano-01")
+        store.boards.update("nano-01", transport=Direct())
+    store.leases.release(lease)
+    assert store.boards.update("nano-01", transport=Direct(9091))
+    shown = store.boards.require("nano-01")
     assert (shown["labels"], shown["state"], shown["health"]) == ({"rack": "3"}, "offline", "suspect")
     with pytest.raises(UsageError, match="no board"):
-        store.update_board("nano-99", labels={})
+        store.boards.update("nano-99", labels={})
 
 
 def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
     """Where one of them is unknown or held, nothing happens to the others."""
-    store.register_board("nano-02", "jetson-nano", Virtual())
-    before = store.fetch_boards(), store.fetch_board_events()
+    store.boards.register("nano-02", "jetson-nano", Virtual())
+    before = store.boards.fetch(), store.events.fetch_of_boards()
     drain = decide_by(Observation(Kind.DRAIN), HealthLimits())
     with pytest.raises(UsageError, match="nano-99"):
-        store.observe_boards(["nano-01", "nano-99"], Kind.DRAIN, "op", drain)
+        store.boards.observe_several(["nano-01", "nano-99"], Kind.DRAIN, "op", drain)
     with pytest.raises(UsageError, match="nano-99"):
-        store.remove_board("nano-01", "nano-99")
-    assert (store.fetch_boards(), store.fetch_board_events()) == before
-    assert set(store.observe_boards(["nano-01", "nano-02"], Kind.DRAIN, "op", drain)) == {"nano-01", "nano-02"}
-    assert {board["health"] for board in store.fetch_boards()} == {"maintenance"}
-    store.remove_board("nano-01", "nano-02")
-    assert store.fetch_boards() == []
+        store.boards.remove("nano-01", "nano-99")
+    assert (store.boards.fetch(), store.events.fetch_of_boards()) == before
+    assert set(store.boards.observe_several(["nano-01", "nano-02"], Kind.DRAIN, "op", drain)) == {"nano-01", "nano-02"}
+    assert {board["health"] for board in store.boards.fetch()} == {"maintenance"}
+    store.boards.remove("nano-01", "nano-02")
+    assert store.boards.fetch() == []
 
 
 def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLocation) -> None:
     """Also where an older version wrote it and services missed it since; one that an operator registered is not."""
-    store.save_board(Board("vm", "local", False, {}))
-    store.register_board("desk", "local", Direct())
-    store.observe_board("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), HealthLimits()))
+    store.boards.save(Board("vm", "local", False, {}))
+    store.boards.register("desk", "local", Direct())
+    store.boards.observe("desk", Kind.BACK, "test", decide_by(Observation(Kind.BACK), HealthLimits()))
     for _ in range(2):
         for name in ("vm", "desk"):
-            store.save_board(Board(name, "local", False, {}))
+            store.boards.save(Board(name, "local", False, {}))
             observe(store, Kind.LOST, name)
-        assert parse_transport(store.require_board("vm")["transport"]) == Direct(on_demand=True)
-        assert store.require_board("vm")["state"] == "idle"
-        assert parse_transport(store.require_board("desk")["transport"]) == Direct()
-        assert store.require_board("desk")["state"] == "offline"
+        assert parse_transport(store.boards.require("vm")["transport"]) == Direct(on_demand=True)
+        assert store.boards.require("vm")["state"] == "idle"
+        assert parse_transport(store.boards.require("desk")["transport"]) == Direct()
+        assert store.boards.require("desk")["state"] == "offline"
         execute(place, 'UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
 def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
     """What the old machine was found to be does not count for the new one; what happened stays, with a line between."""
-    store.add_golden_sample(sample(1.0))
-    store.save_description("nano-01", {"cpu_model": "old"}, simulated=False)
+    store.golden.add(sample(1.0))
+    store.boards.save_description("nano-01", {"cpu_model": "old"}, simulated=False)
     observe(store, Kind.FAULT)
     observe(store, Kind.QUARANTINE)
-    lease = store.acquire_lease("nano-01", "left", "tuning", allowed=frozenset(Health))
+    lease = store.leases.acquire("nano-01", "left", "tuning", allowed=frozenset(Health))
     with pytest.raises(TransientError, match="cannot be replaced: left holds it"):
-        store.replace_board("nano-01")
-    store.release_lease(lease)
-    events = len(store.fetch_board_events("nano-01"))
+        store.boards.replace("nano-01")
+    store.leases.release(lease)
+    events = len(store.events.fetch_of_boards("nano-01"))
     new = dataclasses.replace(SSH, host_key="SHA256:BBBB")
-    store.replace_board("nano-01", transport=new, labels={"serial": "42"}, reason="serial 42", by="op")
-    shown = store.require_board("nano-01")
+    store.boards.replace("nano-01", transport=new, labels={"serial": "42"}, reason="serial 42", by="op")
+    shown = store.boards.require("nano-01")
     assert (shown["state"], shown["health"], shown["description"], shown["seen_at"]) == ("offline", "suspect", {}, None)
     assert (parse_transport(shown["transport"]), shown["labels"]) == (new, {"serial": "42"})
-    assert store.fetch_golden_samples("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
-    happened = store.fetch_board_events("nano-01")
+    assert store.golden.fetch("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
+    happened = store.events.fetch_of_boards("nano-01")
     assert len(happened) == events + 1
     assert (happened[-1]["kind"], happened[-1]["by"]) == ("replaced", "op")
     assert "serial 42" in happened[-1]["reason"]
     observe(store, Kind.FAULT)  # the first of the new one
-    assert store.require_board("nano-01")["health"] == "suspect"
+    assert store.boards.require("nano-01")["health"] == "suspect"
 
 
 def test_a_retired_board_is_not_idle(store: Store) -> None:
     """The farm does not connect to it; cleared, it is as before until services find out."""
     observe(store, Kind.RETIRE)
-    shown = store.require_board("nano-01")
+    shown = store.boards.require("nano-01")
     assert (shown["state"], shown["state_reason"]) == ("offline", "retired: the farm does not connect to it")
     observe(store, Kind.CLEAR)
-    assert store.require_board("nano-01")["state"] == "idle"
+    assert store.boards.require("nano-01")["state"] == "idle"
 
 
 def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:
     """Once it is free it is; what happened to it stays."""
-    store.add_golden_sample(sample(1.0))
+    store.golden.add(sample(1.0))
     take(store, ttl_s=30)
     with pytest.raises(TransientError, match="cannot be removed"):
-        store.remove_board("nano-01")
+        store.boards.remove("nano-01")
     clocks.pass_s(30)
-    store.remove_board("nano-01", by="operator")
-    assert store.fetch_boards() == []
+    store.boards.remove("nano-01", by="operator")
+    assert store.boards.fetch() == []
     assert kinds(store)[-1] == "removed"
     with pytest.raises(UsageError, match="no board"):
-        store.remove_board("nano-01")
+        store.boards.remove("nano-01")
 
 
 def test_a_seen_board_keeps_what_was_registered(store: Store) -> None:
     """What an agent says of itself leaves labels, transport, health and lease alone."""
     take(store)
-    before = store.require_board("nano-01")
-    store.save_board(Board("nano-01", "jetson-nano", simulated=False, description={"cores": 4}))
-    after = store.require_board("nano-01")
+    before = store.boards.require("nano-01")
+    store.boards.save(Board("nano-01", "jetson-nano", simulated=False, description={"cores": 4}))
+    after = store.boards.require("nano-01")
     assert after.pop("description") == {"cores": 4}
     assert after.pop("seen_at") is not None
     before.pop("description")
@@ -162,7 +162,7 @@ def test_every_change_is_an_event_with_its_reason(store: Store) -> None:
     """From what to what, why, and by whom; a board that comes back moves twice."""
     observe(store, Kind.LOST)
     observe(store, Kind.BACK)
-    events = store.fetch_board_events("nano-01")
+    events = store.events.fetch_of_boards("nano-01")
     assert [(event["kind"], event["before"], event["after"]) for event in events] == [
         ("registered", None, "suspect"),
         ("back", "offline", "idle"),
@@ -203,11 +203,15 @@ def test_the_rule_and_the_store_agree_on_leases(store: Store) -> None:
     """What the store does to a lease is what the rule says of one taken and ended."""
     for before, kind, act in (
         (Standing(True, False, Health.GOOD), Kind.LEASE_TAKEN, lambda: take(store)),
-        (Standing(True, True, Health.GOOD), Kind.LEASE_ENDED, lambda: store.force_release("nano-01", "op", "test")),
+        (
+            Standing(True, True, Health.GOOD),
+            Kind.LEASE_ENDED,
+            lambda: store.leases.force_release("nano-01", "op", "test"),
+        ),
     ):
         act()
         expected = transition(before, Observation(kind), HealthHistory(), HealthLimits(), 0.0).standing
-        shown = store.require_board("nano-01")
+        shown = store.boards.require("nano-01")
         assert (shown["state"], shown["health"]) == (expected.state, expected.health)
 
 
@@ -221,104 +225,104 @@ def sample(median_s: float, board: str = "nano-01", **fields: Any) -> GoldenSamp
 
 def test_golden_times_are_kept_apart(store: Store) -> None:
     """By board, kernel, point and whether they are simulated; oldest first, as many as asked for."""
-    store.save_board(Board("b", "jetson-nano", simulated=False))
-    store.save_board(Board("c", "local", simulated=False))
+    store.boards.save(Board("b", "jetson-nano", simulated=False))
+    store.boards.save(Board("c", "local", simulated=False))
     for number in (1.0, 2.0, 3.0):
-        store.add_golden_sample(sample(number))
+        store.golden.add(sample(number))
     for other in ({"kernel": "golden/2"}, {"operating_point": "maxn"}, {"simulated": True}, {"board": "c"}):
-        store.add_golden_sample(sample(9.0, **other))
-    store.add_golden_sample(sample(4.0, "b", samples_s=(4.0, 5.0)))
-    found = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, newest=2)
+        store.golden.add(sample(9.0, **other))
+    store.golden.add(sample(4.0, "b", samples_s=(4.0, 5.0)))
+    found = store.golden.fetch("jetson-nano", "golden/1", "default", simulated=False, newest=2)
     assert {board: [run.median_s for run in runs] for board, runs in found.items()} == {
         "nano-01": [2.0, 3.0],
         "b": [4.0],
     }
     assert found["b"][0].samples_s == (4.0, 5.0)
     assert found["b"][0].at > 0
-    assert set(store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False, board="b")) == {"b"}
+    assert set(store.golden.fetch("jetson-nano", "golden/1", "default", simulated=False, board="b")) == {"b"}
 
 
 def test_a_golden_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
     """It would make every honest run after it look like drift."""
     for median_s in (-1.0, 2.0, 0.0):
-        store.add_golden_sample(sample(median_s))
-    [runs] = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False).values()
+        store.golden.add(sample(median_s))
+    [runs] = store.golden.fetch("jetson-nano", "golden/1", "default", simulated=False).values()
     assert [run.median_s for run in runs] == [2.0]
 
 
 def test_the_latest_golden_run_is_found(store: Store) -> None:
     """Of whichever kernel it is, the newest run of the board itself; None where there was none."""
-    store.save_board(Board("b", "jetson-nano", simulated=False))
-    assert store.find_golden_sample("nano-01") is None
+    store.boards.save(Board("b", "jetson-nano", simulated=False))
+    assert store.golden.find_last("nano-01") is None
     for kernel, median_s in (("a/1", 1.0), ("b/1", 2.0)):
-        store.add_golden_sample(sample(median_s, kernel=kernel))
-    found = store.find_golden_sample("nano-01")
+        store.golden.add(sample(median_s, kernel=kernel))
+    found = store.golden.find_last("nano-01")
     assert found is not None
     assert (found.kernel, found.median_s) == ("b/1", 2.0)
-    assert store.find_golden_sample("b") is None
+    assert store.golden.find_last("b") is None
 
 
 def test_golden_history_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that is probed for years keeps the last runs only, per kernel and point."""
     monkeypatch.setattr(boards, "GOLDEN_KEPT", 3)
-    store.add_golden_sample(sample(9.0, operating_point="maxn"))
+    store.golden.add(sample(9.0, operating_point="maxn"))
     for number in range(1, 6):
-        store.add_golden_sample(sample(float(number)))
-    [runs] = store.fetch_golden_samples("jetson-nano", "golden/1", "default", simulated=False).values()
+        store.golden.add(sample(float(number)))
+    [runs] = store.golden.fetch("jetson-nano", "golden/1", "default", simulated=False).values()
     assert [run.median_s for run in runs] == [3.0, 4.0, 5.0]
-    assert store.fetch_golden_samples("jetson-nano", "golden/1", "maxn", simulated=False)
+    assert store.golden.fetch("jetson-nano", "golden/1", "maxn", simulated=False)
     with pytest.raises(UsageError, match="no board"):
-        store.add_golden_sample(sample(1.0, "nano-99"))
+        store.golden.add(sample(1.0, "nano-99"))
 
 
 def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
     """What a board says of itself is kept with the time; what it was registered as is the operator's."""
-    store.save_description("nano-01", {"board_type": "local"}, simulated=True)
-    shown = store.require_board("nano-01")
+    store.boards.save_description("nano-01", {"board_type": "local"}, simulated=True)
+    shown = store.boards.require("nano-01")
     assert (shown["board_type"], shown["description"]) == ("jetson-nano", {"board_type": "local"})
     assert shown["simulated"]
     assert shown["seen_at"] is not None
     with pytest.raises(UsageError, match="no board 'nano-99'"):
-        store.save_description("nano-99", {}, simulated=False)
+        store.boards.save_description("nano-99", {}, simulated=False)
 
 
 def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) -> None:
     """On the clock that cool-downs are judged by, so that planning probes needs no guess; else there is none."""
-    assert store.require_board("nano-01")["quarantine"] is None
+    assert store.boards.require("nano-01")["quarantine"] is None
     for _ in range(3):
         observe(store, Kind.PROBE_FAILED)
     clocks.pass_s(70.0)
-    assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 70.0, "held": False}
+    assert store.boards.require("nano-01")["quarantine"] == {"cooling_s": 70.0, "held": False}
     observe(store, Kind.QUARANTINE)
-    assert store.require_board("nano-01")["quarantine"] == {"cooling_s": 0.0, "held": True}
+    assert store.boards.require("nano-01")["quarantine"] == {"cooling_s": 0.0, "held": True}
 
 
 def test_a_suspect_shows_its_newest_reason(store: Store) -> None:
     """A board that fails its first probe is no longer "not probed yet"; since when it is suspect stays."""
-    store.register_board("tx2-01", "jetson-tx2", Virtual())
-    since = store.require_board("tx2-01")["health_since"]
+    store.boards.register("tx2-01", "jetson-tx2", Virtual())
+    since = store.boards.require("tx2-01")["health_since"]
     for kind, words in ((Kind.PROBE_FAILED, "a probe failed"), (Kind.MISFIT, "does not fit")):
         observe(store, kind, "tx2-01")
-        shown = store.require_board("tx2-01")
+        shown = store.boards.require("tx2-01")
         assert words in shown["health_reason"]
         assert shown["health_since"] == since
     observe(store, Kind.QUARANTINE, "tx2-01")
     observe(store, Kind.PROBE_FAILED, "tx2-01")
-    assert "by an operator" in store.require_board("tx2-01")["health_reason"]
+    assert "by an operator" in store.boards.require("tx2-01")["health_reason"]
 
 
 def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: Clocks) -> None:
     """A trial, a visit of a sweep and a golden run count as a probe does; a trial that the board lost does not."""
-    number = store.start_campaign("farm tune", "m", "", "jetson-nano", 9, {})
+    number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 9, {})
     row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-    store.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+    store.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
 
     def run(candidate: str, status: Status) -> float | None:
         clocks.wall += 60
         latency_s = (1e-3,) if status is Status.OK else ()
         outcome = Outcome(status, latency_s=latency_s, board="nano-01")
-        store.add_trial(Trial(number, "w", candidate, DEFAULT_POINT, 1, outcome, "[]"))
-        seen_at: float | None = store.require_board("nano-01")["seen_at"]
+        store.trials.add(Trial(number, "w", candidate, DEFAULT_POINT, 1, outcome, "[]"))
+        seen_at: float | None = store.boards.require("nano-01")["seen_at"]
         return seen_at
 
     assert run("a", Status.OK) == clocks.wall
@@ -329,7 +333,7 @@ def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: 
 
 def test_one_reason_keeps_a_board_from_being_used(store: Store) -> None:
     """What was decided of a board counts before its connection, and that before a doubt; the reason is the newest."""
-    shown = store.require_board("nano-01")
+    shown = store.boards.require("nano-01")
     good = shown | {"state": "idle", "health": "good"}
     assert find_cause(good) is None
     offline = good | {"state": "offline", "state_reason": "no route"}
@@ -342,8 +346,8 @@ def test_one_reason_keeps_a_board_from_being_used(store: Store) -> None:
         found = find_cause(row)
         assert found is not None
         assert (found.what, found.why) == (what, why)
-    store.note_unreachable("nano-01", "it cannot be reached: not while it can")
-    assert store.require_board("nano-01")["state_reason"] == shown["state_reason"]
+    store.boards.note_unreachable("nano-01", "it cannot be reached: not while it can")
+    assert store.boards.require("nano-01")["state_reason"] == shown["state_reason"]
     observe(store, Kind.LOST)
-    store.note_unreachable("nano-01", "it cannot be reached: its key has changed")
-    assert store.require_board("nano-01")["state_reason"] == "it cannot be reached: its key has changed"
+    store.boards.note_unreachable("nano-01", "it cannot be reached: its key has changed")
+    assert store.boards.require("nano-01")["state_reason"] == "it cannot be reached: its key has changed"

@@ -59,7 +59,7 @@ def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX
         "labels": {"rack": "a"},
     }
     workloads = [row("w1", kind, 2.5) for kind in types] + [row("w2", types[0])]
-    return store.submit_campaign(order, "farm campaign run fleet.yaml", workloads)
+    return store.campaigns.submit(order, "farm campaign run fleet.yaml", workloads)
 
 
 def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Status = Status.OK, **fields: Any) -> bool:
@@ -67,7 +67,7 @@ def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Stat
     outcome = Outcome(status, latency_s=samples, board="nano-1", simulated=True)
     given: dict[str, Any] = {"campaign": 1, "workload": "w1", "operating_point": "default", "attempt": 1}
     given |= {"board_type": NANO, "trace_json": f"[{candidate}]"}
-    return store.add_trial(Trial(candidate=candidate, outcome=outcome, **(given | fields)))
+    return store.trials.add(Trial(candidate=candidate, outcome=outcome, **(given | fields)))
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -81,20 +81,20 @@ def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
     """Order, budget and owner are kept; until an engine takes it, it is submitted and has no owner."""
-    campaign = store.fetch_fleet_campaign("fleet")
+    campaign = store.campaigns.require("fleet")
     assert (campaign.id, campaign.state, campaign.wanted, campaign.over) == (1, "submitted", "run", False)
     assert (campaign.owner, campaign.command) == ("ann@desk", "farm campaign run fleet.yaml")
     assert campaign.order["labels"] == {"rack": "a"}
     assert campaign.budget == {"trials": 100, "per_workload": None}
     assert (campaign.engine, campaign.progress, campaign.finished_at) == (None, None, None)
-    assert store.fetch_fleet_campaigns() == [campaign]
-    [event] = store.fetch_events("fleet")
+    assert store.campaigns.fetch() == [campaign]
+    [event] = store.events.fetch("fleet")
     assert (event["kind"], "ann@desk" in event["message"]) == ("campaign_submitted", True)
 
 
 def test_workloads_come_back_for_each_board_type(store: Store) -> None:
     """In the order in which they were given, with weights that need not be whole."""
-    rows = store.fetch_workloads(1)
+    rows = store.workloads.fetch(1)
     assert [(each["hash"], each["board_type"], each["weight"]) for each in rows] == [
         ("w1", NANO, 2.5),
         ("w1", TX2, 2.5),
@@ -102,16 +102,16 @@ def test_workloads_come_back_for_each_board_type(store: Store) -> None:
     ]
     assert rows[0]["arguments"] == [[[1, 2], "float32"]]
     assert (rows[0]["target"], rows[0]["name"], rows[0]["module_json"]) == ({"kind": "llvm"}, "conv2d w1", "{}")
-    assert store.fetch_workload_names() == [("w1", "conv2d w1"), ("w2", "conv2d w2")]
+    assert store.workloads.fetch_names() == [("w1", "conv2d w1"), ("w2", "conv2d w2")]
 
 
 def test_a_name_is_used_once(store: Store) -> None:
     """A second campaign of the same name is refused with nothing written, even when the first is long over."""
-    store.want_campaign("fleet", "cancel", "ann")
+    store.campaigns.want("fleet", "cancel", "ann")
     with pytest.raises(UsageError, match=r"'fleet' already \(cancelled\)") as caught:
         submit(store)
     assert "farm campaign show fleet" in caught.value.hint
-    assert len(store.fetch_campaigns()) == 1
+    assert len(store.campaigns.fetch_searches()) == 1
     assert submit(store, "fleet-2") == 2
 
 
@@ -119,26 +119,26 @@ def test_an_unknown_name_lists_those_that_there_are(store: Store, places: Places
     """The error suggests the right name, also where there is no campaign at all."""
     submit(store, "another")
     calls: list[Callable[[], object]] = [
-        lambda: store.fetch_fleet_campaign("flet"),
-        lambda: store.want_campaign("flet", "run", "ann"),
-        lambda: store.change_budget("flet", {}, "ann"),
+        lambda: store.campaigns.require("flet"),
+        lambda: store.campaigns.want("flet", "run", "ann"),
+        lambda: store.campaigns.change_budget("flet", {}, "ann"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match="no campaign 'flet'") as caught:
             call()
         assert "another, fleet" in caught.value.hint
     with Store(places.make()) as empty, pytest.raises(UsageError) as caught:
-        empty.fetch_fleet_campaign("flet")
+        empty.campaigns.require("flet")
     assert "farm campaign run" in caught.value.hint
 
 
 def test_campaigns_that_are_over_can_be_told_apart(store: Store) -> None:
     """An engine that polls asks for those that are not, and need not read the rest."""
     submit(store, "second")
-    store.note_campaign(1, "finished", "all done")
-    assert [each.name for each in store.fetch_fleet_campaigns(over=False)] == ["second"]
-    assert [each.name for each in store.fetch_fleet_campaigns(over=True)] == ["fleet"]
-    assert [each.name for each in store.fetch_fleet_campaigns()] == ["fleet", "second"]
+    store.campaigns.note(1, "finished", "all done")
+    assert [each.name for each in store.campaigns.fetch(over=False)] == ["second"]
+    assert [each.name for each in store.campaigns.fetch(over=True)] == ["fleet"]
+    assert [each.name for each in store.campaigns.fetch()] == ["fleet", "second"]
 
 
 # States and wishes
@@ -146,81 +146,81 @@ def test_campaigns_that_are_over_can_be_told_apart(store: Store) -> None:
 
 def test_an_engine_takes_a_campaign_and_ends_it(store: Store) -> None:
     """Who carries it out stays noted until it is over; progress and the time of the end are kept."""
-    assert store.note_campaign(1, "running", "2 boards", engine=ENGINE)
-    assert store.note_campaign(1, "waiting", "no board is free")
-    store.save_progress(1, {"counted": 1})
-    store.save_progress(1, {"counted": 2})
-    campaign = store.fetch_fleet_campaign("fleet")
+    assert store.campaigns.note(1, "running", "2 boards", engine=ENGINE)
+    assert store.campaigns.note(1, "waiting", "no board is free")
+    store.campaigns.save_progress(1, {"counted": 1})
+    store.campaigns.save_progress(1, {"counted": 2})
+    campaign = store.campaigns.require("fleet")
     assert (campaign.state, campaign.reason, campaign.engine) == ("waiting", "no board is free", ENGINE)
     assert campaign.progress == {"counted": 2}
-    assert store.note_campaign(1, "finished", "the budget is spent")
-    campaign = store.fetch_fleet_campaign("fleet")
+    assert store.campaigns.note(1, "finished", "the budget is spent")
+    campaign = store.campaigns.require("fleet")
     assert (campaign.state, campaign.engine, campaign.over) == ("finished", None, True)
     assert campaign.finished_at is not None
     assert campaign.progress == {"counted": 2}
-    kinds = [event["kind"] for event in store.fetch_events("fleet")]
+    kinds = [event["kind"] for event in store.events.fetch("fleet")]
     assert kinds == ["campaign_submitted", "campaign_running", "campaign_waiting", "campaign_finished"]
 
 
 def test_a_state_is_noted_as_an_event_once(store: Store) -> None:
     """Another reason for the same state is kept without an event: the log says what changed."""
-    store.note_campaign(1, "running", "1 board", engine=ENGINE)
-    store.note_campaign(1, "running", "2 boards")
-    assert store.fetch_fleet_campaign("fleet").reason == "2 boards"
-    assert len(store.fetch_events("fleet")) == 2
+    store.campaigns.note(1, "running", "1 board", engine=ENGINE)
+    store.campaigns.note(1, "running", "2 boards")
+    assert store.campaigns.require("fleet").reason == "2 boards"
+    assert len(store.events.fetch("fleet")) == 2
 
 
 def test_a_running_campaign_is_left_to_its_engine(store: Store) -> None:
     """A wish changes what is wanted and no state; wishing twice is wishing once."""
-    store.note_campaign(1, "running", "", engine=ENGINE)
+    store.campaigns.note(1, "running", "", engine=ENGINE)
     for wanted in ("pause", "pause", "run", "cancel"):
-        campaign = store.want_campaign("fleet", wanted, "bob@desk")
+        campaign = store.campaigns.want("fleet", wanted, "bob@desk")
         assert (campaign.wanted, campaign.state, campaign.engine) == (wanted, "running", ENGINE)
-    kinds = [event["kind"] for event in store.fetch_events("fleet")][2:]
+    kinds = [event["kind"] for event in store.events.fetch("fleet")][2:]
     assert kinds == ["campaign_pause", "campaign_run", "campaign_cancel"]
-    assert "bob@desk" in store.fetch_events("fleet")[-1]["message"]
+    assert "bob@desk" in store.events.fetch("fleet")[-1]["message"]
 
 
 def test_what_nobody_carries_out_is_cancelled_at_once(store: Store) -> None:
     """There is no engine that could do it, and one that comes a moment later cannot bring it back."""
-    campaign = store.want_campaign("fleet", "cancel", "bob")
+    campaign = store.campaigns.want("fleet", "cancel", "bob")
     assert (campaign.state, campaign.reason) == ("cancelled", "cancelled by bob")
     assert campaign.finished_at is not None
-    assert not store.note_campaign(1, "running", "", engine=ENGINE)
-    assert store.fetch_fleet_campaign("fleet") == campaign
+    assert not store.campaigns.note(1, "running", "", engine=ENGINE)
+    assert store.campaigns.require("fleet") == campaign
 
 
 @pytest.mark.parametrize("state", ["interrupted", "paused"])
 def test_resuming_has_the_next_engine_find_it(store: Store, state: str) -> None:
     """An interrupted campaign, or a paused one that no engine holds, is submitted again with all it had."""
     if state == "interrupted":
-        store.note_campaign(1, "running", "", engine=ENGINE)
-    store.note_campaign(1, state, "told to end")
-    campaign = store.want_campaign("fleet", "run", "ann")
+        store.campaigns.note(1, "running", "", engine=ENGINE)
+    store.campaigns.note(1, state, "told to end")
+    campaign = store.campaigns.want("fleet", "run", "ann")
     assert (campaign.state, campaign.wanted, campaign.engine) == ("submitted", "run", None)
 
 
 def test_a_paused_campaign_is_resumed_by_the_engine_that_holds_it(store: Store) -> None:
     """Its state is the engine's to change while there is one."""
-    store.note_campaign(1, "paused", "", engine=ENGINE)
-    assert store.want_campaign("fleet", "run", "ann").state is CampaignState.PAUSED
+    store.campaigns.note(1, "paused", "", engine=ENGINE)
+    assert store.campaigns.want("fleet", "run", "ann").state is CampaignState.PAUSED
 
 
 def test_an_interrupted_campaign_cannot_be_paused(store: Store) -> None:
     """Nothing of it is under way; the error says what to do."""
-    store.note_campaign(1, "interrupted", "told to end")
+    store.campaigns.note(1, "interrupted", "told to end")
     with pytest.raises(UsageError, match="nothing of it is under way") as caught:
-        store.want_campaign("fleet", "pause", "ann")
+        store.campaigns.want("fleet", "pause", "ann")
     assert "farm campaign resume fleet" in caught.value.hint
 
 
 @pytest.mark.parametrize("state", ["finished", "cancelled", "failed"])
 def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None:
     """The error says how it ended, and that it can be cloned."""
-    store.note_campaign(1, state, "as it is")
+    store.campaigns.note(1, state, "as it is")
     calls: list[Callable[[], object]] = [
-        lambda: store.want_campaign("fleet", "run", "ann"),
-        lambda: store.change_budget("fleet", {"trials": 200}, "ann"),
+        lambda: store.campaigns.want("fleet", "run", "ann"),
+        lambda: store.campaigns.change_budget("fleet", {"trials": 200}, "ann"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=f"over \\({state}: as it is\\)") as caught:
@@ -230,10 +230,10 @@ def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None
 
 def test_a_budget_can_be_changed(store: Store) -> None:
     """The order stays what it was; who changed what is an event, and no change is none."""
-    store.change_budget("fleet", {"trials": 100, "per_workload": None}, "ann")
-    campaign = store.change_budget("fleet", {"trials": 200, "per_workload": 64}, "ann")
+    store.campaigns.change_budget("fleet", {"trials": 100, "per_workload": None}, "ann")
+    campaign = store.campaigns.change_budget("fleet", {"trials": 200, "per_workload": 64}, "ann")
     assert (campaign.budget["trials"], campaign.order["budget"]["trials"]) == (200, 100)
-    [_, event] = store.fetch_events("fleet")
+    [_, event] = store.events.fetch("fleet")
     assert (event["kind"], event["message"]) == (
         "campaign_budget",
         "per_workload None -> 64, trials 100 -> 200; changed by ann",
@@ -244,16 +244,16 @@ def test_campaigns_of_a_killed_engine_are_interrupted(store: Store) -> None:
     """Those alone: others, submitted ones and those that are over stay as they are."""
     for number, name in enumerate(("other", "new", "done"), 2):
         assert submit(store, name) == number
-    store.note_campaign(1, "verifying", "", engine=ENGINE)
-    store.note_campaign(2, "running", "", engine=ENGINE | {"pid": 1})
-    store.note_campaign(4, "finished", "", engine=ENGINE)
-    assert store.interrupt_campaigns(lambda engine: engine["pid"] == 4711) == ["fleet"]
-    campaign = store.fetch_fleet_campaign("fleet")
+    store.campaigns.note(1, "verifying", "", engine=ENGINE)
+    store.campaigns.note(2, "running", "", engine=ENGINE | {"pid": 1})
+    store.campaigns.note(4, "finished", "", engine=ENGINE)
+    assert store.campaigns.interrupt(lambda engine: engine["pid"] == 4711) == ["fleet"]
+    campaign = store.campaigns.require("fleet")
     assert (campaign.state, campaign.engine) == ("interrupted", None)
     assert "verifying" in campaign.reason
-    states = [each.state for each in store.fetch_fleet_campaigns()]
+    states = [each.state for each in store.campaigns.fetch()]
     assert states == ["interrupted", "running", "submitted", "finished"]
-    assert store.interrupt_campaigns(lambda engine: engine["pid"] == 4711) == []
+    assert store.campaigns.interrupt(lambda engine: engine["pid"] == 4711) == []
 
 
 def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
@@ -261,10 +261,10 @@ def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
     for name in ("unheard", "doomed"):
         submit(store, name)
     for number, wanted in enumerate(("pause", "run", "cancel"), 1):
-        store.note_campaign(number, "paused", "as wanted", engine=ENGINE)
-        store.want_campaign(("fleet", "unheard", "doomed")[number - 1], wanted, "ann")
-    assert store.interrupt_campaigns(lambda _: True) == ["unheard"]
-    campaigns = store.fetch_fleet_campaigns()
+        store.campaigns.note(number, "paused", "as wanted", engine=ENGINE)
+        store.campaigns.want(("fleet", "unheard", "doomed")[number - 1], wanted, "ann")
+    assert store.campaigns.interrupt(lambda _: True) == ["unheard"]
+    campaigns = store.campaigns.fetch()
     assert [each.state for each in campaigns] == ["paused", "interrupted", "cancelled"]
     assert [each.engine for each in campaigns] == [None] * 3
     assert (campaigns[0].reason, campaigns[2].finished_at is not None) == ("as wanted", True)
@@ -272,35 +272,35 @@ def test_what_operators_wanted_outlives_a_killed_engine(store: Store) -> None:
 
 def test_a_cancellation_cannot_be_taken_back(store: Store) -> None:
     """Neither another request nor an engine that is stopped before it noticed makes the campaign go on."""
-    store.note_campaign(1, "running", "", engine=ENGINE)
-    store.want_campaign("fleet", "cancel", "ann")
-    assert store.want_campaign("fleet", "run", "bob").wanted == "cancel"
-    store.note_campaign(1, "interrupted", "told to end")
-    assert store.fetch_fleet_campaign("fleet").state is CampaignState.CANCELLED
+    store.campaigns.note(1, "running", "", engine=ENGINE)
+    store.campaigns.want("fleet", "cancel", "ann")
+    assert store.campaigns.want("fleet", "run", "bob").wanted == "cancel"
+    store.campaigns.note(1, "interrupted", "told to end")
+    assert store.campaigns.require("fleet").state is CampaignState.CANCELLED
 
 
 def test_an_engine_can_let_go_of_a_campaign(store: Store) -> None:
     """A paused campaign needs none; the next one finds it once it is resumed."""
-    store.note_campaign(1, "paused", "", engine=ENGINE)
-    store.note_campaign(1, "paused", "", engine={})
-    assert store.fetch_fleet_campaign("fleet").engine is None
-    assert store.want_campaign("fleet", "run", "ann").state is CampaignState.SUBMITTED
+    store.campaigns.note(1, "paused", "", engine=ENGINE)
+    store.campaigns.note(1, "paused", "", engine={})
+    assert store.campaigns.require("fleet").engine is None
+    assert store.campaigns.want("fleet", "run", "ann").state is CampaignState.SUBMITTED
 
 
 def test_a_campaign_can_be_made_from_anothers_workloads(store: Store) -> None:
     """What the store gave of a campaign's workloads, it takes for a copy."""
-    copy = dict(store.fetch_fleet_campaign("fleet").order) | {"name": "copy"}
-    number = store.submit_campaign(copy, "farm campaign clone", store.fetch_workloads(1))
-    assert store.fetch_workloads(number) == store.fetch_workloads(1)
+    copy = dict(store.campaigns.require("fleet").order) | {"name": "copy"}
+    number = store.campaigns.submit(copy, "farm campaign clone", store.workloads.fetch(1))
+    assert store.workloads.fetch(number) == store.workloads.fetch(1)
 
 
 def test_what_cannot_be_is_our_bug(store: Store) -> None:
     """A state, a wish or a campaign that there is not is an internal error."""
     calls: list[Callable[[], object]] = [
-        lambda: store.note_campaign(1, "happy", ""),
-        lambda: store.note_campaign(99, "running", ""),
-        lambda: store.save_progress(99, {}),
-        lambda: store.want_campaign("fleet", "win", "ann"),
+        lambda: store.campaigns.note(1, "happy", ""),
+        lambda: store.campaigns.note(99, "running", ""),
+        lambda: store.campaigns.save_progress(99, {}),
+        lambda: store.campaigns.want("fleet", "win", "ann"),
         lambda: add(store, "c", board_type=""),
     ]
     for call in calls:
@@ -312,7 +312,7 @@ def test_a_campaign_of_one_type_needs_no_type_in_its_trials(store: Store) -> Non
     """It is the campaign's own then, as for those of one command."""
     number = submit(store, "single", types=(TX2,))
     assert add(store, "c", campaign=number, board_type="")
-    assert [each["board_type"] for each in store.fetch_trials(number)] == [TX2]
+    assert [each["board_type"] for each in store.trials.fetch(number)] == [TX2]
 
 
 # Trials
@@ -331,7 +331,7 @@ def test_a_candidate_has_one_result_per_campaign_and_task(store: Store) -> None:
     assert add(store, "c", 1.0, purpose=WINNER_TRIAL)
     assert add(store, "c", 1.0, purpose=WINNER_TRIAL, attempt=2)
     assert add(store, "c", None, Status.WRONG_RESULT, purpose=WINNER_TRIAL, attempt=3)
-    assert len(store.fetch_counted(1)) == 4
+    assert len(store.trials.fetch_counted(1)) == 4
 
 
 def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
@@ -341,7 +341,7 @@ def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
     add(store, "a", 0.25, attempt=2, held_s=1.0)
     add(store, "d", None, Status.FARM_ERROR, board_type=TX2)
     add(store, "a", 0.5, purpose=WINNER_TRIAL, attempt=7, held_s=2.0)
-    assert store.fetch_counted(1) == [
+    assert store.trials.fetch_counted(1) == [
         {
             "id": number,
             "board_type": NANO,
@@ -355,11 +355,15 @@ def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
         for number, candidate, median_s in ((2, "b", None), (3, "a", 0.25))
     ]
     assert add(store, "e", None, Status.WRONG_RESULT, attempt=3)
-    assert store.fetch_attempts(1) == {(TX2, "w1", "default", "d"): 1, (NANO, "w1", "default", "e"): 3}
-    assert store.fetch_board_seconds(1) == 7.5
-    assert [each["candidate"] for each in store.fetch_counted(1, (NANO, "w1", "default"))] == ["b", "a"]
-    assert store.fetch_counted(1, (TX2, "w1", "default")) == []
-    assert (store.fetch_counted(99), store.fetch_attempts(99), store.fetch_board_seconds(99)) == ([], {}, 0.0)
+    assert store.trials.fetch_attempts(1) == {(TX2, "w1", "default", "d"): 1, (NANO, "w1", "default", "e"): 3}
+    assert store.trials.fetch_board_seconds(1) == 7.5
+    assert [each["candidate"] for each in store.trials.fetch_counted(1, (NANO, "w1", "default"))] == ["b", "a"]
+    assert store.trials.fetch_counted(1, (TX2, "w1", "default")) == []
+    assert (store.trials.fetch_counted(99), store.trials.fetch_attempts(99), store.trials.fetch_board_seconds(99)) == (
+        [],
+        {},
+        0.0,
+    )
 
 
 def test_what_took_boards_down_is_told(store: Store) -> None:
@@ -371,7 +375,7 @@ def test_what_took_boards_down_is_told(store: Store) -> None:
     add(store, "once", None, Status.BOARD_LOST)
     add(store, "unlucky", 0.5, attempt=3)
     expected = {"board_type": NANO, "workload": "w1", "operating_point": "default", "candidate": "breaker"}
-    assert store.fetch_board_breakers(1, 2) == [expected]
+    assert store.trials.fetch_board_breakers(1, 2) == [expected]
 
 
 def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
@@ -379,10 +383,10 @@ def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
     add(store, "a", 1.0, held_s=3.0)
     add(store, "a", 0.5, board_type=TX2, held_s=1.0)
     add(store, "b", 0.25, board_type=TX2, held_s=1.0)
-    known = store.fetch_known_candidates("w1", TX2, "default", simulated=True)
+    known = store.trials.fetch_known_candidates("w1", TX2, "default", simulated=True)
     assert [(each["candidate"], each["median_s"]) for each in known] == [("a", 0.5), ("b", 0.25)]
-    assert store.count_known_candidates(["w1"], NANO, simulated=True) == {("w1", "default"): 1}
-    assert store.fetch_trial_costs(TX2, simulated=True).held_s == 1.0
+    assert store.totals.count_known_candidates(["w1"], NANO, simulated=True) == {("w1", "default"): 1}
+    assert store.totals.fetch_trial_costs(TX2, simulated=True).held_s == 1.0
 
 
 def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
@@ -390,7 +394,7 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
     add(store, "lucky", 0.5)
     add(store, "lucky", 0.75, purpose=WINNER_TRIAL)
     add(store, "steady", 0.625)
-    known = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
     assert {each["candidate"]: each["median_s"] for each in known} == {"lucky": 0.75, "steady": 0.625}
 
 
@@ -398,14 +402,14 @@ def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
     """A candidate is doubted until another board has measured it; a sound trial, or a winner's, is believed instead."""
     for candidate in ("alone", "again", "won"):
         add(store, candidate, 0.5)
-    assert store.add_doubt("nano-1", 0, "it is slow") == 3
-    assert store.add_doubt("nano-2", 0, "so is this one") == 0
+    assert store.trials.add_doubt("nano-1", 0, "it is slow") == 3
+    assert store.trials.add_doubt("nano-2", 0, "so is this one") == 0
     # Another campaign has measured it on a board that can be believed.
     other = submit(store, "other")
     sound = Outcome(Status.OK, latency_s=(0.75,), board="nano-3", simulated=True)
-    assert store.add_trial(Trial(other, "w1", "again", "default", 1, sound, "[again]", board_type=NANO))
+    assert store.trials.add(Trial(other, "w1", "again", "default", 1, sound, "[again]", board_type=NANO))
     add(store, "won", 0.625, purpose=WINNER_TRIAL)
-    known = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
     assert {each["candidate"]: (each["median_s"], each["doubted"]) for each in known} == {
         "alone": (0.5, 1),
         "again": (0.75, 0),
@@ -416,12 +420,12 @@ def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
 def test_doubts_end_with_the_lie(store: Store) -> None:
     """What a board measured before and after is believed, at any setting of the time."""
     add(store, "early", 0.5)
-    mark = store.fetch_mark()
-    store._wall_clock = lambda: 1.0
+    mark = store.trials.fetch_mark()
+    store.session.wall_clock = lambda: 1.0
     add(store, "lie", 0.5)
-    assert store.add_doubt("nano-1", mark, "it is slow") == 1
+    assert store.trials.add_doubt("nano-1", mark, "it is slow") == 1
     add(store, "late", 0.5)
-    known = store.fetch_known_candidates("w1", NANO, "default", simulated=True)
+    known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
     assert {each["candidate"]: each["doubted"] for each in known} == {"early": 0, "lie": 1, "late": 0}
 
 
@@ -429,9 +433,9 @@ def test_trials_can_be_read_by_purpose(store: Store) -> None:
     """A trial is for the search unless it says otherwise."""
     add(store, "a")
     add(store, "b", purpose=WINNER_TRIAL)
-    assert [each["candidate"] for each in store.fetch_trials(1)] == ["a", "b"]
-    assert [each["candidate"] for each in store.fetch_trials(1, purpose=SEARCH_TRIAL)] == ["a"]
-    assert [each["candidate"] for each in store.fetch_trials(purpose=WINNER_TRIAL)] == ["b"]
+    assert [each["candidate"] for each in store.trials.fetch(1)] == ["a", "b"]
+    assert [each["candidate"] for each in store.trials.fetch(1, purpose=SEARCH_TRIAL)] == ["a"]
+    assert [each["candidate"] for each in store.trials.fetch(purpose=WINNER_TRIAL)] == ["b"]
 
 
 # Warm starts
@@ -442,7 +446,7 @@ def test_similar_trials_are_the_best_and_a_spread_of_the_rest(store: Store) -> N
     for number in range(1, 41):
         add(store, f"c{number}", number / 64)
     add(store, "c1", 9.0, purpose=WINNER_TRIAL)
-    rows = store.fetch_similar_trials(["w1", "w2"], simulated=True, per_task=10)
+    rows = store.trials.fetch_similar(["w1", "w2"], simulated=True, per_task=10)
     assert [each["candidate"] for each in rows] == ["c1", "c2", "c3", "c4", "c5", *(f"c{n}" for n in range(12, 41, 7))]
     assert rows[0]["module_json"] is rows[1]["module_json"]
     assert {key: value for key, value in rows[0].items() if key != "module_json"} == {
@@ -474,14 +478,14 @@ def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
     add(store, "wrong", None, Status.WRONG_RESULT, board_type=TX2, purpose=WINNER_TRIAL)
     add(store, "lost", None, Status.BOARD_LOST, board_type=TX2)
     own = ("w1", NANO, "default")
-    rows = store.fetch_similar_trials(["w1", "w2", "unmet"], simulated=True, exclude=own, limit=6)
+    rows = store.trials.fetch_similar(["w1", "w2", "unmet"], simulated=True, exclude=own, limit=6)
     tasks = [(each["workload"], each["board_type"], each["operating_point"]) for each in rows]
     assert len(set(tasks)) == 3
     assert own not in tasks
     assert sorted(tasks[:3]) == sorted(tasks[3:])
     assert [each["candidate"] for each in rows] == ["c1"] * 3 + ["c8"] * 3
-    assert store.fetch_similar_trials(["w1"], simulated=False) == []
-    assert store.fetch_similar_trials([], simulated=True) == []
+    assert store.trials.fetch_similar(["w1"], simulated=False) == []
+    assert store.trials.fetch_similar([], simulated=True) == []
 
 
 # Records
@@ -495,14 +499,14 @@ def record(median_s: float, candidate: str = "c", evidence: dict[str, Any] | Non
 def test_a_measured_winner_replaces_a_lucky_trial(store: Store) -> None:
     """It may be slower than what it replaces, brings its evidence, and luck of the same candidate cannot undo it."""
     evidence = {"boards": ["nano-1", "nano-2"], "samples": 12, "interval": [1.0, 1.25], "tie": False}
-    assert store.save_record(record(1.0))
-    assert not store.save_record(record(1.125, evidence=evidence))
-    assert store.save_record(record(1.125, evidence=evidence), replace=True)
-    assert not store.save_record(record(1.0))
-    [kept] = store.fetch_records()
+    assert store.records.save(record(1.0))
+    assert not store.records.save(record(1.125, evidence=evidence))
+    assert store.records.save(record(1.125, evidence=evidence), replace=True)
+    assert not store.records.save(record(1.0))
+    [kept] = store.records.fetch()
     assert (kept.median_s, kept.evidence) == (1.125, evidence)
-    assert store.save_record(record(1.0, "faster"))
-    assert store.fetch_records()[0].evidence is None
+    assert store.records.save(record(1.0, "faster"))
+    assert store.records.fetch()[0].evidence is None
 
 
 # Several processes, and their deaths
@@ -534,16 +538,16 @@ from farm.settings import parse_store
 from farm.store import Store
 from farm.values import Trial
 with Store(parse_store(sys.argv[1])) as store:
-    store.note_campaign(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
+    store.campaigns.note(1, "running", "", engine={"host": "here", "pid": 4711, "created": 1.5})
     for number in itertools.count(int(sys.argv[2])):
         outcome = Outcome(Status.OK, latency_s=(1.0,) * 100)
         trial = Trial(1, "w1", f"c{number}", "default", 1, outcome, "x" * 100_000, board_type="jetson-nano", held_s=1.0)
-        assert store.add_trial(trial)
-        store.save_progress(1, {"counted": number + 1})
+        assert store.trials.add(trial)
+        store.campaigns.save_progress(1, {"counted": number + 1})
         print(number, flush=True)
-        if store.fetch_fleet_campaign("fleet").wanted == "cancel":
+        if store.campaigns.require("fleet").wanted == "cancel":
             break
-    store.note_campaign(1, "cancelled", "as wanted")
+    store.campaigns.note(1, "cancelled", "as wanted")
     print("ended", flush=True)
 """
 
@@ -554,18 +558,18 @@ def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocat
         announced = [next(lines)]
         with Store(place) as operator:
             for number in range(20):
-                campaign = operator.change_budget("fleet", {"trials": number}, "bob")
+                campaign = operator.campaigns.change_budget("fleet", {"trials": number}, "bob")
                 assert (campaign.state, campaign.budget) == ("running", {"trials": number})
-                assert operator.want_campaign("fleet", ("pause", "run")[number % 2], "bob").engine == ENGINE
-            operator.want_campaign("fleet", "cancel", "bob")
+                assert operator.campaigns.want("fleet", ("pause", "run")[number % 2], "bob").engine == ENGINE
+            operator.campaigns.want("fleet", "cancel", "bob")
         announced += lines
         assert engine.wait(CHILD_TIMEOUT_S) == 0
     *numbers, last = [line.strip() for line in announced]
     assert last == "ended"
-    counted = store.fetch_counted(1)
+    counted = store.trials.fetch_counted(1)
     assert [each["candidate"] for each in counted] == [f"c{number}" for number in numbers]
-    assert store.fetch_fleet_campaign("fleet").state is CampaignState.CANCELLED
-    wishes = [event for event in store.fetch_events("fleet") if event["kind"] in ("campaign_pause", "campaign_run")]
+    assert store.campaigns.require("fleet").state is CampaignState.CANCELLED
+    wishes = [event for event in store.events.fetch("fleet") if event["kind"] in ("campaign_pause", "campaign_run")]
     assert len(wishes) == 20
 
 
@@ -577,21 +581,21 @@ def test_a_killed_engine_loses_one_trial_at_most(store: Store, place: StoreLocat
             announced = [next(lines) for _ in range(count)]
             engine.kill()
             last = int([*announced, *lines][-1])
-        counted = store.fetch_counted(1)
+        counted = store.trials.fetch_counted(1)
         assert len(counted) in (last + 1, last + 2)
         assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(len(counted))]
         assert {len(each["trace_json"]) for each in counted} == {100_000}
-        campaign = store.fetch_fleet_campaign("fleet")
+        campaign = store.campaigns.require("fleet")
         assert campaign.progress is not None
         assert campaign.progress["counted"] in (last + 1, last + 2)
-        assert store.interrupt_campaigns(lambda _: True) == ["fleet"]
-        store.want_campaign("fleet", "run", "ann")
+        assert store.campaigns.interrupt(lambda _: True) == ["fleet"]
+        store.campaigns.want("fleet", "run", "ann")
         expected = len(counted)
     if isinstance(place, pathlib.Path):
         assert execute(place, "PRAGMA integrity_check") == [("ok",)]
         assert execute(place, "PRAGMA foreign_key_check") == []
-    assert store.fetch_board_seconds(1) == expected
-    assert store.fetch_attempts(1) == {}
+    assert store.trials.fetch_board_seconds(1) == expected
+    assert store.trials.fetch_attempts(1) == {}
 
 
 _SUBMITTER = """
@@ -602,7 +606,7 @@ from farm.store import Store
 order = {"name": "same", "owner": sys.argv[2], "budget": {}, "models": [], "types": [{"board_type": "local"}]}
 with Store(parse_store(sys.argv[1])) as store:
     try:
-        print(store.submit_campaign(order, "farm campaign run", []))
+        print(store.campaigns.submit(order, "farm campaign run", []))
     except UsageError:
         print("refused")
 """
@@ -615,36 +619,36 @@ def test_of_two_campaigns_of_one_name_one_is_taken(place: StoreLocation) -> None
     answers = [submitter.communicate(timeout=CHILD_TIMEOUT_S)[0].strip() for submitter in submitters]
     assert sorted(answers) == ["2", "refused", "refused"]
     with Store(place) as store:
-        assert store.fetch_fleet_campaign("same").owner in ("ann", "bob", "eve")
-        assert len(store.fetch_campaigns()) == 2
+        assert store.campaigns.require("same").owner in ("ann", "bob", "eve")
+        assert len(store.campaigns.fetch_searches()) == 2
 
 
 def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
     """A store from a time when boards were believed resumes: the candidate has had its trial, and won nothing."""
     for index, median_s in enumerate((-1.0, 0.0, float("inf"), float("nan"), 2e-3, 1e-3)):
         assert add(store, f"c{index}", median_s)
-    counted = store.fetch_counted(1)
+    counted = store.trials.fetch_counted(1)
     wanted = [None, None, None, None, 2e-3, 1e-3]
     assert [row["median_s"] for row in counted] == wanted
-    assert [row["median_s"] for row in store.fetch_trials(1)] == wanted
-    assert [row["median_s"] for row in store.fetch_course(1)] == wanted
-    known = store.fetch_known_candidates("w1", NANO, "default", True)
+    assert [row["median_s"] for row in store.trials.fetch(1)] == wanted
+    assert [row["median_s"] for row in store.totals.fetch_course(1)] == wanted
+    known = store.trials.fetch_known_candidates("w1", NANO, "default", True)
     assert [(row["candidate"], row["median_s"]) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
-    similar = store.fetch_similar_trials(["w1"], simulated=True)
+    similar = store.trials.fetch_similar(["w1"], simulated=True)
     assert [row["candidate"] for row in similar] == ["c5", "c4"]
 
 
 def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:
     """It is not shown either."""
-    store.save_record(record(-1.0, "drifting"))
-    assert store.fetch_records() == []
-    assert store.save_record(record(1e-3))
-    assert [each.candidate for each in store.fetch_records()] == ["c"]
+    store.records.save(record(-1.0, "drifting"))
+    assert store.records.fetch() == []
+    assert store.records.save(record(1e-3))
+    assert [each.candidate for each in store.records.fetch()] == ["c"]
 
 
 def test_connecting_is_no_news(store: Store) -> None:
     """How every campaign begins is not in its history; that there was nothing to connect to is."""
     for state in ("running", "connecting", "running", "connecting", "waiting"):
-        assert store.note_campaign(1, state, "")
-    kinds = [event["kind"] for event in store.fetch_events("fleet")]
+        assert store.campaigns.note(1, state, "")
+    kinds = [event["kind"] for event in store.events.fetch("fleet")]
     assert [kind for kind in kinds if kind != "campaign_submitted"] == ["campaign_running", "campaign_waiting"]

@@ -42,7 +42,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 def real(place: StoreLocation) -> Iterator[Store]:
     with Store(place) as store:
         for number in range(3):
-            store.save_board(Board(f"b{number}", "local", simulated=False))
+            store.boards.save(Board(f"b{number}", "local", simulated=False))
         yield store
 
 
@@ -59,14 +59,14 @@ with Store(parse_store(sys.argv[1])) as store:
     while len(tokens) < rounds and time.monotonic() < deadline:
         board = f"b{random.randrange(3)}"
         try:
-            lease = store.acquire_lease(board, name, "contract")
+            lease = store.leases.acquire(board, name, "contract")
         except TransientError:
             continue
         held = folder / f"held-{board}"
         os.close(os.open(held, os.O_CREAT | os.O_EXCL))
-        store.renew_lease(lease)
+        store.leases.renew(lease)
         held.unlink()
-        assert store.release_lease(lease)
+        assert store.leases.release(lease)
         tokens.append(f"{board}:{lease.token}")
 print(*tokens)
 """
@@ -82,9 +82,9 @@ def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation
         assert taker.returncode == 0, complaints
         tokens.extend(answer.split())
     assert len(tokens) == len(set(tokens)) == 3 * rounds
-    assert all(board["lease"] is None for board in real.fetch_boards())
+    assert all(board["lease"] is None for board in real.boards.fetch())
     for number in range(3):
-        taken = [event for event in real.fetch_board_events(f"b{number}") if event["kind"].startswith("lease_")]
+        taken = [event for event in real.events.fetch_of_boards(f"b{number}") if event["kind"].startswith("lease_")]
         assert [event["kind"] for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)
 
 
@@ -94,11 +94,11 @@ from farm.settings import parse_store
 from farm.store import Store
 store = Store(parse_store(sys.argv[1]))
 acquired_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-lease = store.acquire_lease("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
+lease = store.leases.acquire("b0", "holder", "contract", ttl_s=float(sys.argv[2]))
 print(lease.token, acquired_s, flush=True)
 for line in sys.stdin:
     try:
-        store.renew_lease(lease)
+        store.leases.renew(lease)
         print("renewed", flush=True)
     except Exception as error:
         print(type(error).__name__, flush=True)
@@ -122,7 +122,7 @@ def test_a_killed_coordinators_lease_expires(real: Store, place: StoreLocation) 
     token, acquired_s = holder.stdout.readline().split()
     holder.kill()
     holder.communicate(timeout=PATIENCE_S)
-    lease = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+    lease = poll(lambda: real.leases.acquire("b0", "heir", "contract"), 10)
     assert lease.token > int(token)
     assert read_clock().seconds - float(acquired_s) >= 1.0
 
@@ -135,12 +135,12 @@ def test_a_stopped_coordinator_comes_back_to_nothing(real: Store, place: StoreLo
     try:
         token = int(holder.stdout.readline().split()[0])
         holder.send_signal(signal.SIGSTOP)
-        lease = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+        lease = poll(lambda: real.leases.acquire("b0", "heir", "contract"), 10)
         holder.send_signal(signal.SIGCONT)
         holder.stdin.write("\n")
         holder.stdin.flush()
         assert holder.stdout.readline().strip() == "LeaseOverError"
-        assert real.renew_lease(lease).token > token
+        assert real.leases.renew(lease).token > token
     finally:
         holder.kill()
         holder.communicate(timeout=PATIENCE_S)
@@ -154,7 +154,7 @@ from farm.store import Store
 decide = decide_by(Observation(Kind.FAULT), HealthLimits(faults=1000, window_s=1e6))
 with Store(parse_store(sys.argv[1])) as store:
     for _ in range(50):
-        store.observe_board("b0", "fault", sys.argv[2], decide)
+        store.boards.observe("b0", "fault", sys.argv[2], decide)
 """
 
 
@@ -163,7 +163,7 @@ def test_no_observation_of_two_is_lost(real: Store, place: StoreLocation) -> Non
     for observer in [start(_OBSERVER, place, name) for name in ("left", "right")]:
         _, complaints = observer.communicate(timeout=PATIENCE_S)
         assert observer.returncode == 0, complaints
-    assert "100 of 1000" in real.fetch_board_events("b0")[-1]["reason"]
+    assert "100 of 1000" in real.events.fetch_of_boards("b0")[-1]["reason"]
 
 
 _KILLED = """
@@ -172,9 +172,9 @@ from farm.settings import parse_store
 from farm.store import Store
 store = Store(parse_store(sys.argv[1]))
 while True:
-    lease = store.acquire_lease("b0", "victim", "contract", ttl_s=0.2)
+    lease = store.leases.acquire("b0", "victim", "contract", ttl_s=0.2)
     print(lease.token, flush=True)
-    store.release_lease(lease)
+    store.leases.release(lease)
 """
 
 
@@ -186,9 +186,9 @@ def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLo
         tokens = [int(victim.stdout.readline()) for _ in range(steps)]
         victim.kill()
         victim.communicate(timeout=PATIENCE_S)
-        heir = poll(lambda: real.acquire_lease("b0", "heir", "contract"), 10)
+        heir = poll(lambda: real.leases.acquire("b0", "heir", "contract"), 10)
         assert heir.token > max(tokens)
-        assert real.release_lease(heir)
+        assert real.leases.release(heir)
         happened = kinds(real, "b0")
         assert happened[::2] == ["lease_taken"] * (len(happened) // 2)
         assert set(happened[1::2]) <= {"lease_released", "lease_expired"}
@@ -202,22 +202,22 @@ def test_a_coordinator_that_is_cut_off_comes_back(cluster: Cluster) -> None:
     url = cluster.make(empty=False)
     words = "?tcp_user_timeout=1500&connect_timeout=2"
     with cable_to_store(url) as (cable, far), Store(far + words) as left, Store(url) as right:
-        right.save_board(Board("b0", "local", simulated=False))
-        number = right.start_campaign("farm tune m", "m", "", "local", 9, {})
+        right.boards.save(Board("b0", "local", simulated=False))
+        number = right.campaigns.start("farm tune m", "m", "", "local", 9, {})
         row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-        right.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+        right.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
         both, own = (Trial(number, "w", candidate, "default", 1, GOOD, "[]") for candidate in ("both", "own"))
-        lease = left.acquire_lease("b0", "left", "contract", ttl_s=1.0)
+        lease = left.leases.acquire("b0", "left", "contract", ttl_s=1.0)
         cable.pull_the_plug()
         with pytest.raises((TransientError, UnavailableError), match=r"failed just now|cannot be used"):
-            left.add_trial(own)
-        heir = poll(lambda: right.acquire_lease("b0", "right", "contract"), 10)
+            left.trials.add(own)
+        heir = poll(lambda: right.leases.acquire("b0", "right", "contract"), 10)
         assert heir.token > lease.token
-        assert right.add_trial(both)
+        assert right.trials.add(both)
         cable.plug_in()
         with pytest.raises(LeaseOverError, match="is over"):
-            left.renew_lease(lease)
-        assert not left.release_lease(lease)
-        assert (left.add_trial(both), left.add_trial(own), left.add_trial(own)) == (False, True, False)
-        assert [row["candidate"] for row in right.fetch_trials(number, columns=("candidate",))] == ["both", "own"]
-        assert right.release_lease(heir)
+            left.leases.renew(lease)
+        assert not left.leases.release(lease)
+        assert (left.trials.add(both), left.trials.add(own), left.trials.add(own)) == (False, True, False)
+        assert [row["candidate"] for row in right.trials.fetch(number, columns=("candidate",))] == ["both", "own"]
+        assert right.leases.release(heir)

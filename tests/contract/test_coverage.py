@@ -9,20 +9,20 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.settings import StoreLocation
 from farm.store import Store
-from farm.store.campaign_metrics import TrialCosts
+from farm.store.totals import TrialCosts
 from farm.values import Record, Trial
 
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
     with Store(place) as store:
-        campaign = store.start_campaign("farm tune", "mlp", "00", "jetson-nano", 16, {})
+        campaign = store.campaigns.start("farm tune", "mlp", "00", "jetson-nano", 16, {})
         rows = [
             {"hash": name, "name": name, "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
             | {"module_json": "{}", "weight": 1}
             for name in ("w1", "w2")
         ]
-        store.save_workloads(campaign, rows)
+        store.workloads.save(campaign, rows)
         yield store
 
 
@@ -32,7 +32,7 @@ def add(store: Store, candidate: str, status: Status = Status.OK, **values: obje
     simulated = bool(given.pop("simulated"))
     outcome = Outcome(status, board="nano-1", simulated=simulated, latency_s=(0.1,) if status == Status.OK else ())
     trial = Trial(campaign=1, candidate=candidate, outcome=outcome, trace_json="[]", **given)  # type: ignore[arg-type]
-    assert store.add_trial(trial)
+    assert store.trials.add(trial)
 
 
 def test_costs_are_medians_of_what_reached_a_board(store: Store) -> None:
@@ -42,8 +42,8 @@ def test_costs_are_medians_of_what_reached_a_board(store: Store) -> None:
     add(store, "c", Status.BUILD_FAILED, build_s=9.0)
     add(store, "d", held_s=2.0)
     add(store, "e", held_s=50.0, build_s=50.0, simulated=False)
-    assert store.fetch_trial_costs("jetson-nano", simulated=True) == TrialCosts(3, 2.0, 0.4)
-    assert store.fetch_trial_costs("jetson-tx2", simulated=True) == TrialCosts()
+    assert store.totals.fetch_trial_costs("jetson-nano", simulated=True) == TrialCosts(3, 2.0, 0.4)
+    assert store.totals.fetch_trial_costs("jetson-tx2", simulated=True) == TrialCosts()
 
 
 def test_candidates_are_counted_once(store: Store) -> None:
@@ -55,16 +55,16 @@ def test_candidates_are_counted_once(store: Store) -> None:
     add(store, "a", operating_point="a57=1428MHz")
     add(store, "a", workload="w2", simulated=False)
     hashes = ["w1", "w2", *(f"other{number}" for number in range(1200))]
-    known = store.count_known_candidates(hashes, "jetson-nano", simulated=True)
+    known = store.totals.count_known_candidates(hashes, "jetson-nano", simulated=True)
     assert known == {("w1", "default"): 2, ("w1", "a57=1428MHz"): 1}
-    assert store.count_known_candidates(["w2"], "jetson-nano", simulated=False) == {("w2", "default"): 1}
+    assert store.totals.count_known_candidates(["w2"], "jetson-nano", simulated=False) == {("w2", "default"): 1}
 
 
 def test_records_are_found_by_point(store: Store) -> None:
     """A record covers its workload at its own operating point, and simulated ones stay apart."""
     for point, simulated in (("default", True), ("mode=MAXN", False)):
         record = Record("w1", "w1", "jetson-nano", point, "graph/1", "a", 0.1, 1.0, 0.0, 0.0, simulated, "[]")
-        assert store.save_record(record)
-    assert store.fetch_recorded(["w1", "w2"], "jetson-nano", simulated=True) == {("w1", "default")}
-    assert store.fetch_recorded(["w1"], "jetson-nano", simulated=False) == {("w1", "mode=MAXN")}
-    assert store.fetch_recorded([], "jetson-nano", simulated=False) == set()
+        assert store.records.save(record)
+    assert store.totals.fetch_recorded(["w1", "w2"], "jetson-nano", simulated=True) == {("w1", "default")}
+    assert store.totals.fetch_recorded(["w1"], "jetson-nano", simulated=False) == {("w1", "mode=MAXN")}
+    assert store.totals.fetch_recorded([], "jetson-nano", simulated=False) == set()

@@ -24,10 +24,10 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 def test_the_latest_decision_takes_the_place_of_the_one_before(store: Store) -> None:
     """About one model at one place there is one; it comes back whole, with when it was made."""
-    store.save_decision(DECISION)
+    store.decisions.save(DECISION)
     later = dataclasses.replace(DECISION, refused={}, campaign=4)
-    store.save_decision(later)
-    (found,) = store.fetch_decisions(model_sha256=DECISION.model_sha256)
+    store.decisions.save(later)
+    (found,) = store.decisions.fetch(model_sha256=DECISION.model_sha256)
     assert dataclasses.replace(found, decided_at=0.0) == later
     assert found.decided_at > 0
 
@@ -41,8 +41,8 @@ def test_decisions_are_found_by_what_they_are_about(store: Store) -> None:
         dataclasses.replace(DECISION, workloads=name_workloads(["w1"])),
     ]
     for each in (DECISION, *others):
-        store.save_decision(each)
-    assert len(store.fetch_decisions()) == 5
-    assert [each.board_type for each in store.fetch_decisions(board_type="tx2")] == ["tx2"]
-    assert [each.campaign for each in store.fetch_decisions(simulated=False)] == [5]
-    assert len(store.fetch_decisions(campaign=3, board_type="nano", simulated=True)) == 3
+        store.decisions.save(each)
+    assert len(store.decisions.fetch()) == 5
+    assert [each.board_type for each in store.decisions.fetch(board_type="tx2")] == ["tx2"]
+    assert [each.campaign for each in store.decisions.fetch(simulated=False)] == [5]
+    assert len(store.decisions.fetch(campaign=3, board_type="nano", simulated=True)) == 3

@@ -62,7 +62,7 @@ class LeaseLives(RuleBasedStateMachine):
     @rule(target=leases, ttl_s=st.floats(1, 100))
     @precondition(lambda self: not self.held and self.reachable)
     def acquire(self, ttl_s: float) -> Lease:
-        lease = self.store.acquire_lease(BOARD, "a holder", "test", ttl_s=ttl_s, allowed=PROBE)
+        lease = self.store.leases.acquire(BOARD, "a holder", "test", ttl_s=ttl_s, allowed=PROBE)
         assert lease.token > self.last_token
         self.holder, self.ends_s, self.last_token = lease, self.clocks.seconds + ttl_s, lease.token
         return lease
@@ -71,7 +71,7 @@ class LeaseLives(RuleBasedStateMachine):
     @precondition(lambda self: self.held or not self.reachable)
     def acquire_in_vain(self) -> None:
         try:
-            self.store.acquire_lease(BOARD, "another", "test", allowed=PROBE)
+            self.store.leases.acquire(BOARD, "another", "test", allowed=PROBE)
         except TransientError:
             return
         raise AssertionError("two hold one board, or one holds an offline one")
@@ -80,7 +80,7 @@ class LeaseLives(RuleBasedStateMachine):
     def renew(self, lease: Lease) -> None:
         mine = self.held and self.holder is not None and lease.token == self.holder.token
         try:
-            assert self.store.renew_lease(lease).token == lease.token
+            assert self.store.leases.renew(lease).token == lease.token
         except PermanentError:
             assert not mine
             return
@@ -90,18 +90,18 @@ class LeaseLives(RuleBasedStateMachine):
     @rule(lease=consumes(leases))
     def release(self, lease: Lease) -> None:
         mine = self.held and self.holder is not None and lease.token == self.holder.token
-        assert self.store.release_lease(lease) == mine
+        assert self.store.leases.release(lease) == mine
         if mine:
             self.holder = None
 
     @rule()
     def force(self) -> None:
-        self.store.force_release(BOARD, "operator", "test")
+        self.store.leases.force_release(BOARD, "operator", "test")
         self.holder = None
 
     @rule()
     def sweep(self) -> None:
-        self.store.expire_leases()
+        self.store.leases.expire()
 
     @rule(seconds=st.floats(0, 60), jump_s=st.sampled_from([0.0, 1e6, -1e6]))
     def wait(self, seconds: float, jump_s: float) -> None:
@@ -122,7 +122,7 @@ class LeaseLives(RuleBasedStateMachine):
     def the_list_says_what_is(self) -> None:
         if not hasattr(self, "store"):
             return
-        shown = self.store.require_board(BOARD)
+        shown = self.store.boards.require(BOARD)
         if not self.reachable:
             assert shown["state"] == "offline"
         else:

@@ -25,20 +25,20 @@ def test_a_board_has_one_holder(store: Store) -> None:
     lease = take(store)
     with pytest.raises(TransientError, match="leased by left for tuning"):
         take(store, "right")
-    assert store.release_lease(lease)
+    assert store.leases.release(lease)
     assert take(store, "right").owner == "right"
 
 
 def test_tokens_only_grow(store: Store, clocks: Clocks) -> None:
     """Given back, expired, ended by force, or the board removed and added again: the next token is greater."""
     tokens = [take(store)]
-    store.release_lease(tokens[-1])
+    store.leases.release(tokens[-1])
     tokens.append(take(store, ttl_s=10))
     clocks.pass_s(10)
     tokens.append(take(store))
-    store.force_release("nano-01", "operator", "stuck")
-    store.remove_board("nano-01")
-    store.register_board("nano-01", "jetson-nano", SSH)
+    store.leases.force_release("nano-01", "operator", "stuck")
+    store.boards.remove("nano-01")
+    store.boards.register("nano-01", "jetson-nano", SSH)
     observe(store, Kind.BACK)
     tokens.append(take(store, allowed=PROBE))
     assert [lease.token for lease in tokens] == sorted({lease.token for lease in tokens})
@@ -49,9 +49,9 @@ def test_a_lease_is_on_the_disk_before_a_board_hears_of_it(store: Store) -> None
     """Taking one waits for the disk, or a power cut would have its token given twice; other writes do not."""
     levels: list[object] = []
     ask = "PRAGMA synchronous" if isinstance(store.location, pathlib.Path) else "SHOW synchronous_commit"
-    sa.event.listen(store._engine, "commit", lambda each: levels.append(each.exec_driver_sql(ask).scalar()))
+    sa.event.listen(store.session.engine, "commit", lambda each: levels.append(each.exec_driver_sql(ask).scalar()))
     lease = take(store)
-    store.renew_lease(lease)
+    store.leases.renew(lease)
     assert levels in ([2, 1], ["on", "off"])  # FULL, NORMAL: sqlite.org/pragma.html#pragma_synchronous
 
 
@@ -64,28 +64,28 @@ def test_a_store_that_was_put_back_gives_no_token_away(store: Store, places: Pla
         assert (right.store, right.token) == (left.store, left.token)
         assert right.nonce != left.nonce
         with pytest.raises(PermanentError, match="is over"):
-            restored.renew_lease(left)
-        assert not restored.release_lease(left)
-        assert restored.release_lease(right)
-        restored.raise_token(left.token + 41)
+            restored.leases.renew(left)
+        assert not restored.leases.release(left)
+        assert restored.leases.release(right)
+        restored.leases.raise_token(left.token + 41)
         assert take(restored, "right").token == left.token + 42
 
 
 def test_a_refusal_raises_tokens_within_bounds(store: Store) -> None:
     """A board that lies about the greatest it has seen cannot use them up, nor take any back."""
-    store.raise_token(2**53)
+    store.leases.raise_token(2**53)
     first = take(store)
     assert first.token == MAX_RAISE + 1
-    store.release_lease(first)
-    store.raise_token(3)
+    store.leases.release(first)
+    store.leases.raise_token(3)
     assert take(store).token == MAX_RAISE + 2
 
 
 def test_stores_are_told_apart(store: Store, places: Places) -> None:
     """Tokens of two stores mean nothing to each other, so a lease says whose it is."""
     with Store(places.make()) as other:
-        other.save_board(Board("b", "local", simulated=False))
-        assert other.acquire_lease("b", "left", "tuning").store != take(store).store
+        other.boards.save(Board("b", "local", simulated=False))
+        assert other.leases.acquire("b", "left", "tuning").store != take(store).store
 
 
 def test_a_lease_is_renewed(store: Store, clocks: Clocks) -> None:
@@ -93,7 +93,7 @@ def test_a_lease_is_renewed(store: Store, clocks: Clocks) -> None:
     lease = take(store, ttl_s=30)
     for _ in range(10):
         clocks.pass_s(29)
-        renewed = store.renew_lease(lease)
+        renewed = store.leases.renew(lease)
         assert (renewed.token, renewed.expires_at) == (lease.token, clocks.wall + 30)
     with pytest.raises(TransientError):
         take(store, "right")
@@ -105,9 +105,9 @@ def test_a_lease_that_is_not_renewed_expires(store: Store, clocks: Clocks) -> No
     clocks.pass_s(30)
     new = take(store, "right")
     with pytest.raises(PermanentError, match="is over"):
-        store.renew_lease(old)
-    assert not store.release_lease(old)
-    assert store.renew_lease(new).token == new.token
+        store.leases.renew(old)
+    assert not store.leases.release(old)
+    assert store.leases.renew(new).token == new.token
     assert kinds(store)[-3:] == ["lease_taken", "lease_expired", "lease_taken"]
 
 
@@ -115,23 +115,23 @@ def test_an_expired_lease_is_over_even_if_nobody_took_the_board(store: Store, cl
     """Everybody agrees: the list says idle, renewing is refused."""
     lease = take(store, ttl_s=30)
     clocks.pass_s(31)
-    [shown] = store.fetch_boards()
+    [shown] = store.boards.fetch()
     assert (shown["state"], shown["lease"]) == ("idle", None)
     assert "left expired" in shown["state_reason"]
     with pytest.raises(PermanentError):
-        store.renew_lease(lease)
+        store.leases.renew(lease)
 
 
 def test_expired_leases_are_swept(store: Store, clocks: Clocks) -> None:
     """The sweep frees those that are over and no other, once."""
-    store.save_board(Board("b", "local", simulated=False))
+    store.boards.save(Board("b", "local", simulated=False))
     take(store, ttl_s=30)
-    store.acquire_lease("b", "left", "tuning", ttl_s=300)
-    assert store.expire_leases() == []
+    store.leases.acquire("b", "left", "tuning", ttl_s=300)
+    assert store.leases.expire() == []
     clocks.pass_s(60)
-    assert store.expire_leases() == ["nano-01"]
-    assert store.expire_leases() == []
-    assert store.require_board("b")["lease"]["owner"] == "left"
+    assert store.leases.expire() == ["nano-01"]
+    assert store.leases.expire() == []
+    assert store.boards.require("b")["lease"]["owner"] == "left"
 
 
 # Time
@@ -142,21 +142,21 @@ def test_the_time_may_be_set(store: Store, clocks: Clocks, jump_s: float) -> Non
     """A wall clock that jumps ends no lease and keeps none alive."""
     lease = take(store, ttl_s=30)
     clocks.wall += jump_s
-    assert store.expire_leases() == []
-    store.renew_lease(lease)
+    assert store.leases.expire() == []
+    store.leases.renew(lease)
     clocks.pass_s(29)
-    assert store.require_board("nano-01")["state"] == "leased"
+    assert store.boards.require("nano-01")["state"] == "leased"
     clocks.pass_s(1)
-    assert store.expire_leases() == ["nano-01"]
+    assert store.leases.expire() == ["nano-01"]
 
 
 def test_leases_end_with_the_machine(store: Store, clocks: Clocks) -> None:
     """After a reboot of the coordinator no holder is left, so the board is free at once."""
     lease = take(store, ttl_s=1e6)
     clocks.reboot()
-    assert store.require_board("nano-01")["state"] == "idle"
+    assert store.boards.require("nano-01")["state"] == "idle"
     with pytest.raises(PermanentError):
-        store.renew_lease(lease)
+        store.leases.renew(lease)
     assert take(store, "right").token > lease.token
 
 
@@ -207,7 +207,7 @@ def test_work_wants_a_good_board(
 def test_a_probe_may_have_a_board_that_work_may_not(store: Store) -> None:
     """Otherwise no board would ever be good again; an unsafe one cannot be leased."""
     observe(store, Kind.THROTTLED)
-    store.release_lease(take(store, allowed=PROBE))
+    store.leases.release(take(store, allowed=PROBE))
     observe(store, Kind.UNSAFE)
     with pytest.raises(BoardUnsafeError):
         take(store, allowed=PROBE)
@@ -217,14 +217,14 @@ def test_an_offline_board_is_not_leased(store: Store) -> None:
     """And one that is lost under a lease is offline, keeps the lease, and is leased again when it is back."""
     take(store)
     observe(store, Kind.LOST)
-    assert (store.require_board("nano-01")["state"], store.require_board("nano-01")["lease"]["owner"]) == (
+    assert (store.boards.require("nano-01")["state"], store.boards.require("nano-01")["lease"]["owner"]) == (
         "offline",
         "left",
     )
     observe(store, Kind.BACK)
-    assert store.require_board("nano-01")["state"] == "leased"
+    assert store.boards.require("nano-01")["state"] == "leased"
     observe(store, Kind.LOST)
-    store.force_release("nano-01", "operator", "gone")
+    store.leases.force_release("nano-01", "operator", "gone")
     with pytest.raises(TransientError, match="offline"):
         take(store, allowed=PROBE)
 
@@ -233,10 +233,10 @@ def test_a_drained_board_finishes_its_lease(store: Store) -> None:
     """Maintenance takes no board from its holder, and prevents later leases."""
     lease = take(store)
     observe(store, Kind.DRAIN)
-    shown = store.require_board("nano-01")
+    shown = store.boards.require("nano-01")
     assert (shown["state"], shown["health"]) == ("leased", "maintenance")
-    store.renew_lease(lease)
-    store.release_lease(lease)
+    store.leases.renew(lease)
+    store.leases.release(lease)
     with pytest.raises(UnavailableError):
         take(store)
 
@@ -257,17 +257,17 @@ def test_arguments_that_are_no_lease(store: Store, arguments: dict[str, Any], me
     good: dict[str, Any] = {"board": "nano-01", "owner": "left", "purpose": "tuning", "ttl_s": 1.0}
     values = good | arguments
     with pytest.raises(UsageError, match=message):
-        store.acquire_lease(values["board"], values["owner"], values["purpose"], ttl_s=values["ttl_s"])
+        store.leases.acquire(values["board"], values["owner"], values["purpose"], ttl_s=values["ttl_s"])
 
 
 def test_force_is_audited(store: Store) -> None:
     """Who ended whose lease, and why, is kept; the holder learns it when it renews."""
     lease = take(store)
     with pytest.raises(UsageError, match="a reason"):
-        store.force_release("nano-01", "operator", "")
-    assert store.force_release("nano-01", "operator", "holder is on holiday")
-    assert not store.force_release("nano-01", "operator", "again")
-    event = store.fetch_board_events("nano-01")[-1]
+        store.leases.force_release("nano-01", "operator", "")
+    assert store.leases.force_release("nano-01", "operator", "holder is on holiday")
+    assert not store.leases.force_release("nano-01", "operator", "again")
+    event = store.events.fetch_of_boards("nano-01")[-1]
     assert (event["kind"], event["before"], event["after"], event["by"]) == (
         "lease_forced",
         "leased",
@@ -276,4 +276,4 @@ def test_force_is_audited(store: Store) -> None:
     )
     assert f"the lease {lease.token} of left (tuning): holder is on holiday" in event["reason"]
     with pytest.raises(PermanentError, match="is over"):
-        store.renew_lease(lease)
+        store.leases.renew(lease)

@@ -77,7 +77,7 @@ def test_a_store_is_made_all_or_nothing(tmp_path: pathlib.Path) -> None:
     assert failing.returncode != 0
     assert "UnavailableError" in complaints
     with Store(path) as store:
-        assert store.fetch_campaigns() == []
+        assert store.campaigns.fetch_searches() == []
 
 
 def test_head_is_alembics_head() -> None:
@@ -103,21 +103,21 @@ def test_a_new_store_has_the_schema(place: StoreLocation) -> None:
 
 
 def add_rows(store: Store) -> None:
-    store.save_board(Board("tx2", "jetson-tx2", simulated=False))
-    store.add_event("kind", "subject", "message")
+    store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
+    store.events.add("kind", "subject", "message")
     row = {"hash": "w1", "name": "dense", "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
     order: dict[str, Any] = {"name": "both", "owner": "me", "budget": {}, "models": [{"name": "mlp"}]}
     order["types"] = [{"board_type": "jetson-tx2"}]
     workloads = [row | {"module_json": "{}", "weight": 1, "board_type": "jetson-tx2"}]
-    number = store.submit_campaign(order, "farm campaign run", workloads)
-    assert store.add_trial(
+    number = store.campaigns.submit(order, "farm campaign run", workloads)
+    assert store.trials.add(
         Trial(number, "w1", "c1", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1.0,)), "[]", board_type="jetson-tx2")
     )
     about: dict[str, Any] = {"command": "farm sweep run", "model": "mlp", "model_sha256": "", "simulated": False}
     documents: dict[str, Any] = {name: {} for name in ("request", "goal", "grid", "settings")}
-    sweep = store.start_sweep(**about, board_type="jetson-tx2", **documents)
+    sweep = store.sweeps.start(**about, board_type="jetson-tx2", **documents)
     measured: dict[str, Any] = {"measurement": {}, "outcome": {}}
-    assert store.add_sweep_point(sweep, variant="tuned", batch=1, key="k", board="tx2", visit=1, **measured)
+    assert store.sweeps.add_point(sweep, variant="tuned", batch=1, key="k", board="tx2", visit=1, **measured)
 
 
 # Tables in which `add_rows` leaves something.
@@ -169,7 +169,7 @@ def test_several_processes_make_the_same_store(places: Places) -> None:
     place = places.make(empty=True)
     script = (
         "import sys; from farm.settings import parse_store; from farm.store import Store;"
-        "print(len(Store(parse_store(sys.argv[1])).fetch_boards()))"
+        "print(len(Store(parse_store(sys.argv[1])).boards.fetch()))"
     )
     for making in [run_python(script, place) for _ in range(4)]:
         answer, complaints = making.communicate(timeout=60)
@@ -187,7 +187,7 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
         assert fetch_all(old) == before
         assert backup.upgrade(old) == later_schema.TODAY
     with Store(old) as store:
-        assert [row["name"] for row in store.fetch_boards()] == ["tx2"]
+        assert [row["name"] for row in store.boards.fetch()] == ["tx2"]
     assert fetch_all(old) == before | {"alembic_version": [(later_schema.REVISION,)]}
     assert execute(old, "SELECT later FROM events")[0] == ("as before",)
 
@@ -198,7 +198,7 @@ def test_several_processes_migrate_the_same_store(old: StoreLocation, later: pat
         "import pathlib, sys; from farm import backup; from farm.settings import parse_store;"
         "from farm.store import Store, database; database._MIGRATIONS = pathlib.Path(sys.argv[2]);"
         f"database.HEAD = backup.SCHEMA = '{later_schema.REVISION}'; place = parse_store(sys.argv[1]);"
-        "backup.upgrade(place); print(len(Store(place).fetch_boards()))"
+        "backup.upgrade(place); print(len(Store(place).boards.fetch()))"
     )
     for migrating in [run_python(script, old, later) for _ in range(4)]:
         answer, complaints = migrating.communicate(timeout=60)
@@ -215,7 +215,7 @@ def test_an_update_that_fails_half_way_changes_nothing(old: StoreLocation, later
     execute(old, f"DROP TABLE {later_schema.TABLE}")
     backup.upgrade(old)
     with Store(old) as store:
-        assert len(store.fetch_boards()) == 1
+        assert len(store.boards.fetch()) == 1
 
 
 def test_an_update_on_a_full_disk_changes_nothing(tmp_path: pathlib.Path) -> None:
@@ -249,7 +249,7 @@ def test_an_update_on_a_full_disk_changes_nothing(tmp_path: pathlib.Path) -> Non
     writer.close()
     assert fetch_all(path) == before
     with Store(path) as store:
-        assert len(store.fetch_boards()) == 1
+        assert len(store.boards.fetch()) == 1
 
 
 def test_a_copy_is_kept_of_what_a_migration_changes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_others_do_not_read_a_store(tmp_path: pathlib.Path) -> None:
     before = os.umask(0)
     try:
         with Store(path) as store:
-            store.add_event("kind", "subject", "message")
+            store.events.add("kind", "subject", "message")
             assert {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {
                 path.name: 0o600,
                 f"{path.name}-wal": 0o600,

@@ -35,7 +35,7 @@ def run_farm(url: str, home: pathlib.Path, *arguments: str) -> subprocess.Comple
 
 def cut_off(store: Store, url: str, statement: str) -> None:
     """End a store's connection in the middle of a write."""
-    with store._writing() as connection:
+    with store.session.writing() as connection:
         execute(url, statement)
         connection.exec_driver_sql("SELECT 1")
 
@@ -59,21 +59,21 @@ def test_a_database_that_is_not_there(cluster: Cluster) -> None:
 def test_a_server_that_goes_and_comes_back(url: str) -> None:
     """A call in between fails as one that may work later; the next one does, without opening the store again."""
     with Store(url) as store:
-        store.save_board(Board("b", "local", simulated=False))
+        store.boards.save(Board("b", "local", simulated=False))
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         with pytest.raises(TransientError):
             cut_off(store, url, f"{others} AND pid <> pg_backend_pid()")
-        assert [board["name"] for board in store.fetch_boards()] == ["b"]
-        assert store.acquire_lease("b", "me", "test").token == 1
+        assert [board["name"] for board in store.boards.fetch()] == ["b"]
+        assert store.leases.acquire("b", "me", "test").token == 1
 
 
 def test_times_are_the_servers(url: str) -> None:
     """Leases are judged, and events dated, by one clock, with any clocks of the hosts."""
     [(before,)] = execute(url, "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
     with Store(url) as store:
-        store.save_board(Board("b", "local", simulated=False))
-        lease = store.acquire_lease("b", "me", "test", ttl_s=60)
-        store.add_event("kind", "subject", "message")
+        store.boards.save(Board("b", "local", simulated=False))
+        lease = store.leases.acquire("b", "me", "test", ttl_s=60)
+        store.events.add("kind", "subject", "message")
     [(after,)] = execute(url, "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
     [(clock, expires_s)] = execute(url, "SELECT clock, expires_s FROM leases")
     [(at,)] = execute(url, "SELECT at FROM events")
@@ -85,25 +85,25 @@ def test_times_are_the_servers(url: str) -> None:
 def test_what_postgresql_cannot_hold(url: str) -> None:
     """A NUL in a text becomes the sign for what cannot be shown; a number that JSON has no word for becomes null."""
     with Store(url) as store:
-        store.add_event("kind", "subject", "a\0b")
-        assert store.fetch_events()[0]["message"] == "a\ufffdb"
-        store.save_board(Board("b", "local", False, {"nan": float("nan"), "fine": 1.5}))
-        assert store.require_board("b")["description"] == {"nan": None, "fine": 1.5}
+        store.events.add("kind", "subject", "a\0b")
+        assert store.events.fetch()[0]["message"] == "a\ufffdb"
+        store.boards.save(Board("b", "local", False, {"nan": float("nan"), "fine": 1.5}))
+        assert store.boards.require("b")["description"] == {"nan": None, "fine": 1.5}
 
 
 def test_texts_are_ordered_by_their_bytes(url: str) -> None:
     """As in a file: the server's own language, where capitals follow small letters, plays no part."""
     with Store(url) as store:
         for name in ("b", "a", "B", "A", "_"):
-            store.save_board(Board(name, "local", simulated=False))
-        assert [board["name"] for board in store.fetch_boards()] == ["A", "B", "_", "a", "b"]
+            store.boards.save(Board(name, "local", simulated=False))
+        assert [board["name"] for board in store.boards.fetch()] == ["A", "B", "_", "a", "b"]
 
 
 def test_damage_is_seen(url: str) -> None:
     """A trigger that is gone, a table, and a value that no farm writes."""
     assert soundness.find_server_problems(url) == []
     with Store(url) as store:
-        store.save_board(Board("b", "local", simulated=False))
+        store.boards.save(Board("b", "local", simulated=False))
     execute(url, "UPDATE boards SET health = 'splendid', state_since = 'NaN', labels = '[]'")
     assert soundness.find_server_problems(url) == [
         "boards.labels cannot be right in 1 rows",
@@ -134,20 +134,20 @@ def test_a_dump_that_was_put_back_is_a_whole_store(url: str, tmp_path: pathlib.P
     folder, dump = find_programs(), tmp_path / "farm.dump"
     assert folder is not None
     with Store(url) as store:
-        store.save_board(Board("b", "local", simulated=False))
-        store.release_lease(store.acquire_lease("b", "me", "test"))
+        store.boards.save(Board("b", "local", simulated=False))
+        store.leases.release(store.leases.acquire("b", "me", "test"))
     subprocess.run([folder / "pg_dump", "--format=custom", f"--file={dump}", url], check=True, timeout=60)
     with Store(url) as store:
-        store.add_event("kind", "b", "later")
-        later = store.acquire_lease("b", "me", "test")
+        store.events.add("kind", "b", "later")
+        later = store.leases.acquire("b", "me", "test")
     restore = [folder / "pg_restore", "--clean", "--if-exists", f"--dbname={url}", dump]
     subprocess.run(restore, check=True, timeout=60)
     checked = json.loads(run_farm(url, tmp_path, "db", "check", "--json").stdout)
     assert checked["problems"] == []
     with Store(url) as store:
-        assert store.fetch_events("b") == []
-        again = store.acquire_lease("b", "me", "test")
+        assert store.events.fetch("b") == []
+        again = store.leases.acquire("b", "me", "test")
         assert again.token == later.token
-        store.raise_token(again.token)
-        store.release_lease(again)
-        assert store.acquire_lease("b", "me", "test").token > later.token
+        store.leases.raise_token(again.token)
+        store.leases.release(again)
+        assert store.leases.acquire("b", "me", "test").token > later.token

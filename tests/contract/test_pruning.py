@@ -33,7 +33,7 @@ from farm.store import pruning
 pruning._FIRST_CHUNK = pruning._LARGEST_CHUNK = 5
 place = sys.argv[1]
 with Store(place if "://" in place else __import__("pathlib").Path(place)) as store:
-    sum(store.forget_trials(1, "an operator"))
+    sum(store.pruning.forget_trials(1, "an operator"))
 """
 
 
@@ -52,7 +52,7 @@ def add_events(store: Store, count: int, *subjects: str) -> None:
     """Some of a rack's events, in turns."""
     for number in range(count):
         for subject in subjects:
-            store.add_event("kind", subject, str(number))
+            store.events.add("kind", subject, str(number))
 
 
 @pytest.mark.usefixtures("small")
@@ -61,10 +61,10 @@ def test_of_each_the_newest_are_kept(place: StoreLocation, clocks: Clocks) -> No
     with Store(place, clocks.read, lambda: clocks.wall) as store:
         add_events(store, 3, "quiet")
         add_events(store, 50, "loud")
-        assert store.prune_events() == 30
-        assert [row["message"] for row in store.fetch_events("loud")] == [str(number) for number in range(30, 50)]
-        assert len(store.fetch_events("quiet")) == 3
-        assert store.prune_events() == 0
+        assert store.pruning.prune_events() == 30
+        assert [row["message"] for row in store.events.fetch("loud")] == [str(number) for number in range(30, 50)]
+        assert len(store.events.fetch("quiet")) == 3
+        assert store.pruning.prune_events() == 0
 
 
 @pytest.mark.usefixtures("small")
@@ -74,20 +74,20 @@ def test_what_is_old_goes_but_for_the_last(place: StoreLocation, clocks: Clocks)
         add_events(store, 10, "a", "b")
         clocks.wall += pruning.EVENTS_KEPT_S + DAY_S
         add_events(store, 4, "b")
-        assert store.prune_events() == 5 + 9
-        assert [row["message"] for row in store.fetch_events("a")] == ["5", "6", "7", "8", "9"]
-        assert [row["message"] for row in store.fetch_events("b")] == ["9", "0", "1", "2", "3"]
+        assert store.pruning.prune_events() == 5 + 9
+        assert [row["message"] for row in store.events.fetch("a")] == ["5", "6", "7", "8", "9"]
+        assert [row["message"] for row in store.events.fetch("b")] == ["9", "0", "1", "2", "3"]
 
 
 @pytest.mark.usefixtures("small")
 def test_boards_events_are_bounded_too(place: StoreLocation, clocks: Clocks) -> None:
     """A board that is leased for every probe does not fill the disk."""
     with Store(place, clocks.read, lambda: clocks.wall) as store:
-        store.save_board(Board("b", "local", simulated=False))
+        store.boards.save(Board("b", "local", simulated=False))
         for _ in range(20):
-            store.release_lease(store.acquire_lease("b", "me", "probe"))
-        store.prune_events()
-        assert len(store.fetch_board_events("b")) == 20
+            store.leases.release(store.leases.acquire("b", "me", "probe"))
+        store.pruning.prune_events()
+        assert len(store.events.fetch_of_boards("b")) == 20
 
 
 @pytest.mark.usefixtures("small")
@@ -96,12 +96,12 @@ def test_all_together_are_bounded(place: StoreLocation, clocks: Clocks, monkeypa
     monkeypatch.setattr(pruning, "EVENTS_KEPT_IN_ALL", 30)
     with Store(place, clocks.read, lambda: clocks.wall) as store:
         add_events(store, 1, *(f"s{number}" for number in range(50)))
-        assert store.prune_events() == 20
+        assert store.pruning.prune_events() == 20
 
 
 def test_counting_reads_no_trial(tmp_path: pathlib.Path) -> None:
     """Sums over a campaign's trials are read from an index, all trials by status from a table of a few rows."""
-    with Store(tmp_path / "s") as store, store._engine.connect() as connection:
+    with Store(tmp_path / "s") as store, store.session.engine.connect() as connection:
         seen: list[str] = []
         for statement in (
             "SELECT fault_side, count(*) FROM trials WHERE campaign = 1 AND purpose = 'search' GROUP BY fault_side",
@@ -120,16 +120,16 @@ def tune(store: Store, trials: int, *, over: bool) -> int:
     """A campaign of so many candidates, of which the first has a record, the second was a winner's rival, and the third
     computed a wrong result.
     """
-    number = store.start_campaign("farm tune m", "m", "", "local", trials, {})
+    number = store.campaigns.start("farm tune m", "m", "", "local", trials, {})
     row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-    store.save_workloads(number, [row | {"module_json": "{}", "weight": 1}])
+    store.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
     wrong = Outcome(Status.WRONG_RESULT, board="b")
     made = [Trial(number, "w", f"{number}-{each}", "default", 1, GOOD, "[]") for each in range(trials)]
     made[2] = Trial(number, "w", f"{number}-2", "default", 1, wrong, "[]")
     made += [Trial(number, "w", f"{number}-{each}", "default", 2, GOOD, "[]", purpose=WINNER_TRIAL) for each in (0, 1)]
-    assert store.add_trials(made) == trials + 2
+    assert store.trials.add_several(made) == trials + 2
     if over:
-        store.finish_campaign(number, "finished")
+        store.campaigns.finish(number, "finished")
     return number
 
 
@@ -137,12 +137,12 @@ def keep_record(store: Store, candidate: str) -> None:
     place = {"workload": "w", "workload_name": "dense", "board_type": "local", "operating_point": "default"}
     code = {"pipeline": "graph/2", "candidate": candidate, "trace_json": "[]", "simulated": False}
     figures = {"median_s": 1e-3, "flop": 1e6, "max_abs_error": 0.0, "max_rel_error": 0.0}
-    store.save_record(Record(**place, **code, **figures), replace=True)
+    store.records.save(Record(**place, **code, **figures), replace=True)
 
 
 def list_left(store: Store, campaign: int) -> list[str]:
     """The candidates of a campaign's trials that are there."""
-    return [row["candidate"] for row in store.fetch_trials(campaign, columns=("candidate",))]
+    return [row["candidate"] for row in store.trials.fetch(campaign, columns=("candidate",))]
 
 
 def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Clocks) -> None:
@@ -153,26 +153,30 @@ def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Cloc
     with Store(place, clocks.read, lambda: clocks.wall) as store:
         old, young, running = tune(store, 30, over=True), tune(store, 10, over=False), tune(store, 10, over=False)
         clocks.wall += 100 * DAY_S
-        store.finish_campaign(young, "failed")
+        store.campaigns.finish(young, "failed")
         keep_record(store, "1-0")
-        [found] = store.plan_pruning(clocks.wall - 90 * DAY_S).campaigns
+        [found] = store.pruning.plan(clocks.wall - 90 * DAY_S).campaigns
         assert (found.campaign, found.name, found.trials, found.kept) == (old, "1", 28, 4)
-        assert [each.campaign for each in store.plan_pruning().campaigns] == [old, young]
-        assert 20_000 < store.plan_pruning(names=["1"]).bytes < 40_000
+        assert [each.campaign for each in store.pruning.plan().campaigns] == [old, young]
+        assert 20_000 < store.pruning.plan(names=["1"]).bytes < 40_000
         with pytest.raises(UsageError, match="not over"):
-            store.plan_pruning(names=[str(running)])
+            store.pruning.plan(names=[str(running)])
         with pytest.raises(UsageError, match="no campaign"):
-            store.plan_pruning(names=["unknown"])
-        assert sum(store.forget_trials(old, "ana@rack")) == 28
+            store.pruning.plan(names=["unknown"])
+        assert sum(store.pruning.forget_trials(old, "ana@rack")) == 28
         assert list_left(store, old) == ["1-0", "1-2", "1-0", "1-1"]
-        assert sum(store.forget_trials(old, "ana@rack")) == sum(store.forget_trials(running, "ana@rack")) == 0
+        assert (
+            sum(store.pruning.forget_trials(old, "ana@rack"))
+            == sum(store.pruning.forget_trials(running, "ana@rack"))
+            == 0
+        )
         assert len(list_left(store, young)) == len(list_left(store, running)) == 12
-        assert [row["candidate"] for row in store.fetch_best_trials("w", "local", "default", simulated=False)][:1] == [
-            "1-0"
-        ]
-        [change] = store.fetch_changes(5)
+        assert [row["candidate"] for row in store.records.fetch_best_trials("w", "local", "default", simulated=False)][
+            :1
+        ] == ["1-0"]
+        [change] = store.events.fetch_changes(5)
         assert (change["kind"], change["subject"], change["by"]) == ("trials_forgotten", "campaign 1", "ana@rack")
-        with pytest.raises(InternalError, match="append-only"), store._writing() as connection:
+        with pytest.raises(InternalError, match="append-only"), store.session.writing() as connection:
             connection.execute(schema.trials.delete())
 
 
@@ -189,8 +193,8 @@ def test_who_was_killed_while_deleting_is_followed(place: StoreLocation) -> None
         assert 40 <= len(list_left(store, 1)) < 45
         left = list_left(store, 1)[-3]
         keep_record(store, left)
-        with pytest.raises(InternalError, match="append-only"), store._writing() as connection:
+        with pytest.raises(InternalError, match="append-only"), store.session.writing() as connection:
             connection.execute(schema.trials.delete())
-        assert sum(store.forget_trials(1, "me")) > 30
+        assert sum(store.pruning.forget_trials(1, "me")) > 30
         assert sorted(list_left(store, 1)) == sorted({"1-2", left} | {"1-0", "1-1"})
-        assert store.fetch_room()[0] > 0
+        assert store.pruning.fetch_room()[0] > 0

@@ -37,8 +37,8 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 
 def begin(store: Store) -> int:
-    campaign = store.start_campaign("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
-    store.save_workloads(
+    campaign = store.campaigns.start("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
+    store.workloads.save(
         campaign,
         [
             {
@@ -99,14 +99,14 @@ def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def test_a_trial_is_written_once(store: Store) -> None:
     """A second delivery of the same trial changes nothing and says so."""
-    assert store.add_trial(trial("c1", Status.OK, 1.0))
-    assert not store.add_trial(trial("c1", Status.OK, 9.0))
-    assert [row["median_s"] for row in store.fetch_trials(1)] == [1.0]
+    assert store.trials.add(trial("c1", Status.OK, 1.0))
+    assert not store.trials.add(trial("c1", Status.OK, 9.0))
+    assert [row["median_s"] for row in store.trials.fetch(1)] == [1.0]
 
 
 def test_another_attempt_is_another_trial(store: Store) -> None:
     """Each part of a trial's identity makes a new one."""
-    assert store.add_trial(trial("c1", Status.NOISY))
+    assert store.trials.add(trial("c1", Status.NOISY))
     for other in (
         {"attempt": 2},
         {"operating_point": "maxn"},
@@ -116,31 +116,31 @@ def test_another_attempt_is_another_trial(store: Store) -> None:
         {"purpose": WINNER_TRIAL},
     ):
         given = {"candidate": "c1", "status": Status.NOISY} | other
-        assert store.add_trial(trial(**given))
-        assert not store.add_trial(trial(**given))
-    assert len(store.fetch_trials()) == 7
+        assert store.trials.add(trial(**given))
+        assert not store.trials.add(trial(**given))
+    assert len(store.trials.fetch()) == 7
 
 
 @pytest.mark.parametrize("statement", ["UPDATE trials SET median_s = 0", "DELETE FROM trials"])
 def test_trials_are_append_only(store: Store, place: StoreLocation, statement: str) -> None:
     """The database itself refuses to change or delete a trial."""
-    store.add_trial(trial("c1", Status.OK, 1.0))
+    store.trials.add(trial("c1", Status.OK, 1.0))
     with pytest.raises(sa.exc.IntegrityError, match="append-only"):
         execute(place, statement)
-    assert [row["median_s"] for row in store.fetch_trials(1)] == [1.0]
+    assert [row["median_s"] for row in store.trials.fetch(1)] == [1.0]
 
 
 def test_a_trial_of_no_campaign_is_our_bug(store: Store) -> None:
     """A row that the schema refuses is an internal error, not a lost trial."""
     with pytest.raises(InternalError, match=r"(?i)foreign key"):
-        store.add_trial(trial(campaign=99))
+        store.trials.add(trial(campaign=99))
 
 
 def test_an_outcome_comes_back_as_it_was(store: Store) -> None:
     """All that a board said is kept: samples, evidence, nulls."""
     outcome = Outcome(Status.CRASHED, "worker died", signal="SIGSEGV", board="b", simulated=True)
-    store.add_trial(trial(outcome=outcome))
-    [row] = store.fetch_trials(1)
+    store.trials.add(trial(outcome=outcome))
+    [row] = store.trials.fetch(1)
     assert Outcome.from_dict(row["outcome"]) == outcome
     assert (row["status"], row["fault_side"], row["median_s"], row["simulated"]) == ("crashed", "candidate", None, True)
 
@@ -148,8 +148,8 @@ def test_an_outcome_comes_back_as_it_was(store: Store) -> None:
 def test_trials_are_counted_by_side(store: Store) -> None:
     """Every side has a number, zero included."""
     for index, status in enumerate([Status.OK, Status.OK, Status.CRASHED, Status.BOARD_LOST, Status.NOISY]):
-        store.add_trial(trial(f"c{index}", status, 1.0))
-    assert store.count_trials(1) == {
+        store.trials.add(trial(f"c{index}", status, 1.0))
+    assert store.trials.count(1) == {
         "ok": 2,
         "candidate_faults": 1,
         "board_faults": 1,
@@ -161,28 +161,28 @@ def test_trials_are_counted_by_side(store: Store) -> None:
 def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -> None:
     """The best median of good trials, None for a candidate's own fault; faults of board and farm are left out."""
     again = begin(store)
-    store.add_trial(trial("good", Status.OK, 3.0))
-    store.add_trial(trial("good", Status.OK, 2.0, campaign=again))
-    store.add_trial(trial("bad", Status.CRASHED))
-    store.add_trial(trial("lost", Status.BOARD_LOST))
-    store.add_trial(trial("ours", Status.FARM_ERROR))
-    known = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    store.trials.add(trial("good", Status.OK, 3.0))
+    store.trials.add(trial("good", Status.OK, 2.0, campaign=again))
+    store.trials.add(trial("bad", Status.CRASHED))
+    store.trials.add(trial("lost", Status.BOARD_LOST))
+    store.trials.add(trial("ours", Status.FARM_ERROR))
+    known = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
     assert {row["candidate"]: row["median_s"] for row in known} == {"good": 2.0, "bad": None}
 
 
 def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
     """A candidate that computed nonsense once is known as a failure, however fast it was."""
-    store.add_trial(trial("c1", Status.OK, 1.0))
-    store.add_trial(trial("c1", Status.WRONG_RESULT, purpose=WINNER_TRIAL))
-    [row] = store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
+    store.trials.add(trial("c1", Status.OK, 1.0))
+    store.trials.add(trial("c1", Status.WRONG_RESULT, purpose=WINNER_TRIAL))
+    [row] = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
     assert row["median_s"] is None
 
 
 def test_simulated_trials_stay_apart(store: Store) -> None:
     """What a virtual board measured is not known of a real one."""
-    store.add_trial(trial(outcome=Outcome(Status.OK, latency_s=(1.0,), simulated=True)))
-    assert store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False) == []
-    assert len(store.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=True)) == 1
+    store.trials.add(trial(outcome=Outcome(Status.OK, latency_s=(1.0,), simulated=True)))
+    assert store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False) == []
+    assert len(store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=True)) == 1
 
 
 # Records, boards, campaigns, events
@@ -190,31 +190,31 @@ def test_simulated_trials_stay_apart(store: Store) -> None:
 
 def test_a_record_is_replaced_only_by_a_faster_one(store: Store) -> None:
     """The best verified trial is kept, whichever came first."""
-    assert store.save_record(record(2.0))
-    assert not store.save_record(record(2.0))
-    assert not store.save_record(record(3.0))
-    assert store.save_record(record(1.0, candidate="c2"))
-    [kept] = store.fetch_records(board_type="local")
+    assert store.records.save(record(2.0))
+    assert not store.records.save(record(2.0))
+    assert not store.records.save(record(3.0))
+    assert store.records.save(record(1.0, candidate="c2"))
+    [kept] = store.records.fetch(board_type="local")
     assert (kept.median_s, kept.candidate, kept.workload_name, kept.flop) == (1.0, "c2", "conv2d w1", 1e6)
 
 
 def test_records_are_kept_per_board_type_point_and_simulation(store: Store) -> None:
     """One record each; simulated ones are shown only when asked for."""
     for other in ({}, {"board_type": "jetson-nano"}, {"operating_point": "maxn"}, {"simulated": True}):
-        assert store.save_record(record(1.0, **other))
-    assert len(store.fetch_records()) == 3
-    assert len(store.fetch_records(simulated=True)) == 1
-    assert len(store.fetch_records(simulated=None)) == 4
-    assert len(store.fetch_records(workloads=["w2"])) == 0
-    assert len(store.fetch_records(operating_point="maxn")) == 1
+        assert store.records.save(record(1.0, **other))
+    assert len(store.records.fetch()) == 3
+    assert len(store.records.fetch(simulated=True)) == 1
+    assert len(store.records.fetch(simulated=None)) == 4
+    assert len(store.records.fetch(workloads=["w2"])) == 0
+    assert len(store.records.fetch(operating_point="maxn")) == 1
 
 
 def test_a_board_seen_again_keeps_its_first_day(store: Store) -> None:
     """Saving a board twice updates what it says of itself, not when it was added."""
-    store.save_board(Board("b", "local", simulated=False, description={"cores": 2}))
-    [before] = store.fetch_boards()
-    store.save_board(Board("b", "local", simulated=False, description={"cores": 4}))
-    [after] = store.fetch_boards()
+    store.boards.save(Board("b", "local", simulated=False, description={"cores": 2}))
+    [before] = store.boards.fetch()
+    store.boards.save(Board("b", "local", simulated=False, description={"cores": 4}))
+    [after] = store.boards.fetch()
     assert after["added_at"] == before["added_at"]
     assert after["seen_at"] >= before["seen_at"]
     assert after["description"] == {"cores": 4}
@@ -223,17 +223,17 @@ def test_a_board_seen_again_keeps_its_first_day(store: Store) -> None:
 def test_a_campaign_ends_in_a_state(store: Store) -> None:
     """Running until it is said how it ended; the newest comes first."""
     second = begin(store)
-    store.finish_campaign(1, "finished")
-    newest, oldest = store.fetch_campaigns()
+    store.campaigns.finish(1, "finished")
+    newest, oldest = store.campaigns.fetch_searches()
     assert (newest["id"], newest["state"], newest["finished_at"]) == (second, "running", None)
     assert (oldest["id"], oldest["state"], oldest["settings"]) == (1, "finished", {"batch": 8})
 
 
 def test_events_keep_their_order(store: Store) -> None:
     """What happened first is listed first."""
-    store.add_event("restarted", "agent", "it had died")
-    store.add_event("board_lost", "local/b", "hung up")
-    assert [event["kind"] for event in store.fetch_events()] == ["restarted", "board_lost"]
+    store.events.add("restarted", "agent", "it had died")
+    store.events.add("board_lost", "local/b", "hung up")
+    assert [event["kind"] for event in store.events.fetch()] == ["restarted", "board_lost"]
 
 
 # Several processes
@@ -247,8 +247,8 @@ from farm.values import Trial
 name, count = sys.argv[2], int(sys.argv[3])
 with Store(parse_store(sys.argv[1])) as store:
     for number in range(count):
-        store.add_trial(Trial(1, "w1", f"{name}-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
-        store.add_trial(Trial(1, "w1", f"both-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+        store.trials.add(Trial(1, "w1", f"{name}-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
+        store.trials.add(Trial(1, "w1", f"both-{number}", "default", 1, Outcome(Status.OK, latency_s=(1.0,)), "[]"))
 """
 
 
@@ -258,7 +258,7 @@ def test_two_processes_write_at_once(store: Store, place: StoreLocation) -> None
     for writer in writers:
         _, complaints = writer.communicate(timeout=60)
         assert writer.returncode == 0, complaints
-    names = [row["candidate"] for row in store.fetch_trials()]
+    names = [row["candidate"] for row in store.trials.fetch()]
     assert len(names) == len(set(names)) == 180
 
 
@@ -274,7 +274,7 @@ def test_several_processes_make_the_same_store(places: Places) -> None:
         _, complaints = maker.communicate(timeout=60)
         assert maker.returncode == 0, complaints
     with Store(place) as store:
-        assert store.fetch_trials() == []
+        assert store.trials.fetch() == []
 
 
 def test_a_lock_that_stays_is_transient(store: Store, place: StoreLocation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +282,9 @@ def test_a_lock_that_stays_is_transient(store: Store, place: StoreLocation, monk
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
     with Store(place) as impatient:
         locked = pytest.raises(TransientError, match="locked by another command")
-        with Store(place) as blocker, blocker._writing(), locked:
-            impatient.add_trial(trial())
-        assert impatient.add_trial(trial())
+        with Store(place) as blocker, blocker.session.writing(), locked:
+            impatient.trials.add(trial())
+        assert impatient.trials.add(trial())
 
 
 # Places that do not work
@@ -348,7 +348,7 @@ written = 0
 try:
     while written < 100:
         outcome = Outcome(Status.OK, latency_s=(1.0,))
-        store.add_trial(Trial(1, "w1", f"c{written}", "default", 1, outcome, "x" * 20_000))
+        store.trials.add(Trial(1, "w1", f"c{written}", "default", 1, outcome, "x" * 20_000))
         written += 1
 except FarmError as error:
     print(written, "|", type(error).__name__, "|", error.hint)
@@ -368,7 +368,7 @@ def test_a_full_disk_loses_nothing_written(tmp_path: pathlib.Path) -> None:
     assert "FARM_HOME" in hint
     assert 0 < int(written) < 100
     with Store(path) as store:
-        assert [row["candidate"] for row in store.fetch_trials()] == [f"c{n}" for n in range(int(written))]
+        assert [row["candidate"] for row in store.trials.fetch()] == [f"c{n}" for n in range(int(written))]
 
 
 _READ_ON_A_FULL_DISK = """
@@ -378,9 +378,9 @@ from farm.store import Store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow by a byte, that of an index neither
 with Store(pathlib.Path(sys.argv[1])) as store:
-    print(len(store.fetch_campaigns()))
+    print(len(store.campaigns.fetch_searches()))
     try:
-        store.add_event("x", "y", "z")
+        store.events.add("x", "y", "z")
     except UnavailableError as error:
         print(error.message)
 """

@@ -51,7 +51,7 @@ def begin(store: Store, **fields: Any) -> int:
         "grid": {"points": [{"key": "cpu=102"}], "merged": []},
         "settings": {"process": process_identity()},
     }
-    return store.start_sweep(**(values | fields))
+    return store.sweeps.start(**(values | fields))
 
 
 def visit(store: Store, sweep: int, number: int = 1, **fields: Any) -> bool:
@@ -65,7 +65,7 @@ def visit(store: Store, sweep: int, number: int = 1, **fields: Any) -> bool:
         "measurement": {"latency": {"value": 0.1 + number, "low": 0.1, "high": 9.0}, "power": None},
         "outcome": {"status": "ok"},
     }
-    return store.add_sweep_point(sweep, **(values | fields))
+    return store.sweeps.add_point(sweep, **(values | fields))
 
 
 def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -80,7 +80,7 @@ def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def test_a_sweep_reads_as_it_was_begun(store: Store, clocks: Clocks) -> None:
     """What was asked for comes back as it was given; it runs, holds nothing yet, and began when it did."""
-    sweep = store.require_sweep(begin(store, settings={"repeat": 3}))
+    sweep = store.sweeps.require(begin(store, settings={"repeat": 3}))
     assert (sweep["model"], sweep["board_type"], sweep["simulated"]) == ("squeezenet1.1", "jetson-nano", True)
     assert sweep["request"] == {"cpu_freqs": [102_000_000, 1_479_000_000], "batch": [1, 4]}
     assert sweep["goal"] == {"objective": "energy", "deadline_s": None}
@@ -95,12 +95,12 @@ def test_sweeps_are_listed_newest_first(store: Store) -> None:
     first, second = begin(store), begin(store, model="tiny-cnn")
     visit(store, first)
     visit(store, first, 2)
-    listed = store.fetch_sweeps()
+    listed = store.sweeps.fetch()
     assert [(row["id"], row["model"], row["visits"]) for row in listed] == [
         (second, "tiny-cnn", 0),
         (first, "squeezenet1.1", 2),
     ]
-    assert listed == [store.require_sweep(second), store.require_sweep(first)]
+    assert listed == [store.sweeps.require(second), store.sweeps.require(first)]
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
@@ -108,8 +108,8 @@ def test_a_sweep_ends_with_what_it_says(store: Store, clocks: Clocks, state: str
     """Each way to end is kept, with the time and the summary."""
     sweep = begin(store)
     clocks.pass_s(7)
-    store.finish_sweep(sweep, state, {"front": ["cpu=102"], "pick": None})
-    row = store.require_sweep(sweep)
+    store.sweeps.finish(sweep, state, {"front": ["cpu=102"], "pick": None})
+    row = store.sweeps.require(sweep)
     assert (row["state"], row["summary"]) == (state, {"front": ["cpu=102"], "pick": None})
     assert row["finished_at"] - row["started_at"] == 7
 
@@ -117,17 +117,17 @@ def test_a_sweep_ends_with_what_it_says(store: Store, clocks: Clocks, state: str
 def test_ending_again_without_a_summary_keeps_it(store: Store) -> None:
     """A sweep voided after it had said something still says it."""
     sweep = begin(store)
-    store.finish_sweep(sweep, "finished", {"front": []})
-    store.finish_sweep(sweep, "voided")
-    assert (store.require_sweep(sweep)["state"], store.require_sweep(sweep)["summary"]) == ("voided", {"front": []})
+    store.sweeps.finish(sweep, "finished", {"front": []})
+    store.sweeps.finish(sweep, "voided")
+    assert (store.sweeps.require(sweep)["state"], store.sweeps.require(sweep)["summary"]) == ("voided", {"front": []})
 
 
 def test_an_end_that_there_is_not_is_our_bug(store: Store) -> None:
     """A misspelt state never reaches the file."""
     sweep = begin(store)
     with pytest.raises(InternalError, match="done"):
-        store.finish_sweep(sweep, "done")
-    assert store.require_sweep(sweep)["state"] == "running"
+        store.sweeps.finish(sweep, "done")
+    assert store.sweeps.require(sweep)["state"] == "running"
 
 
 @pytest.mark.parametrize("sweep", [0, -1, 2, 10**30, -(10**30)])
@@ -135,14 +135,14 @@ def test_an_unknown_sweep_is_the_callers_mistake(store: Store, sweep: int) -> No
     """For any number, the error names the command that lists sweeps."""
     begin(store)
     for call in (
-        lambda: store.require_sweep(sweep),
-        lambda: store.finish_sweep(sweep, "failed"),
-        lambda: store.resume_sweep(sweep, {}),
+        lambda: store.sweeps.require(sweep),
+        lambda: store.sweeps.finish(sweep, "failed"),
+        lambda: store.sweeps.resume(sweep, {}),
     ):
         with pytest.raises(UsageError, match=f"no sweep {sweep}") as caught:
             call()
         assert "farm sweep list" in caught.value.hint
-    assert store.fetch_sweep_points(sweep) == []
+    assert store.sweeps.fetch_points(sweep) == []
 
 
 # Visits
@@ -154,7 +154,7 @@ def test_a_visit_is_written_once(store: Store, clocks: Clocks) -> None:
     assert visit(store, sweep)
     assert not visit(store, sweep)
     assert not visit(store, sweep, key="cpu=204", measurement={}, board="n-2")
-    [row] = store.fetch_sweep_points(sweep)
+    [row] = store.sweeps.fetch_points(sweep)
     assert (row["key"], row["board"], row["recorded_at"]) == ("cpu=102", "n-1", clocks.wall)
     assert row["measurement"] == {"latency": {"value": 1.1, "low": 0.1, "high": 9.0}, "power": None}
     assert row["outcome"] == {"status": "ok"}
@@ -168,14 +168,14 @@ def test_each_part_of_a_visits_identity_makes_another(store: Store) -> None:
     assert visit(store, sweep, variant="untuned")
     assert visit(store, sweep, batch=4)
     assert visit(store, other)
-    rows = store.fetch_sweep_points(sweep)
+    rows = store.sweeps.fetch_points(sweep)
     assert [(row["variant"], row["batch"], row["visit"]) for row in rows] == [
         ("tuned", 1, 2),
         ("tuned", 1, 1),
         ("untuned", 1, 1),
         ("tuned", 4, 1),
     ]
-    assert len(store.fetch_sweep_points(other)) == 1
+    assert len(store.sweeps.fetch_points(other)) == 1
 
 
 def test_measured_numbers_come_back_to_the_last_bit(store: Store) -> None:
@@ -183,7 +183,7 @@ def test_measured_numbers_come_back_to_the_last_bit(store: Store) -> None:
     sweep = begin(store)
     numbers = {"latency_s": 0.1 + 0.2, "energy_j": 5e-324, "freq_hz": 1_479_000_000, "at_s": 1e300, "power_w": None}
     visit(store, sweep, measurement=numbers)
-    assert store.fetch_sweep_points(sweep)[0]["measurement"] == numbers
+    assert store.sweeps.fetch_points(sweep)[0]["measurement"] == numbers
 
 
 def test_a_visit_of_no_sweep_is_refused(store: Store) -> None:
@@ -208,13 +208,13 @@ def test_an_ended_sweep_goes_on(store: Store, clocks: Clocks, state: str) -> Non
     """A resumed sweep runs under its old number, in a new process, with its visits and without an outdated summary."""
     sweep = begin(store, settings={"repeat": 3, "process": {"host": "gone", "pid": 1, "created": 1.0}})
     visit(store, sweep)
-    before = store.require_sweep(sweep)
+    before = store.sweeps.require(sweep)
     clocks.pass_s(9)
-    store.finish_sweep(sweep, state, {"front": []})
+    store.sweeps.finish(sweep, state, {"front": []})
     mine = process_identity()
-    row = store.resume_sweep(sweep, mine)
+    row = store.sweeps.resume(sweep, mine)
     assert row == before | {"settings": {"repeat": 3, "process": mine}}
-    assert row == store.require_sweep(sweep)
+    assert row == store.sweeps.require(sweep)
     assert not visit(store, sweep)
     assert visit(store, sweep, 2)
 
@@ -222,10 +222,10 @@ def test_an_ended_sweep_goes_on(store: Store, clocks: Clocks, state: str) -> Non
 def test_a_running_sweep_is_not_taken_over(store: Store) -> None:
     """Resuming a running sweep reports where it runs, and changes nothing."""
     sweep = begin(store)
-    before = store.require_sweep(sweep)
+    before = store.sweeps.require(sweep)
     with pytest.raises(TransientError, match=f"process {os.getpid()} on {socket.gethostname()}"):
-        store.resume_sweep(sweep, {"pid": 1})
-    assert store.require_sweep(sweep) == before
+        store.sweeps.resume(sweep, {"pid": 1})
+    assert store.sweeps.require(sweep) == before
 
 
 _RESUMING = """
@@ -238,11 +238,11 @@ with Store(parse_store(sys.argv[1])) as store:
     print("ready", flush=True)
     sys.stdin.readline()
     try:
-        store.resume_sweep(1, process_identity())
+        store.sweeps.resume(1, process_identity())
         print("mine", flush=True)
     except TransientError:
         print("another's", flush=True)
-    written = store.add_sweep_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={})
+    written = store.sweeps.add_point(1, variant="", batch=1, key="k", visit=1, board="b", measurement={}, outcome={})
     print(written, flush=True)
     sys.stdin.readline()
 """
@@ -250,7 +250,7 @@ with Store(parse_store(sys.argv[1])) as store:
 
 def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) -> None:
     """Commands that resume a sweep at once, and deliver the same visit at once: each is done by one of them."""
-    store.finish_sweep(begin(store), "interrupted")
+    store.sweeps.finish(begin(store), "interrupted")
     processes = [run_python(_RESUMING, place) for _ in range(4)]
     try:
         for process in processes:
@@ -267,7 +267,7 @@ def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) ->
         assert sorted(whose for whose, _ in answers) == ["another's"] * 3 + ["mine"]
         assert sorted(written for _, written in answers) == ["False"] * 3 + ["True"]
         [winner] = [process for process, (whose, _) in zip(processes, answers, strict=True) if whose == "mine"]
-        assert store.require_sweep(1)["settings"]["process"]["pid"] == winner.pid
+        assert store.sweeps.require(1)["settings"]["process"]["pid"] == winner.pid
     finally:
         for process in processes:
             process.communicate("\n", timeout=DEADLINE_S)
@@ -302,22 +302,22 @@ def write(method, *arguments, **named):
 
 with Store(parse_store(sys.argv[1])) as store:
     close_abandoned_sweeps(store)
-    sweeps = store.fetch_sweeps()
+    sweeps = store.sweeps.fetch()
     if sweeps:
         assert sweeps[0]["state"] == "interrupted", sweeps[0]["state"]
-        sweep = write(store.resume_sweep, sweeps[0]["id"], process_identity())["id"]
+        sweep = write(store.sweeps.resume, sweeps[0]["id"], process_identity())["id"]
     else:
         sweep = write(
-            store.start_sweep, command="farm sweep run", model="tiny-cnn", model_sha256="00", board_type="local",
+            store.sweeps.start, command="farm sweep run", model="tiny-cnn", model_sha256="00", board_type="local",
             simulated=False, request={}, goal={}, grid={}, settings={"process": process_identity()},
         )
-    done = len(store.fetch_sweep_points(sweep))
+    done = len(store.sweeps.fetch_points(sweep))
     for visit in range(done + 1, 5):
         assert write(
-            store.add_sweep_point, sweep, variant="tuned", batch=1, key=f"k{visit}", visit=visit, board="b",
+            store.sweeps.add_point, sweep, variant="tuned", batch=1, key=f"k{visit}", visit=visit, board="b",
             measurement={"at_s": visit}, outcome={"status": "ok"},
         )
-    write(store.finish_sweep, sweep, "finished", {"visits": 4})
+    write(store.sweeps.finish, sweep, "finished", {"visits": 4})
 """
 
 
@@ -333,13 +333,13 @@ def test_a_sweep_survives_a_kill_at_every_write(place: StoreLocation) -> None:
         assert process.returncode == (0 if when == "never" else -signal.SIGKILL), complaints
         reported += answer.splitlines()
     assert [line for line in reported if "resume" not in line] == [
-        "start_sweep ",
-        *(f"add_sweep_point {number}" for number in range(1, 5)),
-        "finish_sweep ",
+        "start ",
+        *(f"add_point {number}" for number in range(1, 5)),
+        "finish ",
     ]
     with Store(place) as store:
-        [sweep] = store.fetch_sweeps()
-        points = store.fetch_sweep_points(sweep["id"])
+        [sweep] = store.sweeps.fetch()
+        points = store.sweeps.fetch_points(sweep["id"])
     assert (sweep["state"], sweep["summary"], sweep["visits"]) == ("finished", {"visits": 4}, 4)
     assert [(row["visit"], row["key"], row["measurement"]) for row in points] == [
         (number, f"k{number}", {"at_s": number}) for number in range(1, 5)
@@ -355,11 +355,11 @@ def test_only_what_nobody_works_on_is_interrupted(store: Store) -> None:
         begin(store, settings={}),
     ]
     ended = begin(store, settings={"process": here | {"created": 1.0}})
-    store.finish_sweep(ended, "finished")
+    store.sweeps.finish(ended, "finished")
     reused = begin(store, settings={"process": here | {"created": here["created"] - 100}})
     gone = begin(store, settings={"process": here | {"pid": 2**22 + 1}})
     assert close_abandoned_sweeps(store) == [reused, gone]
-    states = {row["id"]: row["state"] for row in store.fetch_sweeps()}
+    states = {row["id"]: row["state"] for row in store.sweeps.fetch()}
     assert states == dict.fromkeys(left, "running") | {ended: "finished", reused: "interrupted", gone: "interrupted"}
     assert close_abandoned_sweeps(store) == []
 

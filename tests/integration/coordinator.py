@@ -29,7 +29,7 @@ def acquire(store: Store, board: str, owner: str, ttl_s: float, within_s: float 
     deadline = time.monotonic() + within_s
     while True:
         try:
-            return store.acquire_lease(board, owner, "tuning", ttl_s=ttl_s)
+            return store.leases.acquire(board, owner, "tuning", ttl_s=ttl_s)
         except TransientError:
             if time.monotonic() > deadline:
                 raise

@@ -21,17 +21,17 @@ from farm.values import CampaignState
 def run(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
     while not stopping():
         working = False
-        for campaign in store.fetch_fleet_campaigns(over=False):
+        for campaign in store.campaigns.fetch(over=False):
             if campaign.wanted == "cancel":
-                store.note_campaign(campaign.id, CampaignState.CANCELLED, "as wanted")
+                store.campaigns.note(campaign.id, CampaignState.CANCELLED, "as wanted")
             elif campaign.wanted == "pause" and campaign.state is CampaignState.RUNNING:
-                store.note_campaign(campaign.id, CampaignState.PAUSED, "as wanted")
+                store.campaigns.note(campaign.id, CampaignState.PAUSED, "as wanted")
             elif campaign.wanted == "run" and campaign.state in (CampaignState.SUBMITTED, CampaignState.PAUSED):
-                if campaign.state is CampaignState.PAUSED or store.take_campaign(campaign.id, process_identity()):
-                    store.note_campaign(campaign.id, CampaignState.RUNNING, "", process_identity())
+                if campaign.state is CampaignState.PAUSED or store.campaigns.take(campaign.id, process_identity()):
+                    store.campaigns.note(campaign.id, CampaignState.RUNNING, "", process_identity())
                     working = True
             elif campaign.state is CampaignState.RUNNING and campaign.engine == process_identity():
-                store.save_progress(campaign.id, {})
+                store.campaigns.save_progress(campaign.id, {})
                 working = True
         if not working:
             return

@@ -39,15 +39,15 @@ def home(tmp_path: pathlib.Path) -> pathlib.Path:
     """A FARM_HOME whose store has one board and one event."""
     home = tmp_path / "home"
     with Store(home / "farm.db") as store:
-        store.save_board(Board("b", "local", simulated=False))
-        store.add_event("kind", "subject", "first")
+        store.boards.save(Board("b", "local", simulated=False))
+        store.events.add("kind", "subject", "first")
     return home
 
 
 def messages(path: pathlib.Path) -> list[str]:
     """What a store's events say."""
     with Store(path) as store:
-        return [row["message"] for row in store.fetch_events()]
+        return [row["message"] for row in store.events.fetch()]
 
 
 def names(folder: pathlib.Path) -> set[str]:
@@ -61,7 +61,7 @@ def test_a_backup_is_a_moment_of_a_store_that_is_written(home: pathlib.Path, tmp
     def write() -> None:
         with Store(home / "farm.db") as store:
             while not ending.is_set():
-                with store._writing() as connection:
+                with store.session.writing() as connection:
                     for half in ("left", "right"):
                         connection.exec_driver_sql(
                             "INSERT INTO events (at, kind, subject, message) VALUES (0, 'pair', ?, 'x')", (half,)
@@ -100,16 +100,16 @@ def test_what_was_backed_up_comes_back(home: pathlib.Path, tmp_path: pathlib.Pat
     """The store is as it was, the one before it lies beside it, and no lease's token is given a second time."""
     backup.back_up(home, tmp_path / "copy")
     with Store(home / "farm.db") as store:
-        store.add_event("kind", "subject", "later")
+        store.events.add("kind", "subject", "later")
         for _ in range(3):
-            last = store.acquire_lease("b", "me", "test")
-            store.release_lease(last)
+            last = store.leases.acquire("b", "me", "test")
+            store.leases.release(last)
     backup.put_back(home, tmp_path / "copy")
     assert messages(home / "farm.db") == ["first"]
     assert messages(home / "farm.db.replaced") == ["first", "later"]
     assert names(home) == {"farm.db", "farm.db.replaced"}
     with Store(home / "farm.db") as store:
-        assert store.acquire_lease("b", "me", "test").token > last.token
+        assert store.leases.acquire("b", "me", "test").token > last.token
 
 
 def test_files_may_be_newer_than_the_store_that_comes_back(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -152,13 +152,13 @@ def test_an_older_backup_is_brought_up_to_date_first(
     """One of an earlier release comes back under the schema of this one, and is itself left alone."""
     old = tmp_path / "old" / "copy"
     with Store(old) as store:
-        store.save_board(Board("tx2", "jetson-tx2", simulated=False))
+        store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
     before = old.read_bytes()
     later_schema.become(monkeypatch, later_schema.write(tmp_path / "migrations"))
     backup.put_back(home, old)
     assert old.read_bytes() == before
     with Store(home / "farm.db") as store:
-        assert [row["name"] for row in store.fetch_boards()] == ["tx2"]
+        assert [row["name"] for row in store.boards.fetch()] == ["tx2"]
     assert names(home) == {"farm.db", "farm.db.replaced"}
 
 
@@ -186,8 +186,8 @@ def test_nothing_is_put_back_under_an_open_store(home: pathlib.Path, tmp_path: p
     """A command that reads the store would go on with the old one."""
     backup.back_up(home, tmp_path / "copy")
     with Store(home / "farm.db") as store:
-        store.add_event("kind", "subject", "later")
-        with store._engine.connect() as connection:
+        store.events.add("kind", "subject", "later")
+        with store.session.engine.connect() as connection:
             connection.exec_driver_sql("SELECT * FROM events").fetchall()
             with pytest.raises(TransientError, match="another command"):
                 backup.put_back(home, tmp_path / "copy")
@@ -326,4 +326,4 @@ def test_a_counter_that_is_used_up_does_not_outlive_its_store(home: pathlib.Path
     assert backup.check(home) == ["its counter of leases is used up"]
     backup.put_back(home, tmp_path / "copy")
     with Store(home / "farm.db") as store:
-        assert store.acquire_lease("b", "me", "test").token == 1
+        assert store.leases.acquire("b", "me", "test").token == 1

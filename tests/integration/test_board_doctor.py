@@ -183,11 +183,11 @@ def store(home: pathlib.Path) -> Iterator[Store]:
 def run_agent(home: pathlib.Path, store: Store, tracker: Any, key: str, is_reachable: bool = False) -> list[Check]:
     """What the hops from the tracker on find of the board whose key this is; it is registered here unless it is."""
     board_type, _, name = key.partition("/")
-    if name not in {row["name"] for row in store.fetch_boards()}:
-        store.register_board(name, board_type, Direct())
-        store.observe_board(name, Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
+    if name not in {row["name"] for row in store.boards.fetch()}:
+        store.boards.register(name, board_type, Direct())
+        store.boards.observe(name, Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
     services: Any = OneBoard(tracker, key, is_reachable)
-    hops = AgentHops(Settings(home=str(home)), store, store.require_board(name), lambda: services, lambda: "")
+    hops = AgentHops(Settings(home=str(home)), store, store.boards.require(name), lambda: services, lambda: "")
     checks: list[Check] = []
     try:
         run_chain(hops.plan(), checks.append)
@@ -206,7 +206,7 @@ def test_a_kernel_is_run_and_the_board_given_back(
     assert {check.level for check in checks.values()} == {Level.OK}, checks
     assert "restored" in checks["clocks"].detail
     assert "with the right result" in checks["kernel"].detail
-    assert store.require_board(key.partition("/")[2])["lease"] is None
+    assert store.boards.require(key.partition("/")[2])["lease"] is None
     agent.stop()
 
 
@@ -243,21 +243,21 @@ def test_a_board_of_another_type_is_told(
 
 def test_a_board_that_somebody_holds_is_not_disturbed(home: pathlib.Path, store: Store, tracker: Any) -> None:
     """The holder is named, and nothing of it is touched."""
-    store.register_board("held", "local", Direct())
-    store.observe_board("held", Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
-    store.acquire_lease("held", "alice", "tuning", allowed=frozenset(Health))
+    store.boards.register("held", "local", Direct())
+    store.boards.observe("held", Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
+    store.leases.acquire("held", "alice", "tuning", allowed=frozenset(Health))
     checks = run_agent(home, store, tracker, "local/held", is_reachable=True)
     failed = find_failed(checks)
     assert failed.name == "lease"
     assert "alice has it for tuning" in failed.detail
-    assert store.require_board("held")["lease"]["owner"] == "alice"
+    assert store.boards.require("held")["lease"]["owner"] == "alice"
 
 
 def test_doctor_tells_each_board_s_state_without_connecting(home: pathlib.Path, store: Store) -> None:
     """Suspect boards are worth a look, unsafe boards a failure; services that do not run are not."""
     for name in ("a", "b"):
-        store.register_board(name, "jetson-nano", Ssh("192.0.2.1", "farm"))
-    store.observe_board("b", Kind.UNSAFE, "test", decide_by(Observation(Kind.UNSAFE, "stuck"), HealthLimits()))
+        store.boards.register(name, "jetson-nano", Ssh("192.0.2.1", "farm"))
+    store.boards.observe("b", Kind.UNSAFE, "test", decide_by(Observation(Kind.UNSAFE, "stuck"), HealthLimits()))
     services, first, second = check_boards(Settings(home=str(home)), store)
     assert services.ok
     assert "not running" in services.detail

@@ -114,14 +114,14 @@ class Bench:
 
     def observe(self, name: str, kind: Kind) -> None:
         """What the farm's services or an operator would say of a board."""
-        self.store.observe_board(name, kind, "test", health.decide_by(Observation(kind), health.HealthLimits()))
+        self.store.boards.observe(name, kind, "test", health.decide_by(Observation(kind), health.HealthLimits()))
 
     def take(self, name: str, owner: str, purpose: str) -> Lease:
         deadline = time.monotonic() + PATIENCE_S
-        while self.store.require_board(name)["lease"] is not None:
+        while self.store.boards.require(name)["lease"] is not None:
             assert time.monotonic() < deadline, f"{name} was never given back"
             self.wait()
-        return self.store.acquire_lease(name, owner, purpose)
+        return self.store.leases.acquire(name, owner, purpose)
 
     def wait_busy(self, name: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -148,7 +148,7 @@ def fleet(
         agents = {agent.key.partition("/")[2]: agent for agent in started}
         for name, agent in agents.items():
             wait_until((agent.folder / f"{name}.json").exists, f"agent {name} to be ready")
-            store.save_board(Board(name, TYPE, simulated=True))
+            store.boards.save(Board(name, TYPE, simulated=True))
         yield store, agents
 
 
@@ -165,7 +165,7 @@ def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench
         crew.want({TYPE: list(agents)})
         bench.arrived(*agents)
         yield bench
-    assert all(row["lease"] is None for row in store.fetch_boards())
+    assert all(row["lease"] is None for row in store.boards.fetch())
 
 
 def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> None:
@@ -179,7 +179,7 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     assert {end.outcome.status for end in ends} == {Status.OK}
     assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
     assert not any(bench.crew.busy(name) for name in bench.agents)
-    leases = [row["lease"]["purpose"] for row in bench.store.fetch_boards()]
+    leases = [row["lease"]["purpose"] for row in bench.store.boards.fetch()]
     assert leases == ["campaign"] * 3
 
 
@@ -239,7 +239,7 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
     assert time.monotonic() - began < 10
     assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment in (running, waiting)]
-    assert bench.store.require_board(name)["health"] == "good"
+    assert bench.store.boards.require(name)["health"] == "good"
 
 
 def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -252,7 +252,7 @@ def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: 
     os.kill(process.pid, signal.SIGKILL)
     assert bench.measured(running).outcome.status is Status.FARM_ERROR
     assert bench.measured(waiting).outcome.status is Status.OK
-    assert bench.store.require_board(name)["health"] == "good"
+    assert bench.store.boards.require(name)["health"] == "good"
 
 
 def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -277,11 +277,11 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
     name = next(iter(bench.agents))
     bench.measure(name, bad, HANGS)
     bench.wait_busy(name)
-    [before] = [row["lease"]["token"] for row in bench.store.fetch_boards() if row["name"] == name]
-    bench.store.force_release(name, "operator", "needed it")
+    [before] = [row["lease"]["token"] for row in bench.store.boards.fetch() if row["name"] == name]
+    bench.store.leases.force_release(name, "operator", "needed it")
     assert bench.left(name).reason == "our lease was ended"
     bench.arrived(name)
-    row = next(row for row in bench.store.fetch_boards() if row["name"] == name)
+    row = next(row for row in bench.store.boards.fetch() if row["name"] == name)
     assert row["lease"]["token"] > before
     assert row["health"] == "good"
 
@@ -300,7 +300,7 @@ def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
     bench.crew.want({TYPE: list(bench.agents)})
     bench.arrived(name)
     assert not [e for e in bench.events if isinstance(e, Arrived) and e.board == other]
-    assert bench.store.release_lease(leases[1])
+    assert bench.store.leases.release(leases[1])
     bench.arrived(other)
 
 
@@ -327,13 +327,13 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
         for number in [bench.measure(name, matmul) for name in bench.agents]:
             bench.measured(number)
     hardware = bench.hardware(drifting)
-    harmed_after = bench.store.fetch_mark()
+    harmed_after = bench.store.trials.fetch_mark()
     hardware.write("/sys/virtual/fault", "slow:1.3")
     left = bench.find_drifting(drifting, matmul)
     assert "slower than 2 other boards of its type" in left.reason
     assert left.doubted_after is not None
     assert left.doubted_after <= harmed_after
-    assert bench.store.require_board(drifting)["health"] == "suspect"
+    assert bench.store.boards.require(drifting)["health"] == "suspect"
     bench.notes.clear()
     bench.observe(drifting, Kind.PROBE_PASSED)
     bench.wait_note(f"left {drifting}")
@@ -370,5 +370,5 @@ def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: 
     left = bench.left(name)
     assert "suspect" in left.reason
     assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == waiting]
-    assert bench.store.require_board(name)["health"] == "suspect"
+    assert bench.store.boards.require(name)["health"] == "suspect"
     assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK

@@ -57,7 +57,7 @@ def engine(settings: Settings, store: Store) -> Iterator[subprocess.Popen[bytes]
         start_new_session=True,
     )
     try:
-        wait_until(lambda: store.fetch_fleet_campaign("c").state is CampaignState.RUNNING, "the campaign to run")
+        wait_until(lambda: store.campaigns.require("c").state is CampaignState.RUNNING, "the campaign to run")
         yield process
     finally:
         process.kill()
@@ -69,13 +69,13 @@ def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
 ) -> None:
     """SIGTERM ends it in order: what is under way is interrupted, what is paused stays paused, the lock is free."""
     submit(store, make_order("d"))
-    wait_until(lambda: store.fetch_fleet_campaign("d").state is CampaignState.RUNNING, "the second campaign to run")
+    wait_until(lambda: store.campaigns.require("d").state is CampaignState.RUNNING, "the second campaign to run")
     assert control.pause(settings, store, "d", "op").state is CampaignState.PAUSED
     assert client.stop_engine(settings)
     assert engine.wait(10) == 0
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine was ended by a signal")
-    assert store.fetch_fleet_campaign("d").state is CampaignState.PAUSED
+    assert store.campaigns.require("d").state is CampaignState.PAUSED
     assert (is_held(settings.home_path), find_engine(settings.home_path)) == (False, None)
     assert not client.stop_engine(settings)
     assert {control.resume(store, name, "op").state for name in "cd"} == {CampaignState.SUBMITTED}
@@ -88,7 +88,7 @@ def test_a_killed_engine_is_noticed(engine: subprocess.Popen[bytes], store: Stor
     engine.wait(10)
     assert find_engine(settings.home_path) is None
     assert control.close_abandoned(store) == ["c"]
-    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+    assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 
 
 def test_an_engine_ends_when_nothing_is_left(engine: subprocess.Popen[bytes], store: Store, settings: Settings) -> None:
@@ -135,7 +135,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
             wait_until(lambda: find_engine(settings.home_path) is not None, "the engine")
             submit(store, make_order("c"))
             engine.ensure()
-            wait_until(lambda: store.fetch_fleet_campaign("c").engine, "the campaign to be taken up")
+            wait_until(lambda: store.campaigns.require("c").engine, "the campaign to be taken up")
             control.cancel(settings, store, "c", "op")
         assert engine.process is not None
         assert engine.process.wait(60) == 0
@@ -151,9 +151,9 @@ def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, sto
     begun = []
 
     def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-        for campaign in store.fetch_fleet_campaigns(over=False):
+        for campaign in store.campaigns.fetch(over=False):
             begun.append(campaign.name)
-            store.note_campaign(campaign.id, CampaignState.FINISHED, "")
+            store.campaigns.note(campaign.id, CampaignState.FINISHED, "")
         if begun == ["c"]:
             submit(store, make_order("late"))
 
@@ -181,7 +181,7 @@ def test_what_an_engine_that_fails_has_not_begun_is_told(settings: Settings, sto
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine ended: the disk is full")
 
 
@@ -189,8 +189,9 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
     """It cannot note in the store why it ends, but it leaves the reason in space that it took when it began."""
 
     def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-        store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
-        sa.event.listen(store._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
+        store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
+        engine = store.session.engine
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
         raise UnavailableError("the disk is full")
 
     home = settings.home_path
@@ -201,9 +202,9 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert store.fetch_fleet_campaign("c").state is CampaignState.RUNNING
-    store.interrupt_campaigns(lambda _: True, lambda engine: read_last_words(home, engine))
-    assert store.fetch_fleet_campaign("c").reason == "its engine ended: the disk is full"
+    assert store.campaigns.require("c").state is CampaignState.RUNNING
+    store.campaigns.interrupt(lambda _: True, lambda engine: read_last_words(home, engine))
+    assert store.campaigns.require("c").reason == "its engine ended: the disk is full"
     assert read_last_words(home, process_identity() | {"pid": 1}) == ""
     with engine_lock(home):
         assert read_last_words(home, process_identity()) == ""
@@ -212,14 +213,14 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
 def test_an_engine_interrupts_what_it_did_not_begin(settings: Settings, store: Store) -> None:
     """A campaign that says it runs on a host that is unknown by now can be resumed once an engine has begun."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
+    store.campaigns.note(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
     try:
         with engine_lock(settings.home_path):
             serve(settings, store, lambda *_: pytest.fail("nothing is left to carry out"))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+    assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 
 
 def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:
@@ -230,7 +231,7 @@ def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: 
         from farm.processes.machine import process_identity
 
         runs.append(1)
-        store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+        store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
@@ -238,6 +239,6 @@ def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     assert (len(runs), campaign.state) == (5, CampaignState.INTERRUPTED)
     assert "could not begin with it" in campaign.reason

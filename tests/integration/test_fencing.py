@@ -71,7 +71,7 @@ def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
 def path(tmp_path: pathlib.Path, nano: Agent) -> pathlib.Path:
     path = tmp_path / "farm.db"
     with Store(path) as store:
-        store.save_board(Board(nano.key.partition("/")[2], "jetson-nano", simulated=True))
+        store.boards.save(Board(nano.key.partition("/")[2], "jetson-nano", simulated=True))
     return path
 
 
@@ -174,7 +174,7 @@ def test_a_killed_coordinators_board_is_free_after_its_leases_time(
         assert lease.token > killed.token
         with BoardSession(client, nano.key, lease=lease) as session:
             assert session.measure(coordinator.SPEC, matmul).status is Status.OK
-        store.release_lease(lease)
+        store.leases.release(lease)
 
 
 # Takes turns at a board: a file that only one may make proves that no other process has it meanwhile.
@@ -222,7 +222,7 @@ def test_two_coordinators_take_turns(
         _, said = racer.communicate(timeout=60)
         assert racer.returncode == 0, said.decode()
     with Store(path) as store:
-        taken = [event for event in store.fetch_board_events() if event["kind"] == "lease_taken"]
+        taken = [event for event in store.events.fetch_of_boards() if event["kind"] == "lease_taken"]
     assert sorted(event["by"] for event in taken) == ["one"] * 5 + ["two"] * 5
 
 
@@ -280,12 +280,12 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
     kind, _, name = agent.key.partition("/")
     address = wait_until(lambda: asking.find_agent(client, agent.key), "the agent")
     with Store(path) as store:
-        store.save_board(Board(name, kind, simulated=False))
+        store.boards.save(Board(name, kind, simulated=False))
         copy_store(path, before)
         for _ in range(5):  # what is forgotten afterwards
-            lease = store.acquire_lease(name, "left", "tuning")
+            lease = store.leases.acquire(name, "left", "tuning")
             asking.send_fence(address, asking.to_claim(lease))
-            store.release_lease(lease)
+            store.leases.release(lease)
     notes: list[str] = []
     with (
         Store(before) as restored,

@@ -29,17 +29,17 @@ class Within:
 
 def observe(store: Store, name: str, kind: Kind) -> None:
     """What the farm's services would say of a board."""
-    store.observe_board(name, kind, "test", decide_by(Observation(kind), HealthLimits()))
+    store.boards.observe(name, kind, "test", decide_by(Observation(kind), HealthLimits()))
 
 
 def test_waiting_in_vain_says_for_what(tracker: Any, tmp_path: pathlib.Path) -> None:
     """Without a board within the time given, the error has each board's reason; where nothing can help, at once."""
     with Store(tmp_path / "farm.db") as store:
         for name in ("a", "b"):
-            store.register_board(name, TYPE, Virtual())
+            store.boards.register(name, TYPE, Virtual())
             observe(store, name, Kind.BACK)
             observe(store, name, Kind.PROBE_PASSED)
-        store.acquire_lease("a", "ann", "sweep")
+        store.leases.acquire("a", "ann", "sweep")
         observe(store, "b", Kind.LOST)
         notes: list[str] = []
         with pytest.raises(
@@ -57,8 +57,8 @@ def test_waiting_in_vain_says_for_what(tracker: Any, tmp_path: pathlib.Path) -> 
 def test_nobody_is_blamed_for_services_that_are_gone(tmp_path: pathlib.Path) -> None:
     """Where the tracker does not answer, boards are neither taken nor found at fault; the error names the services."""
     with Store(tmp_path / "farm.db") as store:
-        store.save_board(Board("a", TYPE, simulated=True))
+        store.boards.save(Board("a", TYPE, simulated=True))
         gone = Within(Tracker("127.0.0.1", find_free_port()))
         with pytest.raises(UnavailableError, match="a: the farm's services do not answer"):
             take(FleetSite(gone, store, TYPE, None, "tune", 0.2, lambda text: None))
-        assert [event["kind"] for event in store.fetch_board_events()] == []
+        assert [event["kind"] for event in store.events.fetch_of_boards()] == []

@@ -176,18 +176,18 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracke
 
     known = Tracker(tracker.host, tracker.port)
     with Store(tmp_path / "farm.db") as store, HostileBoard(attack) as board, registered(board, known):
-        store.register_board("n1", "jetson-nano", Ssh("n1", "farm"))
+        store.boards.register("n1", "jetson-nano", Ssh("n1", "farm"))
         for kind in (Kind.BACK, Kind.PROBE_PASSED):
-            store.observe_board("n1", kind, "test", decide_by(Observation(kind), HealthLimits()))
+            store.boards.observe("n1", kind, "test", decide_by(Observation(kind), HealthLimits()))
         prober = Prober(known, GoldenKernels(tmp_path), load_board_types(), "test")
         report = await_here(prober.probe(store, "n1"))
         prober.close()
         assert (report.kind, report.health) == ("hostile", "quarantined")
-        assert "attacked us" in store.require_board("n1")["health_reason"]
+        assert "attacked us" in store.boards.require("n1")["health_reason"]
         for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):
             late = decide_by(Observation(kind), HealthLimits(cooldown_s=0.0))
-            store.observe_board("n1", kind, "test", late)
-        assert store.require_board("n1")["health"] == "quarantined"
+            store.boards.observe("n1", kind, "test", late)
+        assert store.boards.require("n1")["health"] == "quarantined"
 
 
 def returning(*values: bytes) -> bytes:

@@ -23,38 +23,38 @@ TTL_S = 0.6
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[Store]:
     with Store(tmp_path / "farm.db") as store:
-        store.save_board(Board("nano", "local", simulated=False))
+        store.boards.save(Board("nano", "local", simulated=False))
         yield store
 
 
 def test_it_lasts_as_long_as_it_is_kept(store: Store) -> None:
     """Three times its time later the lease still holds; no other client gets the board until it is released."""
-    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
     with LeaseKeeper(lambda: Store(store.location), lease) as keeper:
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at + 3 * TTL_S, "renewals")
         with pytest.raises(TransientError, match="leased by left"):
-            store.acquire_lease("nano", "right", "tuning")
+            store.leases.acquire("nano", "right", "tuning")
         assert not keeper.lost.is_set()
-    store.acquire_lease("nano", "right", "tuning")
+    store.leases.acquire("nano", "right", "tuning")
 
 
 def test_the_end_by_force_is_noticed_once(store: Store) -> None:
     """Its holder learns it at the next renewal, with the reason; closing then disturbs no successor."""
-    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
     told: list[str] = []
     with LeaseKeeper(lambda: Store(store.location), lease, told.append) as keeper:
-        store.force_release("nano", "operator", "needed")
-        successor = store.acquire_lease("nano", "right", "tuning")
+        store.leases.force_release("nano", "operator", "needed")
+        successor = store.leases.acquire("nano", "right", "tuning")
         assert keeper.lost.wait(10)
         assert f"lease {lease.token} of board 'nano' is over" in keeper.reason
     assert told == [keeper.reason]
-    assert store.release_lease(successor)
+    assert store.leases.release(successor)
 
 
 def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal that another command's transaction keeps away is made once that has ended; nothing is lost."""
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
-    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=10 * TTL_S)
+    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=10 * TTL_S)
     refused = threading.Event()
 
     class Watched(Store):
@@ -66,7 +66,7 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
                 raise
 
     with LeaseKeeper(lambda: Watched(store.location), lease) as keeper:
-        with store._engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
+        with store.session.engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
             assert refused.wait(20)
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at, "the renewal")
         assert not keeper.lost.is_set()
@@ -74,11 +74,12 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
 
 def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
     """Where the lease must have lapsed while renewal was impossible, the holder lets go by itself."""
-    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
 
     def open_full() -> Store:
         full = Store(store.location)
-        sa.event.listen(full._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
+        engine = full.session.engine
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA query_only=ON"))
         return full
 
     began = time.monotonic()
@@ -90,20 +91,20 @@ def test_a_store_that_stays_broken_is_a_lost_lease(store: Store) -> None:
 
 def test_closing_twice_gives_back_once(store: Store) -> None:
     """A keeper may be closed again."""
-    lease = store.acquire_lease("nano", "left", "tuning", ttl_s=TTL_S)
+    lease = store.leases.acquire("nano", "left", "tuning", ttl_s=TTL_S)
     keeper = LeaseKeeper(lambda: Store(store.location), lease)
     keeper.close()
     keeper.close()
-    assert [event["kind"] for event in store.fetch_board_events("nano")][-2:] == ["lease_taken", "lease_released"]
+    assert [event["kind"] for event in store.events.fetch_of_boards("nano")][-2:] == ["lease_taken", "lease_released"]
 
 
-def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store) -> None:
+def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may get busy between the lease and its event: the lease would be unknown and never released."""
 
-    class Mute(Store):
-        def add_event(self, kind: str, subject: str, message: str) -> None:
-            raise TransientError("busy")
+    def refuse(*_: str) -> None:
+        raise TransientError("busy")
 
-    with Mute(store.location) as mute, pytest.raises(TransientError, match="busy"):
-        LeasedBoard(mute, "jetson-nano/nano", "sweep", None)
-    store.acquire_lease("nano", "right", "tuning")
+    monkeypatch.setattr(store.events, "add", refuse)
+    with pytest.raises(TransientError, match="busy"):
+        LeasedBoard(store, "jetson-nano/nano", "sweep", None)
+    store.leases.acquire("nano", "right", "tuning")

@@ -70,12 +70,12 @@ class Bench:
 
         with Crew(Settings(home=str(self.home)), self.notes.append) as crew:
             yield Boards(crew, BoardPool(crew, open_site, count, self.notes.append))
-        assert all((board["lease"] or {}).get("purpose") != "script test" for board in self.store.fetch_boards())
+        assert all((board["lease"] or {}).get("purpose") != "script test" for board in self.store.boards.fetch())
 
     def heal(self) -> None:
         for name in self.agents:
             decide = decide_by(Observation(Kind.PROBE_PASSED), HealthLimits())
-            self.store.observe_board(name, Kind.PROBE_PASSED, "test", decide)
+            self.store.boards.observe(name, Kind.PROBE_PASSED, "test", decide)
 
 
 def probe_module() -> str:
@@ -103,7 +103,7 @@ def bench(tracker: Any, start_agent: Callable[..., Agent], tmp_path_factory: pyt
             agent = start_agent("--virtual", TYPE, "--tracker", where, "--port", "9800", "--port-end", "9899")
             name = agent.key.partition("/")[2]
             agents[name] = agent
-            store.save_board(Board(name, TYPE, simulated=True))
+            store.boards.save(Board(name, TYPE, simulated=True))
         yield Bench(home, store, tracker, agents)
 
 
@@ -146,12 +146,12 @@ def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -
         os.kill(pid, signal.SIGKILL)
         assert [wait_for(work).outcome.status for work in works] == [Status.OK] * 2
         assert any(f"{name}: the process that held the session ended" in note for note in bench.notes)
-        assert bench.store.require_board(name)["health"] == "good"
+        assert bench.store.boards.require(name)["health"] == "good"
 
 
 def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
-    leases = [bench.store.acquire_lease(name, "bob", "other work") for name in bench.agents]
+    leases = [bench.store.leases.acquire(name, "bob", "other work") for name in bench.agents]
     try:
         with bench.boards(wait_s=4.0) as boards:
             with pytest.raises(UnavailableError, match="other work"):
@@ -160,7 +160,7 @@ def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
                 boards.crew.call(boards.pool.describe())
     finally:
         for lease in leases:
-            bench.store.release_lease(lease)
+            bench.store.leases.release(lease)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def record(tmp_path: pathlib.Path) -> Iterator[tuple[Store, Any, Callable[[float
         return ms.database.TuningRecord(schedule.trace, entry, [seconds], target, arguments)
 
     with Store(tmp_path / "farm.db") as store:
-        store.save_board(Board("nano-01", TYPE, simulated=True))
+        store.boards.save(Board("nano-01", TYPE, simulated=True))
         yield store, module, make
 
 
@@ -241,9 +241,9 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
     first.commit_tuning_record(make(1e10))
     assert len(first) == 2
     first.close()
-    [trial] = store.fetch_trials()
+    [trial] = store.trials.fetch()
     assert (trial["board"], trial["simulated"], trial["median_s"], trial["held_s"]) == ("nano-01", True, 1.25e-3, 0.5)
-    assert [row["state"] for row in store.fetch_campaigns()] == ["finished"]
+    assert [row["state"] for row in store.campaigns.fetch_searches()] == ["finished"]
 
     second = FarmDatabase(f"sqlite:////{str(store.location).lstrip('/')}", board_type=TYPE)
     assert second.has_workload(module)
@@ -306,15 +306,15 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
     [spec] = inputs.read_inputs(model)
     found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads
     with Store(tmp_path / "farm.db") as store:
-        campaign = store.start_campaign("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
-        store.save_workloads(campaign, [workload.to_row() for workload in found])
+        campaign = store.campaigns.start("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
+        store.workloads.save(campaign, [workload.to_row() for workload in found])
         for workload in found:
             space = ScheduleSpace(workload)
             [schedule] = space.evaluate([(space.undecided(0), 3)])
             assert schedule is not None
             candidate = space.describe(schedule)
             outcome = Outcome(Status.OK, latency_s=(1e-4,), board="nano-01")
-            store.add_trial(
+            store.trials.add(
                 Trial(
                     campaign, workload.hash, candidate.hash, DEFAULT_POINT, 1, outcome, candidate.trace_json,
                     board_type=TYPE,
@@ -345,7 +345,7 @@ def test_foreign_results_stay_out_of_the_store(record: tuple[Store, Any, Callabl
     database = FarmDatabase(store.location, board_type=TYPE)
     database.commit_tuning_record(make(2.5e-3))
     assert len(database) == 1
-    assert not store.fetch_trials()
+    assert not store.trials.fetch()
     assert not FarmDatabase(store.location, board_type=TYPE).has_workload(module)
     database.close()
 

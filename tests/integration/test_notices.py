@@ -77,7 +77,7 @@ def configure(home: pathlib.Path, ways: dict[str, Any], mode: int = 0o600) -> Se
 
 
 def quarantine(store: Store, name: str) -> None:
-    store.observe_board(name, Kind.QUARANTINE, "ana", decide_by(Observation(Kind.QUARANTINE, "smoke")))
+    store.boards.observe(name, Kind.QUARANTINE, "ana", decide_by(Observation(Kind.QUARANTINE, "smoke")))
 
 
 def test_events_become_notices_over_a_restart(
@@ -93,12 +93,12 @@ def test_events_become_notices_over_a_restart(
     settings = configure(tmp_path, {"chat": hook, "mail": mail})
     with Store(settings.store_location) as store, caplog.at_level(logging.INFO):
         for name in ("sim-1", "sim-2"):
-            store.register_board(name, "jetson-nano", Virtual(0))
+            store.boards.register(name, "jetson-nano", Virtual(0))
         notifier = Notifier(settings, 0.02, 0.02)
-        wait_until(lambda: sum(row["kind"] == "read_mark" for row in store.fetch_events()) == 2, "both to begin")
+        wait_until(lambda: sum(row["kind"] == "read_mark" for row in store.events.fetch()) == 2, "both to begin")
         quarantine(store, "sim-1")
         wait_until(lambda: server.got, "the webhook")
-        store.add_event("campaign_finished", "vision", "100 trials are spent")
+        store.events.add("campaign_finished", "vision", "100 trials are spent")
         wait_until(lambda: said.exists() and said.read_text().count("}") == 2, "the command")
         notifier.close()
         quarantine(store, "sim-2")

@@ -90,7 +90,7 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
     """
     with new_home() as home, Store(Settings(home=home.environment["FARM_HOME"]).store_location) as store:
         home.environment["FARM_TRACKER_PORT"] = str(plug.port)
-        store.register_board("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
+        store.boards.register("real-1", "jetson-nano", Direct(), power=plug.commands.to_document())
         powering.switch("real-1", plug.commands, "on")
         assert home.call("board", "add", "other", "--virtual", "jetson-nano").code == 0
         assert home.run("up", "--wait", "120s").code == 0
@@ -100,19 +100,19 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
         before = plug.find_board()
         plug.hang()
         before_other = home.rows("SELECT sum(counted) FROM trials WHERE board = 'other'")[0][0] or 0
-        wait_until(lambda: store.fetch_fleet_campaign("small").over, "the campaign's end")
-        campaign = store.fetch_fleet_campaign("small")
+        wait_until(lambda: store.campaigns.require("small").over, "the campaign's end")
+        campaign = store.campaigns.require("small")
         assert campaign.state is CampaignState.FINISHED, campaign.reason
         assert {count for _, count in home.rows("SELECT workload, sum(counted) FROM trials GROUP BY workload")} == {4}
         assert home.rows("SELECT sum(counted) FROM trials WHERE board = 'other'")[0][0] > before_other
         wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}")
-        wait_until(lambda: store.require_board("real-1")["health"] == "good", "the board to be good again")
+        wait_until(lambda: store.boards.require("real-1")["health"] == "good", "the board to be good again")
         assert plug.find_board() != before
-        kinds = [event["kind"] for event in store.fetch_board_events("real-1")]
+        kinds = [event["kind"] for event in store.events.fetch_of_boards("real-1")]
         cycled = kinds.index("power_cycled")
         assert "probe_failed" in kinds[:cycled]
         assert "probe_passed" in kinds[cycled:]
-        wait_until(lambda: store.require_board("real-1")["lease"] is None, "the board to be free")
+        wait_until(lambda: store.boards.require("real-1")["lease"] is None, "the board to be free")
         home.run("down", "--force")
 
 
@@ -151,20 +151,20 @@ def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Pa
     script.chmod(0o755)
     commands = {"off": [str(script), "{board}"], "on": [str(script), "{board}"], "pause_s": 0}
     with new_home() as home, Store(Settings(home=home.environment["FARM_HOME"]).store_location) as store:
-        store.register_board("a", "jetson-nano", Direct(), power=commands)
-        store.register_board("b", "jetson-nano", Direct())
+        store.boards.register("a", "jetson-nano", Direct(), power=commands)
+        store.boards.register("b", "jetson-nano", Direct())
         for kind in (Kind.BACK, Kind.PROBE_PASSED):
-            store.observe_board("a", str(kind), "tests", decide_by(Observation(kind)))
-        store.acquire_lease("a", "bob@lab", "a look")
+            store.boards.observe("a", str(kind), "tests", decide_by(Observation(kind)))
+        store.leases.acquire("a", "bob@lab", "a look")
         refused = home.call("board", "power", "a", "off", LOGNAME="ann")
         assert (refused.code, "leased by bob@lab" in refused.err) == (3, True), refused.err
         done = home.call("board", "power", "a", "off", "--force", "--reason", "moved", LOGNAME="ann")
         assert done.code == 0, done.err
-        board = store.require_board("a")
+        board = store.boards.require("a")
         assert (board["health"], board["lease"]) == ("maintenance", None)
         assert "its power was switched off: moved" in board["health_reason"]
         assert home.call("board", "power", "a", "on", LOGNAME="ann").code == 0
-        assert store.require_board("a")["health"] == "suspect"
+        assert store.boards.require("a")["health"] == "suspect"
         assert log.read_text().splitlines() == ["a off a", "a on a"]
         changes = home.call("audit", "--json").json()
         told = {each["kind"]: each["by"].partition("@")[0] for each in changes if each["kind"].startswith("power_")}

@@ -76,12 +76,12 @@ class Fleet:
     prober: Prober
 
     def add(self, name: str, board_type: str = "jetson-nano") -> None:
-        self.store.register_board(name, board_type, Virtual())
-        self.store.observe_board(name, "back", "test", decide_by(Observation(Kind.BACK), HealthLimits()))
+        self.store.boards.register(name, board_type, Virtual())
+        self.store.boards.observe(name, "back", "test", decide_by(Observation(Kind.BACK), HealthLimits()))
 
     def probe(self, name: str) -> ProbeReport:
         report = await_here(self.prober.probe(self.store, name))
-        assert self.store.require_board(name)["lease"] is None
+        assert self.store.boards.require(name)["lease"] is None
         assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
         return report
 
@@ -105,9 +105,9 @@ def test_a_healthy_board_passes_and_is_good(fleet: Fleet, name: str) -> None:
     """It says what it is, its time is kept as a simulated one, and the store knows both."""
     report = fleet.probe(name)
     assert (report.passed, report.kind, report.health) == (True, "probe_passed", "good"), report
-    row = fleet.store.require_board(name)
+    row = fleet.store.boards.require(name)
     assert (row["health"], row["board_type"], row["description"]["name"]) == ("good", "jetson-nano", name)
-    [sample] = fleet.store.fetch_golden_samples("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True)[name]
+    [sample] = fleet.store.golden.fetch("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True)[name]
     assert sample.median_s == report.median_s
     assert len(sample.samples_s) >= 5
     assert 1e-3 < sample.median_s < 50e-3
@@ -133,11 +133,11 @@ def test_a_board_unlike_others_of_its_type_is_suspect(fleet: Fleet, name: str) -
     """Two boards with a history each that this one's times do not fit."""
     report = fleet.probe(name)
     assert report.median_s is not None
-    [[own]] = fleet.store.fetch_golden_samples("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True).values()
+    [[own]] = fleet.store.golden.fetch("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True).values()
     for other in ("x", "y"):
         fleet.add(other)
         for _ in range(5):
-            fleet.store.add_golden_sample(dataclasses.replace(own, board=other, median_s=own.median_s / 3))
+            fleet.store.golden.add(dataclasses.replace(own, board=other, median_s=own.median_s / 3))
     for _ in range(3):
         assert fleet.probe(name).passed  # unknown yet
     report = fleet.probe(name)
@@ -176,7 +176,7 @@ def test_an_agent_that_calls_its_board_something_else_does_not_pass(
     report = fleet.probe(name_of(agent))
     assert report.kind == "misfit"
     assert "registered as jetson-tx2, but its device tree says jetson-nano" in report.reason
-    assert fleet.store.require_board(name_of(agent))["board_type"] == "jetson-tx2"
+    assert fleet.store.boards.require(name_of(agent))["board_type"] == "jetson-tx2"
     assert agent.stop() == 0
 
 
@@ -208,7 +208,7 @@ def test_a_board_that_a_stock_client_has_is_left_to_it(fleet: Fleet, tracker: An
     report = fleet.probe(name)
     assert (report.passed, report.skipped, report.busy) == (False, True, True), report
     assert "without a lease" in report.reason
-    assert fleet.store.require_board(name)["health"] == "good"
+    assert fleet.store.boards.require(name)["health"] == "good"
     del client
     wait_until(lambda: fleet.probe(name).passed, "the board to be free")
 
@@ -216,11 +216,11 @@ def test_a_board_that_a_stock_client_has_is_left_to_it(fleet: Fleet, tracker: An
 def test_a_leased_board_is_left_to_its_holder(fleet: Fleet, name: str) -> None:
     """A probe never takes a board from work; the reason says who has it."""
     assert fleet.probe(name).passed
-    lease = fleet.store.acquire_lease(name, "bob", "tuning")
+    lease = fleet.store.leases.acquire(name, "bob", "tuning")
     report = await_here(fleet.prober.probe(fleet.store, name))
     assert (report.skipped, report.busy) == (True, True)
     assert "bob" in report.reason
-    assert fleet.store.release_lease(lease)
+    assert fleet.store.leases.release(lease)
 
 
 def test_an_agent_that_hangs_fails_by_the_deadline(
@@ -290,12 +290,12 @@ def test_a_hung_board_holds_up_its_own_probe_alone_and_leaves_no_lease(
 
         assert crew.call(probe(name)).passed
         hung = crew.start(probe_again_and_again(stuck))
-        wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased")
+        wait_until(lambda: fleet.store.boards.require(stuck)["lease"], "the hung board to be leased")
         assert crew.call(probe(name)).passed
-        wait_until(lambda: fleet.store.require_board(stuck)["lease"], "the hung board to be leased still")
+        wait_until(lambda: fleet.store.boards.require(stuck)["lease"], "the hung board to be leased still")
         pids = [process.pid for process in fleet.prober.processes]
     assert isinstance(hung.exception(), WorkStoppedError)
-    assert fleet.store.require_board(stuck)["lease"] is None
+    assert fleet.store.boards.require(stuck)["lease"] is None
     fleet.prober.close()
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -314,5 +314,5 @@ def test_a_process_that_dies_says_nothing_of_the_board(fleet: Fleet, name: str) 
     threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL)).start()
     report = fleet.probe(name)
     assert (report.skipped, report.busy) == (True, False), report
-    assert fleet.store.require_board(name)["health"] == "good"
+    assert fleet.store.boards.require(name)["health"] == "good"
     assert fleet.prober.restarts == 2

@@ -54,11 +54,11 @@ def coordinator(
     """The coordinator's metrics, of a real store with two boards; one has been probed and is held."""
     with Store(tmp_path_factory.mktemp("home") / "farm.db") as store:
         for seed, name in enumerate(("sim-1", "sim-2")):
-            store.register_board(name, "jetson-nano", Virtual(seed))
-        rows = store.fetch_boards()
+            store.boards.register(name, "jetson-nano", Virtual(seed))
+        rows = store.boards.fetch()
         rows[0]["lease"] = {"acquired_at": rows[0]["added_at"]}
         metrics.observe_boards(rows)
-        metrics.observe_trials(store.count_statuses())
+        metrics.observe_trials(store.trials.count_statuses())
     metrics.observe_link("sim-1", True, 3)
     metrics.observe_probe("sim-1", {"passed": True, "seconds": 0.4, "median_s": 0.01, "factor": 1.01})
     metrics.observe_tracker(True, 0)
@@ -175,7 +175,7 @@ def test_a_board_that_hangs_is_told_of(tmp_path: pathlib.Path, monkeypatch: pyte
     """Real services keep a virtual board that is made to hang; the rules' alert fires, here at one failed probe."""
     settings = Settings(home=str(tmp_path / "home"), tracker_port=find_free_port(), metrics_port=find_free_port())
     with Store(settings.store_location) as store:
-        store.register_board("sim-1", "jetson-nano", Virtual(0, faults=("hang",)))
+        store.boards.register("sim-1", "jetson-nano", Virtual(0, faults=("hang",)))
     monkeypatch.setenv("FARM_TRACKER_PORT", str(settings.tracker_port))
     monkeypatch.setenv("FARM_METRICS_PORT", str(settings.metrics_port))
     services, _ = services_side.start_services(settings)

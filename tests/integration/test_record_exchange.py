@@ -91,13 +91,13 @@ def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator
     workload, candidates = known
     row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
     with Store(tmp_path / "farm.db") as store:
-        number = store.start_campaign("farm tune", "m", "", "local", 8, {})
-        store.save_workloads(number, [row | {"arguments": [[list(s), d] for s, d in workload.arguments], "weight": 1}])
+        number = store.campaigns.start("farm tune", "m", "", "local", 8, {})
+        store.workloads.save(number, [row | {"arguments": [[list(s), d] for s, d in workload.arguments], "weight": 1}])
         for rank, each in enumerate(candidates):
             outcome = Outcome(Status.OK, latency_s=(1e-3 * (rank + 1),), board="b")
-            store.add_trial(Trial(number, workload.hash, each.hash, DEFAULT_POINT, 1, outcome, each.trace_json))
+            store.trials.add(Trial(number, workload.hash, each.hash, DEFAULT_POINT, 1, outcome, each.trace_json))
         best = candidates[0]
-        store.save_record(
+        store.records.save(
             Record(
                 *(workload.hash, workload.name, "local", DEFAULT_POINT, "graph/2", best.hash, 1e-3, 1.8e6, 0.0, 1e-7),
                 simulated=False,
@@ -109,7 +109,7 @@ def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator
 
 
 def export(store: Store, folder: pathlib.Path) -> pathlib.Path:
-    assert exchange.write_folder(store.fetch_bundle(store.fetch_records()), folder) == 1
+    assert exchange.write_folder(store.imports.fetch_bundle(store.records.fetch()), folder) == 1
     return folder
 
 
@@ -123,7 +123,7 @@ def test_a_stock_script_gets_the_same_code(store: Store, tmp_path: pathlib.Path)
         [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    [record] = store.fetch_records()
+    [record] = store.records.fetch()
     assert json.loads(done.stdout) == {"hash": record.candidate, "run_secs": [record.median_s]}
 
 
@@ -133,7 +133,7 @@ def test_another_farm_takes_all_of_it(store: Store, tmp_path: pathlib.Path) -> N
     with Store(tmp_path / "other.db") as other:
         bundle = exchange.read_folder(folder)
         assert bundle is not None
-        assert other.take_in(bundle, str(folder), "ann").records == 1
+        assert other.imports.take_in(bundle, str(folder), "ann").records == 1
         again = export(other, tmp_path / "again")
     for name in (exchange.WORKLOADS, exchange.TUNING_RECORDS):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
@@ -147,7 +147,7 @@ def test_another_farm_takes_all_of_it(store: Store, tmp_path: pathlib.Path) -> N
 def test_metaschedules_files_become_trials(store: Store, tmp_path: pathlib.Path) -> None:
     """Without the farm's own file they are candidates of a known function, for a search to begin from; no records."""
     folder = export(store, tmp_path / "out")
-    [record] = store.fetch_records()
+    [record] = store.records.fetch()
     (folder / exchange.OURS).unlink()
     found, trials = exchange.read_database(folder, "local", DEFAULT_POINT, simulated=False, pipeline="graph/2")
     assert [each["hash"] for each in found] == [record.workload]
@@ -159,7 +159,7 @@ def test_what_is_there_is_not_written_over(store: Store, tmp_path: pathlib.Path)
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "mine").write_text("")
-    bundle = store.fetch_bundle(store.fetch_records())
+    bundle = store.imports.fetch_bundle(store.records.fetch())
     with pytest.raises(UsageError, match="exists already"):
         exchange.write_folder(bundle, folder)
     assert [each.name for each in folder.iterdir()] == ["mine"]
@@ -179,7 +179,7 @@ def test_what_is_there_is_not_written_over(store: Store, tmp_path: pathlib.Path)
 )
 def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage: dict[str, Any]) -> None:
     """Nothing of it is believed; the error names the file."""
-    bundle = store.fetch_bundle(store.fetch_records())
+    bundle = store.imports.fetch_bundle(store.records.fetch())
     document = exchange.to_document(bundle) | damage
     (tmp_path / exchange.OURS).write_text(json.dumps(document))
     with pytest.raises(UsageError, match="holds no records"):
@@ -189,7 +189,7 @@ def test_a_damaged_file_is_refused(store: Store, tmp_path: pathlib.Path, damage:
 @pytest.mark.core
 def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: pathlib.Path) -> None:
     """Modules of two workloads exchanged: each would be measured, verified and recorded as the other."""
-    bundle = store.fetch_bundle(store.fetch_records())
+    bundle = store.imports.fetch_bundle(store.records.fetch())
     other = make_workload(7)
     [own] = bundle.workloads
     swapped = {**own, "module_json": other.module_json}
@@ -238,8 +238,8 @@ def test_the_check_finds_and_removes_what_came_in_before(
     """`farm db check` names the workload; `--remove` forgets it with its record and trials, and others stay."""
     home = pathlib.Path(str(store.location)).parent
     workload, other = known[0], make_workload(7)
-    number = store.start_campaign("farm tune", "m2", "", "local", 8, {})
-    store.save_workloads(number, [_to_row(other) | {"weight": 1}])
+    number = store.campaigns.start("farm tune", "m2", "", "local", 8, {})
+    store.workloads.save(number, [_to_row(other) | {"weight": 1}])
     assert _call(home, "db", "check")[0] == 0
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
         connection.execute(
@@ -253,11 +253,11 @@ def test_the_check_finds_and_removes_what_came_in_before(
     assert (code, workload.hash in said) == (2, True)
     code, said = _call(home, "db", "check", "--remove")
     assert (code, "removed 1 workloads with their records and 3 trials" in said) == (0, True)
-    assert [row[0] for row in store.fetch_workload_names()] == [other.hash]
-    assert store.fetch_records() == []
+    assert [row[0] for row in store.workloads.fetch_names()] == [other.hash]
+    assert store.records.fetch() == []
     assert _call(home, "db", "check")[0] == 0
     trial = Trial(number, other.hash, "c", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1e-3,), board="b"), "[]")
-    store.add_trial(trial)
+    store.trials.add(trial)
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, pytest.raises(sqlite3.IntegrityError):
         connection.execute("DELETE FROM trials")
 
@@ -269,9 +269,9 @@ def test_what_the_farm_made_of_a_model_takes_the_place_of_another_function(
     own = _to_row(known[0])
     with contextlib.closing(sqlite3.connect(str(store.location))) as connection, connection:
         connection.execute("UPDATE workloads SET module_json = '{}', arguments = '[]'")
-    number = store.start_campaign("farm tune", "m", "", "local", 8, {})
-    store.save_workloads(number, [own | {"weight": 1}])
-    [row] = store.fetch_workload_rows([own["hash"]]).values()
+    number = store.campaigns.start("farm tune", "m", "", "local", 8, {})
+    store.workloads.save(number, [own | {"weight": 1}])
+    [row] = store.workloads.fetch_by_hash([own["hash"]]).values()
     assert {name: row[name] for name in own} == own
 
 
@@ -325,7 +325,7 @@ def run_farm(home: pathlib.Path, *arguments: str) -> str:
 
 def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path) -> None:
     """What the commands tell of records, one farm's and another's, agrees with what was kept."""
-    [record] = store.fetch_records()
+    [record] = store.records.fetch()
     [shown] = json.loads(run_farm(tmp_path, "list", "--operator", "conv2d", "--since", "1d", "--json"))
     assert (shown["candidate"], shown["origin"]) == (record.candidate, None)
     assert json.loads(run_farm(tmp_path, "list", "--operator", "softmax", "--json")) == []
@@ -341,6 +341,6 @@ def test_a_user_exports_merges_and_forgets(store: Store, tmp_path: pathlib.Path)
     assert (theirs / "farm.db").read_bytes() == before
     assert json.loads(run_farm(tmp_path, "export", str(tmp_path / "out"), "--json"))["records"] == 1
     assert json.loads(run_farm(other, "import", str(tmp_path / "out"), "--json"))["records"] == 0
-    assert f"from the store {store.fetch_identity()}" in run_farm(other, "show", record.workload[:6])
+    assert f"from the store {store.imports.fetch_identity()}" in run_farm(other, "show", record.workload[:6])
     assert json.loads(run_farm(other, "prune", "--imported", "--json"))["forgotten"] == 1
     assert json.loads(run_farm(other, "list", "--json")) == []

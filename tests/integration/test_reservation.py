@@ -25,7 +25,7 @@ def home() -> Iterator[Home]:
     with new_home() as home:
         with open_store(home) as store:
             for name in ("a", "b"):
-                store.register_board(name, TYPE, Virtual())
+                store.boards.register(name, TYPE, Virtual())
                 observe(store, name, Kind.BACK)
                 observe(store, name, Kind.PROBE_PASSED)
         yield home
@@ -47,7 +47,7 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
     done = home.call("board", "reserve", "a", "--for", "2h", "--why", "debugging", LOGNAME="ann")
     assert done.code == 0, done.err
     with open_store(home) as store:
-        token = store.require_board("a")["lease"]["token"]
+        token = store.boards.require("a")["lease"]["token"]
         be(monkeypatch, "bob")
         with take(FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None)) as site:
             assert site.name == "b"
@@ -59,9 +59,9 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
             assert site.lease is not None
             assert site.lease.token == token
             assert site.confirm()
-            assert store.force_release("a", "operator", "needed")
+            assert store.leases.force_release("a", "operator", "needed")
             assert not site.confirm()
-        assert store.require_board("a")["lease"] is None
+        assert store.boards.require("a")["lease"] is None
 
 
 def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:
@@ -95,17 +95,17 @@ def test_a_reservation_ends_by_itself_and_waits_its_turn(home: Home) -> None:
         kept, new = reservation.reserve(other, "a", 3600.0, "next", 30.0, lambda text: None, "bob@lab")
         assert new
         assert kept.token > lease.token
-        assert store.find_reservation("a", "ann@lab") is None
+        assert store.leases.find_reservation("a", "ann@lab") is None
         campaign = QueueEntry(store, WorkKind.TRIALS, "campaign", TYPE, ["b"], campaign="long")
         campaign.stay()
-        held = store.acquire_lease("b", "engine pid 1", "campaign", kind=WorkKind.TRIALS, request=campaign.number)
+        held = store.leases.acquire("b", "engine pid 1", "campaign", kind=WorkKind.TRIALS, request=campaign.number)
         campaign.end()
         campaign.stay()
         notes: list[str] = []
 
         def give_up(text: str) -> None:
             notes.append(text)
-            store.release_lease(held)
+            store.leases.release(held)
 
         taken, _ = reservation.reserve(other, "b", 60.0, "", 30.0, give_up, "ann@lab")
         assert taken.board == "b"

@@ -44,7 +44,7 @@ def engine(url: str, tmp_path: pathlib.Path) -> Iterator[subprocess.Popen[bytes]
 
 def fetch(url: str) -> FleetCampaign:
     with Store(url) as store:
-        return store.fetch_fleet_campaign("c")
+        return store.campaigns.require("c")
 
 
 def runs_in(url: str, process: subprocess.Popen[bytes]) -> bool:
@@ -95,18 +95,18 @@ def test_an_engine_takes_back_what_was_believed_left(url: str) -> None:
     """After an outage an engine resumes its campaign that others noted as killed, unless another engine has it."""
     me, other = process_identity(), process_identity() | {"host": "elsewhere"}
     with Store(url) as store, Store(url) as others:
-        assert others.take_back_campaigns(other) == []
-        assert store.take_campaign(1, me)
-        store.note_campaign(1, CampaignState.RUNNING, "", me)
-        assert others.interrupt_campaigns(lambda engine: engine == me) == ["c"]
-        assert others.take_back_campaigns(other) == []
-        assert store.take_back_campaigns(me) == ["c"]
-        assert store.take_campaign(1, me)
-        store.note_campaign(1, CampaignState.RUNNING, "", me)
-        others.interrupt_campaigns(lambda engine: engine == me)
-        others.want_campaign("c", "run", "op")
-        assert others.take_campaign(1, other)
-        assert store.take_back_campaigns(me) == []
+        assert others.campaigns.take_back(other) == []
+        assert store.campaigns.take(1, me)
+        store.campaigns.note(1, CampaignState.RUNNING, "", me)
+        assert others.campaigns.interrupt(lambda engine: engine == me) == ["c"]
+        assert others.campaigns.take_back(other) == []
+        assert store.campaigns.take_back(me) == ["c"]
+        assert store.campaigns.take(1, me)
+        store.campaigns.note(1, CampaignState.RUNNING, "", me)
+        others.campaigns.interrupt(lambda engine: engine == me)
+        others.campaigns.want("c", "run", "op")
+        assert others.campaigns.take(1, other)
+        assert store.campaigns.take_back(me) == []
 
 
 def test_an_engine_that_a_fault_ended_is_followed_by_another(url: str) -> None:
@@ -124,8 +124,8 @@ def test_an_engine_that_a_fault_ended_is_followed_by_another(url: str) -> None:
             (explain_end(UsageError("it is no model")), False),
             ("its engine was ended by a signal", False),
         ):
-            store.note_campaign(1, CampaignState.INTERRUPTED, reason)
-            assert (store.fetch_left_campaigns(lambda _: False) == ["c"]) is is_left
+            store.campaigns.note(1, CampaignState.INTERRUPTED, reason)
+            assert (store.campaigns.fetch_left(lambda _: False) == ["c"]) is is_left
 
 
 def test_a_run_begins_again_once_the_store_answers(url: str) -> None:
@@ -134,9 +134,9 @@ def test_a_run_begins_again_once_the_store_answers(url: str) -> None:
     with Store(url) as store:
 
         def run() -> None:
-            states.append(store.fetch_fleet_campaign("c").state)
-            assert store.take_campaign(1, me)
-            store.note_campaign(1, CampaignState.RUNNING, "", me)
+            states.append(store.campaigns.require("c").state)
+            assert store.campaigns.take(1, me)
+            store.campaigns.note(1, CampaignState.RUNNING, "", me)
             if len(states) < 3:
                 raise StoreFaultError("the server is gone")
 

@@ -36,8 +36,8 @@ def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
     """A board's health, a tracker that was killed, and a report, as soon as the keeper knows of them."""
     settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
     with Store(tmp_path / "farm.db") as store:
-        store.register_board("b1", "jetson-nano", Virtual(0))
-        store.observe_board("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), HealthLimits()))
+        store.boards.register("b1", "jetson-nano", Virtual(0))
+        store.boards.observe("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), HealthLimits()))
         keeper = Keeper(settings, store, 1, [], tmp_path / "logs")
         telemetry = Telemetry(settings)
         keeper.watchers.append(telemetry.watch)
@@ -71,7 +71,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
     """
     settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
     with Store(tmp_path / "farm.db") as store:
-        store.save_board(Board("vm", "local", False, {}))
+        store.boards.save(Board("vm", "local", False, {}))
         keeper = Keeper(settings, store, 1, None, tmp_path / "logs")
         telemetry = Telemetry(settings)
         keeper.watchers.append(telemetry.watch)
@@ -83,7 +83,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
         finally:
             telemetry.close()
             keeper.close()
-        board = store.require_board("vm")
+        board = store.boards.require("vm")
         assert services.list_in_service(store) == []
     assert kept == {}
     assert series['tvm_farm_board_state{board="vm",state="offline"}'] == 0

@@ -60,7 +60,7 @@ def coordinator(url: str, home: pathlib.Path) -> Iterator[subprocess.Popen[bytes
 
 
 def find_owners(store: Store) -> dict[str, int | None]:
-    return {each.name: (each.engine or {}).get("pid") for each in store.fetch_fleet_campaigns()}
+    return {each.name: (each.engine or {}).get("pid") for each in store.campaigns.fetch()}
 
 
 def stop_between_transactions(process: subprocess.Popen[bytes], url: str) -> None:
@@ -103,7 +103,7 @@ def test_one_of_two_coordinators_is_killed(store: Store, url: str, tmp_path: pat
         assert control.close_abandoned(store) == mine
         assert find_owners(store)["b"] == right.pid
         for name in mine:
-            assert store.fetch_fleet_campaign(name).state is CampaignState.INTERRUPTED
+            assert store.campaigns.require(name).state is CampaignState.INTERRUPTED
             control.resume(store, name, "op")
         wait_until(lambda: set(find_owners(store).values()) == {right.pid}, "the other to take all")
 
@@ -116,16 +116,16 @@ def test_an_engine_of_another_host_is_there_while_it_gives_signs(
     """
     submit(store, make_order("c"))
     there = process_identity() | {"host": "elsewhere"}
-    store.note_engine(there)
-    assert store.take_campaign(1, there)
-    assert not store.take_campaign(1, process_identity())
-    store.note_campaign(1, CampaignState.RUNNING, "", there)
+    store.engines.note(there)
+    assert store.campaigns.take(1, there)
+    assert not store.campaigns.take(1, process_identity())
+    store.campaigns.note(1, CampaignState.RUNNING, "", there)
     with beating(url, process_identity(), ttl_s=60):
-        assert store.fetch_living_engines() == {name_engine(there), name_engine(process_identity())}
+        assert store.engines.fetch_living() == {name_engine(there), name_engine(process_identity())}
         assert control.close_abandoned(store, process_identity()) == []
-        store.note_engine(there, ttl_s=0)
+        store.engines.note(there, ttl_s=0)
         assert control.close_abandoned(store, process_identity()) == ["c"]
-    assert store.fetch_living_engines() == frozenset()
+    assert store.engines.fetch_living() == frozenset()
     for allowed in (False, True):
         take_over = TakeOver(store, tmp_path, on=allowed)
         take_over.watch()
@@ -140,11 +140,11 @@ from farm.processes.machine import process_identity
 from farm.settings import parse_store
 from farm.store import Store
 store = Store(parse_store(sys.argv[1]))
-store.acquire_lease("b", leased_board.name_owner(), "campaigns")
+store.leases.acquire("b", leased_board.name_owner(), "campaigns")
 me = process_identity()
-store.note_engine(me)
-store.take_campaign(1, me)
-store.note_campaign(1, "running", "", me)
+store.engines.note(me)
+store.campaigns.take(1, me)
+store.campaigns.note(1, "running", "", me)
 print(os.getpid(), flush=True)
 sys.stdin.read()
 """
@@ -154,7 +154,7 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
     """Its processes cannot be seen from here: its engine is there while it gives signs, and its lease holds."""
     require_namespaces()
     submit(store, make_order("c"))
-    store.save_board(Board("b", "local", simulated=False))
+    store.boards.save(Board("b", "local", simulated=False))
     holder = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", _HOLDER, url],
         env=os.environ | {"FARM_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
@@ -165,15 +165,15 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
     try:
         assert holder.stdout
         assert int(holder.stdout.readline()) < 10, "it has a number of its own"
-        engine = store.fetch_fleet_campaign("c").engine
+        engine = store.campaigns.require("c").engine
         assert engine is not None
         assert engine["host"] == process_identity()["host"]
         assert control.close_abandoned(store) == []
         # The number of no process of ours.
-        rows = {row["name"]: row for row in store.fetch_boards()}
+        rows = {row["name"]: row for row in store.boards.fetch()}
         rows["b"]["lease"]["owner"] = f"ann@{engine['host']} pid {2**22 + 1}"
         assert leased_board.free_orphans(store, rows, ["b"], "campaigns") == []
-        store.note_engine(engine, ttl_s=0)
+        store.engines.note(engine, ttl_s=0)
         assert control.close_abandoned(store) == ["c"]
     finally:
         holder.kill()
@@ -184,13 +184,13 @@ def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:
     """The number of a process says nothing on another machine: such a lease holds until it expires."""
     purpose, absent = "campaigns", 2**22 + 1
     for name, host in (("far", "elsewhere"), ("near", os.uname().nodename)):
-        store.save_board(Board(name, "local", simulated=False))
-        lease = store.acquire_lease(name, f"ann@{host} pid {absent}", purpose)
-        rows = {each["name"]: each for each in store.fetch_boards()}
+        store.boards.save(Board(name, "local", simulated=False))
+        lease = store.leases.acquire(name, f"ann@{host} pid {absent}", purpose)
+        rows = {each["name"]: each for each in store.boards.fetch()}
         freed = leased_board.free_orphans(store, rows, [name], purpose)
         assert freed == ([] if name == "far" else ["near"])
         if name == "far":
-            assert store.renew_lease(lease).token == lease.token
+            assert store.leases.renew(lease).token == lease.token
         else:
             with pytest.raises(LeaseOverError):
-                store.renew_lease(lease)
+                store.leases.renew(lease)

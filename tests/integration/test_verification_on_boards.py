@@ -151,14 +151,14 @@ def submit(
         "board_type": NANO,
         "weight": 1.0,
     }
-    campaign = store.submit_campaign(order.to_document(), "farm campaign run tiny.yaml", [row])
+    campaign = store.campaigns.submit(order.to_document(), "farm campaign run tiny.yaml", [row])
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=THREADS))
         outcome = boards.measure("nano-1", spec, builder.build_candidate(candidate.module_json, workload.target))
         assert outcome.status is Status.OK, outcome.message
         trial = Trial(campaign, workload.hash, candidate.hash, POINT, 1, outcome, candidate.trace_json, board_type=NANO)
-        assert store.add_trial(trial)
+        assert store.trials.add(trial)
     return campaign, order
 
 
@@ -205,7 +205,7 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
     """
     with Store(tmp_path / "farm.sqlite") as store:
         campaign, order = submit(store, boards, workload, candidates, "first")
-        known = store.fetch_known_candidates(workload.hash, NANO, POINT, True)
+        known = store.trials.fetch_known_candidates(workload.hash, NANO, POINT, True)
         best = min(known, key=lambda row: float(row["median_s"]))
 
         def replay(trace_json: str) -> str:
@@ -214,14 +214,14 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
         verification = open_verification(campaign, order, store)
         drive(verification, boards, replay)
         assert verification.verdict.to_document()["rejected"] == 1
-        (record,) = store.fetch_records(board_type=NANO, operating_point=POINT, simulated=True)
+        (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
         assert record.candidate != best["candidate"]
         assert record.evidence is not None
         assert len(record.evidence["boards"]) == 2
         assert record.evidence["rounds"] >= 4
         assert record.evidence["rivals"]
         assert 0 <= record.max_rel_error < 1e-4
-        rows = [row for row in store.fetch_trials(campaign) if row["purpose"] == WINNER_TRIAL]
+        rows = [row for row in store.trials.fetch(campaign) if row["purpose"] == WINNER_TRIAL]
         assert [row["candidate"] for row in rows if row["status"] == Status.WRONG_RESULT] == [best["candidate"]]
         timed = [json.dumps(row["outcome"]["point"]) for row in rows if row["median_s"] is not None]
         assert set(timed) == {json.dumps(CLOCKS.to_dict())}
@@ -244,9 +244,9 @@ def test_a_board_that_is_killed_is_done_without(
                     boards.agents["nano-2"].process.wait()
 
         drive(verification, boards, search.replay, note)
-        (record,) = store.fetch_records(board_type=NANO, operating_point=POINT, simulated=True)
+        (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
         assert record.evidence is not None
-        assert any(row["status"] == Status.BOARD_LOST for row in store.fetch_trials(campaign))
+        assert any(row["status"] == Status.BOARD_LOST for row in store.trials.fetch(campaign))
         again = open_verification(campaign, order, store)
         assert again.done
         assert again.verdict.records == 1

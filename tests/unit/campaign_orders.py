@@ -37,4 +37,4 @@ def submit(store: Store, order: Order) -> int:
         for kind in order.types
         for each in kind.workloads
     ]
-    return store.submit_campaign(order.to_document(), "campaign run c.yaml", rows)
+    return store.campaigns.submit(order.to_document(), "campaign run c.yaml", rows)

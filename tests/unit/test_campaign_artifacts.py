@@ -25,11 +25,11 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 
 def finish(store: Store) -> None:
-    store.note_campaign(1, "finished", "its trials are made")
+    store.campaigns.note(1, "finished", "its trials are made")
 
 
 def is_pending(store: Store) -> bool:
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     return artifacts.is_pending(campaign, summarise(campaign))
 
 
@@ -38,19 +38,19 @@ def keep(store: Store, folder: pathlib.Path, matches: bool = True) -> pathlib.Pa
     package = folder / "mlp.whl"
     made = {"name": "mlp-jetson-nano", "board_type": "jetson-nano", "folder": str(folder / "mlp-jetson-nano")}
     made |= {"package": str(package) if matches else None, "reason": "", "matches": matches}  # type: ignore[dict-item]
-    store.save_progress(1, {"artifacts": [made]})
+    store.campaigns.save_progress(1, {"artifacts": [made]})
     return package
 
 
 def test_the_folder_lies_in_the_order(store: Store, tmp_path: pathlib.Path) -> None:
     """It is there on resume; orders of before have none, and a clone's artifacts are not its own."""
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     order = Order.from_document(json.loads(json.dumps(campaign.order)))
     assert order.compile_to == str(tmp_path / "packages") == artifacts.find_folder(campaign)
     old = {key: value for key, value in campaign.order.items() if key not in ("compile_to", "rivals")}
     assert Order.from_document(old).compile_to is None
     clone(store, "c", "d", {}, "ana@desk", "campaign clone c d")
-    assert artifacts.find_folder(store.fetch_fleet_campaign("d")) is None
+    assert artifacts.find_folder(store.campaigns.require("d")) is None
 
 
 def test_artifacts_are_missing_until_the_last_is_packed(store: Store, tmp_path: pathlib.Path) -> None:
@@ -75,9 +75,9 @@ def test_another_folder_can_be_ordered_at_any_time(store: Store, tmp_path: pathl
     folder.mkdir()
     keep(store, folder).write_bytes(b"wheel")
     assert not is_pending(store)
-    store.change_folder("c", str(tmp_path / "others"), "ben@desk")
+    store.campaigns.change_folder("c", str(tmp_path / "others"), "ben@desk")
     assert is_pending(store)
-    assert artifacts.list_made(store.fetch_fleet_campaign("c")) == []
-    assert [each["kind"] for each in store.fetch_events("c")].count("campaign_compile") == 1
+    assert artifacts.list_made(store.campaigns.require("c")) == []
+    assert [each["kind"] for each in store.events.fetch("c")].count("campaign_compile") == 1
     with pytest.raises(UsageError, match="there is no campaign"):
-        store.change_folder("x", str(tmp_path), "ben@desk")
+        store.campaigns.change_folder("x", str(tmp_path), "ben@desk")

@@ -37,7 +37,7 @@ from farm.inventory.board_types import BoardType, load_board_types, require_boar
 from farm.inventory.documents import Place
 from farm.search.cores import find_clock_factor
 from farm.search.workloads import Workload
-from farm.store.campaign_metrics import TrialCosts
+from farm.store.totals import TrialCosts
 from tests.unit.virtual_boards import board_types, make_board
 
 CORES = 2

@@ -24,7 +24,7 @@ from farm.inventory.board_types import load_board_types
 from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.campaign_metrics import TrialCosts
+from farm.store.totals import TrialCosts
 from farm.values import Virtual
 from tests.unit import campaign_orders
 
@@ -128,7 +128,7 @@ def test_functions_go_along_once_for_each_type() -> None:
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Any:
     with Store(tmp_path / "farm.db") as store:
-        store.register_board("n1", "jetson-nano", Virtual(), {})
+        store.boards.register("n1", "jetson-nano", Virtual(), {})
         yield store
 
 
@@ -145,7 +145,7 @@ def test_a_name_is_used_once(store: Store, tmp_path: pathlib.Path) -> None:
     """A second campaign of a name is refused before anything is planned, and what can be done instead is said."""
     number = campaign_orders.submit(store, campaign_orders.make_order("c"))
     assert "there is a campaign c already, which is submitted\n  `farm campaign resume c`" in refuse(store, tmp_path)
-    store.note_campaign(number, "finished", "")
+    store.campaigns.note(number, "finished", "")
     assert "`farm campaign clone c NEW-NAME`" in refuse(store, tmp_path)
 
 
@@ -154,22 +154,22 @@ def test_a_model_that_changed_since_the_plan_is_refused(store: Store, tmp_path: 
     keep_plan(tmp_path, {"name": "c", "models": [{"name": "mlp", "sha256": "f" * 64}]})
     text = refuse(store, tmp_path)
     assert "models have changed since the campaign c was planned: mlp (zoo:mlp) was ffffffffffff and is" in text
-    assert not store.fetch_fleet_campaigns()
+    assert not store.campaigns.fetch()
 
 
 def test_a_clone_is_the_same_but_for_its_name(store: Store) -> None:
     """A clone orders what its original ordered, with the budget that this has now and what was changed."""
     campaign_orders.submit(store, campaign_orders.make_order("c"))
-    store.change_budget("c", dataclasses.asdict(Budget(trials=50, per_workload=8)), "op")
+    store.campaigns.change_budget("c", dataclasses.asdict(Budget(trials=50, per_workload=8)), "op")
     clone(store, "c", "d", {"per_workload": None}, "bo@desk", "campaign clone c d")
-    first, second = store.fetch_fleet_campaigns()
+    first, second = store.campaigns.fetch()
     assert (second.name, second.owner, second.state) == ("d", "bo@desk", "submitted")
     assert Budget(**second.budget) == Budget(trials=50)
     order = Order.from_document(first.order)
     assert Order.from_document(second.order) == dataclasses.replace(
         order, name="d", owner="bo@desk", budget=Budget(trials=50)
     )
-    assert store.fetch_workloads(second.id) == store.fetch_workloads(first.id)
+    assert store.workloads.fetch(second.id) == store.workloads.fetch(first.id)
     with pytest.raises(UsageError, match="there is a campaign d already"):
         clone(store, "c", "d", {}, "bo@desk", "")
 

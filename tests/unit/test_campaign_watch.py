@@ -64,7 +64,7 @@ def test_one_engine_at_a_time(tmp_path: pathlib.Path) -> None:
 
 def test_what_an_engine_has_to_look_at(store: Store) -> None:
     """A campaign needs an engine unless it is over, interrupted, or rests as an operator wants it to."""
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     needing = {
         (str(state), wanted)
         for state in CampaignState
@@ -95,46 +95,46 @@ def test_what_a_killed_engine_left_can_be_resumed(store: Store) -> None:
     """A campaign whose engine is gone is interrupted for the next reader, with every trial that was written counted,
     and resumed from there.
     """
-    store.note_campaign(1, CampaignState.RUNNING, "", GONE)
-    store.save_progress(1, {"counted": 1, "tasks": [], "history": [[1, {}]]})
+    store.campaigns.note(1, CampaignState.RUNNING, "", GONE)
+    store.campaigns.save_progress(1, {"counted": 1, "tasks": [], "history": [[1, {}]]})
     for number, latency_s in enumerate((0.003, 0.002, 0.004)):
         outcome = Outcome(Status.OK, latency_s=(latency_s,), board="n-1")
-        store.add_trial(Trial(1, "w1", f"c{number}", "default", 1, outcome, "[]", held_s=2.0))
+        store.trials.add(Trial(1, "w1", f"c{number}", "default", 1, outcome, "[]", held_s=2.0))
     assert control.close_abandoned(store) == ["c"]
-    shown = store.fetch_fleet_campaign("c").progress or {}
+    shown = store.campaigns.require("c").progress or {}
     assert (shown["counted"], shown["board_s"], shown["history"]) == (3, 6.0, [[1, {}]])
     assert [(task["counted"], task["best_s"]) for task in shown["tasks"]] == [(3, 0.002), (0, None)]
-    campaign = store.fetch_fleet_campaign("c")
+    campaign = store.campaigns.require("c")
     assert (campaign.state, campaign.engine) == (CampaignState.INTERRUPTED, None)
     assert "killed while it was running" in campaign.reason
     assert control.resume(store, "c", "op").state is CampaignState.SUBMITTED
-    store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+    store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
     assert control.close_abandoned(store) == []
 
 
 def test_an_engine_of_a_host_that_was_renamed_is_noticed(store: Store, tmp_path: pathlib.Path) -> None:
     """Another host's campaign is left alone while the engine's lock is held, and counts as left when it is not."""
-    store.note_campaign(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
+    store.campaigns.note(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
     with engine_lock(tmp_path):
         assert control.close_abandoned(store) == []
     assert control.close_abandoned(store) == ["c"]
-    assert store.fetch_fleet_campaign("c").state is CampaignState.INTERRUPTED
+    assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 
 
 def test_whoever_holds_the_engines_lock_owns_what_runs(store: Store) -> None:
     """The engine leaves its own campaigns alone, and takes over what another left, on any host."""
     me = process_identity()
-    store.note_campaign(1, CampaignState.RUNNING, "", me)
+    store.campaigns.note(1, CampaignState.RUNNING, "", me)
     assert control.close_abandoned(store, me) == []
     for other in ({"host": "elsewhere"}, {"created": 1.0}):
-        store.note_campaign(1, CampaignState.RUNNING, "", me | other)
+        store.campaigns.note(1, CampaignState.RUNNING, "", me | other)
         assert control.close_abandoned(store, me) == ["c"]
 
 
 def test_a_paused_campaign_whose_engine_left_in_order_can_be_resumed(store: Store) -> None:
     """An engine that ends leaves paused campaigns paused, without an engine."""
-    store.want_campaign("c", "pause", "op")
-    store.note_campaign(1, CampaignState.PAUSED, "paused by op", {})
+    store.campaigns.want("c", "pause", "op")
+    store.campaigns.note(1, CampaignState.PAUSED, "paused by op", {})
     assert control.close_abandoned(store) == []
     assert control.resume(store, "c", "op").state is CampaignState.SUBMITTED
 
@@ -147,12 +147,12 @@ def test_a_budget_is_changed_limit_by_limit(store: Store) -> None:
         control.change_budget(store, "c", {"wall_clock_s": None}, "op")
     with pytest.raises(UsageError, match="allows nothing"):
         control.change_budget(store, "c", {"trials": 0}, "op")
-    assert store.fetch_fleet_campaign("c").budget["wall_clock_s"] == 60.0
+    assert store.campaigns.require("c").budget["wall_clock_s"] == 60.0
 
 
 def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> None:
     """While winners are measured no limit has any effect, and a campaign that goes on has to be another one."""
-    store.note_campaign(1, CampaignState.VERIFYING, "its 100 trials are made", process_identity())
+    store.campaigns.note(1, CampaignState.VERIFYING, "its 100 trials are made", process_identity())
     with pytest.raises(UsageError, match=r"the search of campaign c is over \(its 100 trials are made\)") as caught:
         control.change_budget(store, "c", {"trials": 400}, "op")
     assert "farm campaign clone c" in caught.value.hint
@@ -186,18 +186,18 @@ def test_watching_ends_with_the_campaign(store: Store, settings: Settings) -> No
     """A watch tells every look, and ends with one that is over, paused on demand, or left by its engine."""
     watching = client.watch(settings, store, "c")
     assert next(watching).state is CampaignState.SUBMITTED
-    store.note_campaign(1, CampaignState.RUNNING, "", process_identity())
+    store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
     with engine_lock(settings.home_path):
         assert next(watching).state is CampaignState.RUNNING
         with pytest.raises(DeadlineError, match=r"campaign c was still running after 0\.3 s"):
             client.wait_settled(settings, store, "c", 0.3)
-        store.note_campaign(1, CampaignState.FINISHED, "100 trials are spent")
+        store.campaigns.note(1, CampaignState.FINISHED, "100 trials are spent")
         assert [each.state for each in watching] == [CampaignState.FINISHED]
 
 
 def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> None:
     """Where the engine is gone, a watcher notes the campaign as interrupted, rather than waiting for ever."""
-    store.note_campaign(1, CampaignState.RUNNING, "", GONE)
+    store.campaigns.note(1, CampaignState.RUNNING, "", GONE)
     assert client.wait_settled(settings, store, "c", 5.0).state is CampaignState.INTERRUPTED
 
 
@@ -213,14 +213,14 @@ def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> N
 )
 def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
     """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
-    error = client.find_error(dataclasses.replace(store.fetch_fleet_campaign("c"), state=state, reason="why"))
+    error = client.find_error(dataclasses.replace(store.campaigns.require("c"), state=state, reason="why"))
     assert (error and error.exit_code) == exit_code
     assert error is None or said in str(error)
 
 
 def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     """It is finished, but the command that waited for it has not got what it asked for."""
-    campaign = dataclasses.replace(store.fetch_fleet_campaign("c"), state=CampaignState.FINISHED)
+    campaign = dataclasses.replace(store.campaigns.require("c"), state=CampaignState.FINISHED)
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
     failed = client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
     assert failed is not None
@@ -292,6 +292,6 @@ def test_a_line_without_a_terminal() -> None:
 
 def test_a_campaign_in_the_store_can_be_shown(store: Store) -> None:
     """What the store gives is what is drawn: no engine has to have begun."""
-    campaign: FleetCampaign = store.fetch_fleet_campaign("c")
+    campaign: FleetCampaign = store.campaigns.require("c")
     drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
     assert "c is submitted" in str(drawn)

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     with Store(tmp_path / "farm.db") as store:
         for name in ("nano-01", "nano-02", "tx2-01"):
-            store.save_board(Board(name, "jetson-nano", simulated=True))
+            store.boards.save(Board(name, "jetson-nano", simulated=True))
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine.onnx").touch()
     (tmp_path / "models" / "notes.txt").touch()

@@ -48,7 +48,7 @@ def try_virtually(store: Store, target: Mapping[str, Any]) -> None:
             attempt=1,
             outcome=outcome,
         )
-        assert store.add_trial(trial)
+        assert store.trials.add(trial)
 
 
 def show(store: Store, target: Mapping[str, Any], **of_type: Any) -> list[str]:

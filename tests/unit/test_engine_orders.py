@@ -31,10 +31,10 @@ def test_an_engine_that_was_believed_gone_lets_go(tmp_path: pathlib.Path, engine
         state, verifying = FleetState(v.SchedulerSettings()), cast("Any", None)
         [begun] = orders.poll(state, verifying)
         assert isinstance(begun, v.CampaignAdded)
-        store.interrupt_campaigns(lambda _: True)
+        store.campaigns.interrupt(lambda _: True)
         if engine:
-            store.want_campaign("c", "run", "op")
-            assert store.take_campaign(1, engine)
+            store.campaigns.want("c", "run", "op")
+            assert store.campaigns.take(1, engine)
         orders._look_at = 0.0
         with pytest.raises(StoreFaultError, match="no heartbeat for too long, and lost c"):
             orders.poll(state, verifying)

@@ -124,7 +124,7 @@ class Lab:
         return found
 
     def refused(self, *, simulated: bool = True) -> dict[str, str]:
-        (found,) = self.store.fetch_decisions(model_sha256="ab" * 32, board_type=NANO, simulated=simulated)
+        (found,) = self.store.decisions.fetch(model_sha256="ab" * 32, board_type=NANO, simulated=simulated)
         assert found.workloads == name_workloads(part.workload for part in self.parts)
         return dict(found.refused)
 
@@ -249,7 +249,7 @@ def test_what_is_a_boards_fault_is_tried_again_and_given_up_at_some_time(store: 
     lab.drive()
     assert lab.document["taken"] is None
     assert "throttled" in lab.document["said"]
-    assert store.fetch_decisions(campaign=2) == []
+    assert store.decisions.fetch(campaign=2) == []
 
 
 def test_a_board_that_is_taken_meanwhile_costs_nothing_but_time(store: Store) -> None:
@@ -270,7 +270,7 @@ def test_a_final_that_gets_no_board_ends(store: Store) -> None:
     lab.drive(None)
     assert lab.finals.done
     assert "no board was free for it within 600 s" in lab.document["said"]
-    assert store.fetch_decisions() == []
+    assert store.decisions.fetch() == []
 
 
 def test_a_model_that_is_gone_is_not_timed(store: Store) -> None:

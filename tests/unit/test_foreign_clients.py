@@ -58,8 +58,8 @@ def clients(store: Store, agent: Agent) -> ForeignClients:
 
 def look(clients: ForeignClients, store: Store, free: int, now_s: float) -> str | None:
     """One look; returns who holds the board then."""
-    clients.look(summary(free), {"nano-01": KEY}, store.fetch_boards(), now_s)
-    lease = store.require_board("nano-01")["lease"]
+    clients.look(summary(free), {"nano-01": KEY}, store.boards.fetch(), now_s)
+    lease = store.boards.require("nano-01")["lease"]
     return None if lease is None else str(lease["owner"])
 
 
@@ -67,7 +67,7 @@ def test_a_stock_client_shows_while_it_is_there(store: Store, clients: ForeignCl
     """Waiters see for whom; as soon as the board is offered again it is free."""
     assert look(clients, store, 0, 0.0) is None
     assert look(clients, store, 0, SETTLE_S) == OWNER
-    board = store.require_board("nano-01")
+    board = store.boards.require("nano-01")
     assert (board["state"], OWNER in board["state_reason"]) == ("leased", True)
     with pytest.raises(TransientError, match=f"is leased by {OWNER}"):
         take(store)
@@ -82,7 +82,7 @@ def test_a_holder_of_the_farms_is_no_foreign_client(store: Store, clients: Forei
     lease = take(store)
     assert look(clients, store, 0, 0.0) == "left"
     assert look(clients, store, 0, 99.0) == "left"
-    store.release_lease(lease)
+    store.leases.release(lease)
     assert look(clients, store, 0, 100.0) is None
     assert look(clients, store, 1, 100.5) is None
     assert look(clients, store, 0, 100.0 + 2 * SETTLE_S) is None
@@ -107,9 +107,9 @@ def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, cl
     """A lease that was ended by force is not taken again at once; those that are left are given back."""
     look(clients, store, 0, 0.0)
     look(clients, store, 0, SETTLE_S)
-    assert store.force_release("nano-01", "op", "mine now")
+    assert store.leases.force_release("nano-01", "op", "mine now")
     assert look(clients, store, 0, 30.0) is None
     assert look(clients, store, 0, 31.0) is None
     assert look(clients, store, 0, 60.0) == OWNER
     clients.close()
-    assert store.require_board("nano-01")["lease"] is None
+    assert store.boards.require("nano-01")["lease"] is None

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.metaschedule.exchange import require_bundle
-from farm.store.merging import RecordBundle
+from farm.store.imports import RecordBundle
 from farm.values import DEFAULT_POINT, Record, Trial
 
 _WORKLOAD = {

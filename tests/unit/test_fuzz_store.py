@@ -42,9 +42,9 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
         take(store)
         submit(store, make_order("c"))
         outcome = Outcome(Status.OK, latency_s=(0.5,), board="nano-01", simulated=True)
-        store.add_trial(Trial(1, "w1", "c1", "default", 1, outcome, "[]", board_type="jetson-nano"))
-        store.save_progress(1, {"counted": 1, "tasks": [], "history": []})
-        store.save_record(
+        store.trials.add(Trial(1, "w1", "c1", "default", 1, outcome, "[]", board_type="jetson-nano"))
+        store.campaigns.save_progress(1, {"counted": 1, "tasks": [], "history": []})
+        store.records.save(
             Record(
                 workload="w1",
                 workload_name="dense",
@@ -60,9 +60,9 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
                 flop=1e6,
             )
         )
-        store.add_event("kind", "c", "message")
-        store.add_doubt("nano-01", 0, "it was slow")
-        sweep = store.start_sweep(
+        store.events.add("kind", "c", "message")
+        store.trials.add_doubt("nano-01", 0, "it was slow")
+        sweep = store.sweeps.start(
             command="sweep run",
             model="mlp",
             model_sha256="00",
@@ -80,8 +80,8 @@ def good(tmp_path: pathlib.Path) -> pathlib.Path:
             )
             measurement = stored.measurement_to_dict(measured)
             about = {"variant": "untuned", "batch": 1, "key": key, "board": "nano-01", "outcome": {}}
-            store.add_sweep_point(sweep, visit=visit, measurement=measurement, **about)
-        store.finish_sweep(sweep, "finished", {})
+            store.sweeps.add_point(sweep, visit=visit, measurement=measurement, **about)
+        store.sweeps.finish(sweep, "finished", {})
     return path
 
 
@@ -133,4 +133,4 @@ def test_a_sound_store_is_not_accused(
     good.rename(tmp_path / "farm.db")
     assert [run_command(*command) for command in COMMANDS] == [""] * len(COMMANDS)
     with Store(tmp_path / "farm.db") as store:
-        assert store.count_statuses() == {"ok": 1}
+        assert store.trials.count_statuses() == {"ok": 1}

@@ -111,9 +111,9 @@ def test_events_of_the_store_are_among_them(
     (tmp_path / "logs").mkdir()
     write(tmp_path / "logs" / "farm.log", make_line(100, "services", "sim-1 is up"), make_line(101, "engine", "other"))
     with Store(tmp_path / "farm.db") as store:
-        store.register_board("sim-1", "jetson-nano", Virtual(0))
-        store.add_event("board_taken", "jetson-nano/sim-1", "lease 1")
-        store.add_event("campaign_running", "vision", "nothing of sim-10")
+        store.boards.register("sim-1", "jetson-nano", Virtual(0))
+        store.events.add("board_taken", "jetson-nano/sim-1", "lease 1")
+        store.events.add("campaign_running", "vision", "nothing of sim-10")
     logs.logs(board="sim-1", campaign="", lines=100, since="", follow=False, json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["process"], each.get("kind"), each.get("board")) for each in found] == [

@@ -30,21 +30,21 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 def test_what_is_no_name_is_refused_everywhere(store: Store, name: str) -> None:
     """Boards, campaigns and clones are held to the same rule, and nothing is kept of what was refused."""
     attempts: list[Callable[[], object]] = [
-        lambda: store.register_board(name, "jetson-nano", Virtual()),
+        lambda: store.boards.register(name, "jetson-nano", Virtual()),
         lambda: clone(store, "c", name, {}, "op", "campaign clone"),
         lambda: campaign_orders.submit(store, campaign_orders.make_order(name)),
     ]
     for attempt in attempts:
         with pytest.raises(UsageError, match=r"cannot be a .*'s name"):
             attempt()
-    assert [each.name for each in store.fetch_fleet_campaigns()] == ["c"]
-    assert store.fetch_boards() == []
+    assert [each.name for each in store.campaigns.fetch()] == ["c"]
+    assert store.boards.fetch() == []
 
 
 @pytest.mark.parametrize("name", ["a", "9", "nano-01", "Rack_2.b", "a" * 63])
 def test_what_is_a_name_is_one_everywhere(store: Store, name: str) -> None:
     """What one place takes, every other takes too."""
-    store.register_board(name, "jetson-nano", Virtual())
+    store.boards.register(name, "jetson-nano", Virtual())
     assert clone(store, "c", name, {}, "op", "campaign clone") == name
 
 

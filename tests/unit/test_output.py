@@ -177,7 +177,7 @@ def test_waiting_for_boards_is_told(tmp_path: pathlib.Path, capsys: pytest.Captu
     settings = Settings(home=str(tmp_path))
     with Store(settings.store_location) as store:
         for name in ("nano-01", "nano-02"):
-            store.register_board(name, "jetson-nano", SSH, {})
+            store.boards.register(name, "jetson-nano", SSH, {})
         observe(store, Kind.BACK)
         observe(store, Kind.PROBE_PASSED)
     with pytest.raises(errors.DeadlineError, match="1 of 2 boards are not ready"):

@@ -48,9 +48,9 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
     """Two simulated Nanos, and two machines of the type `local`: ours and another coordinator's."""
     with Store(tmp_path / "farm.db") as store:
         for name in ("n1", "n2"):
-            store.save_board(Board(name, "jetson-nano", simulated=True))
+            store.boards.save(Board(name, "jetson-nano", simulated=True))
         for name in ("here", "elsewhere"):
-            store.save_board(Board(name, "local", simulated=False))
+            store.boards.save(Board(name, "local", simulated=False))
         yield store
 
 
@@ -122,7 +122,7 @@ def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Sto
     made = roster(store, crew)
     assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
     for name in ("n1", "n2"):
-        store.acquire_lease(name, "client", "a sweep")
+        store.leases.acquire(name, "client", "a sweep")
     state, reason = made.explain_absence(active("c"), "no board is here")
     assert state is CampaignState.WAITING
     assert reason.startswith("no board is here (n1: ")
@@ -133,6 +133,6 @@ def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Sto
 
 def test_a_campaign_without_any_board_of_its_types_waits(store: Store) -> None:
     """There is nothing to connect to."""
-    store.remove_board("n1", "n2")
+    store.boards.remove("n1", "n2")
     found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
     assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")

@@ -35,7 +35,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     """A FARM_HOME with one sweep of two points: the slow one needs least energy."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
     with Store(tmp_path / "farm.db") as store:
-        sweep = store.start_sweep(
+        sweep = store.sweeps.start(
             command="sweep run",
             model="m",
             model_sha256="00",
@@ -51,7 +51,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
             measured = PointMeasurement(
                 key, estimate(latency), float(visit), latency, estimate(power), energy, energy, board="n-1"
             )
-            store.add_sweep_point(
+            store.sweeps.add_point(
                 sweep,
                 variant="untuned",
                 batch=1,
@@ -61,7 +61,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
                 measurement=stored.measurement_to_dict(measured),
                 outcome={},
             )
-        store.finish_sweep(sweep, "finished", {})
+        store.sweeps.finish(sweep, "finished", {})
     return tmp_path
 
 
@@ -95,7 +95,7 @@ def test_a_pick_that_one_variant_has_not_changes_nothing(
         measured = PointMeasurement(
             SLOW, estimate(0.2), 2.0, 0.2, estimate(2.0), estimate(0.4), estimate(0.4), board="n"
         )
-        store.add_sweep_point(
+        store.sweeps.add_point(
             1, variant="tuned", batch=1, key=SLOW, visit=2, board="n",
             measurement=stored.measurement_to_dict(measured), outcome={},
         )  # fmt: skip
@@ -106,10 +106,10 @@ def test_a_pick_that_one_variant_has_not_changes_nothing(
     assert "nothing of tuned x1 can be picked" in said
     assert "The pick stays as it was" in said
     with Store(home / "farm.db") as store:
-        assert stored.goal_from_dict(store.require_sweep(1)["goal"]).deadline_s is None
+        assert stored.goal_from_dict(store.sweeps.require(1)["goal"]).deadline_s is None
     commands.pick(1, deadline="50ms", variant="untuned")
     with Store(home / "farm.db") as store:
-        assert stored.goal_from_dict(store.require_sweep(1)["goal"]).deadline_s == 0.05
+        assert stored.goal_from_dict(store.sweeps.require(1)["goal"]).deadline_s == 0.05
 
 
 def test_an_export_may_ask_otherwise_this_once(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ def _home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(tmp_path / "farm.db") as store:
         for number in range(8):
             name = f"rack-{number // 4}-nano-{number % 4:02d}"
-            store.save_board(Board(name, "jetson-nano", simulated=True))
-            store.acquire_lease(name, "user@coordinator pid 4711", "campaign vision-of-the-year")
+            store.boards.save(Board(name, "jetson-nano", simulated=True))
+            store.leases.acquire(name, "user@coordinator pid 4711", "campaign vision-of-the-year")
         for name in ("vision-of-the-year", "short"):
             orders.submit(store, orders.make_order(name))
 

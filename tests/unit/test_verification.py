@@ -112,10 +112,10 @@ class Rack:
             "weight": 1.0,
         }
         order = dataclasses.replace(self.order, name=name)
-        campaign = self.store.submit_campaign(order.to_document(), "farm campaign run vision.yaml", [row])
+        campaign = self.store.campaigns.submit(order.to_document(), "farm campaign run vision.yaml", [row])
         for candidate, point in itertools.product(candidates, points):
             outcome = Outcome(Status.OK, latency_s=(self.latency_s[candidate],), board="nano-1", simulated=True)
-            self.store.add_trial(
+            self.store.trials.add(
                 Trial(campaign, "w1", candidate, point, 1, outcome, trace_of(candidate, self.planned), board_type=NANO)
             )
         return campaign
@@ -175,7 +175,7 @@ class Rack:
             request.answer = (outcome, 0.1)
 
     def record(self, point: str = DEFAULT_POINT) -> Record | None:
-        found = self.store.fetch_records(board_type=NANO, operating_point=point, simulated=None)
+        found = self.store.records.fetch(board_type=NANO, operating_point=point, simulated=None)
         return found[0] if found else None
 
     def evidence(self) -> dict[str, Any]:
@@ -185,10 +185,10 @@ class Rack:
         return dict(record.evidence)
 
     def winner_trials(self, campaign: int) -> list[dict[str, Any]]:
-        return [row for row in self.store.fetch_trials(campaign) if row["purpose"] == WINNER_TRIAL]
+        return [row for row in self.store.trials.fetch(campaign) if row["purpose"] == WINNER_TRIAL]
 
     def events(self) -> Counter[str]:
-        return Counter(event["kind"] for event in self.store.fetch_events())
+        return Counter(event["kind"] for event in self.store.events.fetch())
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,9 @@ def test_a_winner_that_is_slower_than_untuned_code_is_not_taken(store: Store) ->
     assert "untuned code is at least as fast" in reason
     assert UNTUNED in {row["candidate"] for row in rack.winner_trials(campaign)}
     # It is no candidate of a later search.
-    assert UNTUNED not in {row["candidate"] for row in store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)}
+    assert UNTUNED not in {
+        row["candidate"] for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
+    }
 
 
 def test_untuned_code_that_is_slower_is_a_rival_as_others(store: Store) -> None:
@@ -466,7 +468,10 @@ def test_a_wrong_candidate_is_rejected_and_the_next_one_tried(store: Store) -> N
     assert verification.verdict.rejected == 1
     assert rack.events()["wrong_result"] == 1
     assert {"d", "c", "a"} == {row["candidate"] for row in rack.winner_trials(campaign)} - {"b"}
-    known = {row["candidate"]: row["median_s"] for row in store.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)}
+    known = {
+        row["candidate"]: row["median_s"]
+        for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
+    }
     assert known["b"] is None
 
 
@@ -532,10 +537,10 @@ def test_what_only_a_liar_measured_takes_part_if_it_could_be_the_best(store: Sto
     seemed = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 1.3e-3, "e": 9e-3}
     rack = Rack(store, make_order(), seemed)
     campaign = rack.search("vision", ("d", "e"))
-    store.add_doubt("nano-1", 0, "it was slow")
+    store.trials.add_doubt("nano-1", 0, "it was slow")
     with_sound_board = [Outcome(Status.OK, latency_s=(seemed[name],), board="nano-2", simulated=True) for name in "abc"]
     for name, outcome in zip("abc", with_sound_board, strict=True):
-        store.add_trial(Trial(campaign, "w1", name, DEFAULT_POINT, 1, outcome, trace_of(name), board_type=NANO))
+        store.trials.add(Trial(campaign, "w1", name, DEFAULT_POINT, 1, outcome, trace_of(name), board_type=NANO))
     rack.latency_s = {**seemed, "d": 0.9e-3}
     assert rack.drive(rack.open(campaign))
     record = rack.record()
@@ -814,7 +819,7 @@ def test_a_trace_that_cannot_be_read_puts_its_candidate_out(store: Store) -> Non
     rack = Rack(store, make_order(verify_top=1), FOUR)
     campaign = rack.search("vision", "ac")
     outcome = Outcome(Status.OK, latency_s=(1e-3,), board="nano-1", simulated=True)
-    store.add_trial(Trial(campaign, "w1", "b", DEFAULT_POINT, 1, outcome, '["b"]', board_type=NANO))
+    store.trials.add(Trial(campaign, "w1", "b", DEFAULT_POINT, 1, outcome, '["b"]', board_type=NANO))
     assert rack.drive(rack.open(campaign))
     record = rack.record()
     assert record is not None
@@ -875,7 +880,7 @@ def test_a_record_from_elsewhere_only_gives_way_to_what_is_faster(store: Store) 
     theirs = Record(
         "w1", "conv2d w1", NANO, DEFAULT_POINT, "graph/1", "z", 0.5e-3, 1e6, 0.0, 0.0, True, trace_of("z")
     )  # fmt: skip
-    assert store.save_record(theirs)
+    assert store.records.save(theirs)
     assert rack.drive(verification)
     record = rack.record()
     assert record is not None

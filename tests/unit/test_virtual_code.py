@@ -24,13 +24,13 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     """A home whose store has simulated records of a Nano: one of a simulating machine's code, one of its own."""
     monkeypatch.setenv("FARM_HOME", str(tmp_path))
     with Store(tmp_path / "farm.db") as store:
-        number = store.start_campaign("farm tune", "m", "", "jetson-nano", 8, {})
+        number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 8, {})
         for key, mtriple in TARGETS.items():
             target = {"kind": "llvm", "mtriple": mtriple, "mcpu": "x", "num-cores": 4}
             about = {"hash": key, "name": f"dense {key[0]}", "flop": 1e6, "module_json": "{}", "pipeline": "graph/2"}
-            store.save_workloads(number, [about | {"target": target, "arguments": [], "weight": 1}])
+            store.workloads.save(number, [about | {"target": target, "arguments": [], "weight": 1}])
             place = (key, f"dense {key[0]}", "jetson-nano", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0)
-            store.save_record(Record(*place, simulated=True, trace_json="[]"))
+            store.records.save(Record(*place, simulated=True, trace_json="[]"))
     return tmp_path
 
 
@@ -54,4 +54,4 @@ def test_without_the_emulator_it_says_what_to_do(home: pathlib.Path, monkeypatch
         with pytest.raises(UnavailableError, match="unicorn_of_nobody is not installed") as caught:
             require_virtual(store, nano, "me")
         assert "emulator" in caught.value.hint
-        assert store.fetch_boards() == []
+        assert store.boards.fetch() == []

@@ -216,7 +216,7 @@ def test_nobody_changes_anything_without_the_token(
     answer = client.post(ORDER, headers=headers)
     assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
     with Store(home / "farm.db") as store:
-        assert store.fetch_fleet_campaign(web_store.CAMPAIGN).wanted == "run"
+        assert store.campaigns.require(web_store.CAMPAIGN).wanted == "run"
 
 
 def test_a_script_without_the_token_is_told_what_to_send(client: TestClient) -> None:
@@ -304,12 +304,12 @@ def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
     """Names and reasons that others wrote are text: no markup, no controls, no letters turned around."""
     with Store(tmp_path / "farm.db") as store:
         web_store.fill(store, boards=4, trials=40)
-        store.register_board("bad", "jetson-nano", Virtual(), {"note": HOSTILE}, by=HOSTILE)
-        store.save_description("bad", {"cpu_model": HOSTILE, "board_type": HOSTILE}, simulated=True)
-        store.add_event("campaign_failed", HOSTILE, HOSTILE)
-        store.add_event("campaign_failed", web_store.CAMPAIGN, HOSTILE)
-        campaign = store.fetch_fleet_campaign(web_store.CAMPAIGN)
-        with store._writing() as connection:
+        store.boards.register("bad", "jetson-nano", Virtual(), {"note": HOSTILE}, by=HOSTILE)
+        store.boards.save_description("bad", {"cpu_model": HOSTILE, "board_type": HOSTILE}, simulated=True)
+        store.events.add("campaign_failed", HOSTILE, HOSTILE)
+        store.events.add("campaign_failed", web_store.CAMPAIGN, HOSTILE)
+        campaign = store.campaigns.require(web_store.CAMPAIGN)
+        with store.session.writing() as connection:
             from farm.store import schema
 
             connection.execute(schema.workloads.update().values(name=HOSTILE))
@@ -339,7 +339,7 @@ def test_what_changes_is_sent_in_pieces(home: pathlib.Path) -> None:
     view.look()
     assert view.look() == [] or all(name.startswith(("campaign-", "head-")) for name, _ in view.look())
     with Store(home / "farm.db") as store:
-        store.observe_board("nano-04", Kind.DRAIN, "ana", decide_by(Observation(Kind.DRAIN, "new fan")))
+        store.boards.observe("nano-04", Kind.DRAIN, "ana", decide_by(Observation(Kind.DRAIN, "new fan")))
     parts = dict(view.look())
     assert {"board-nano-04", "counts", "events"} <= parts.keys()
     assert not [name for name in parts if name.startswith("board-") and name != "board-nano-04"]
@@ -410,10 +410,10 @@ def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient
     assert try_all(owner) == (200, 403)
     assert try_all("olga") == (200, 200)
     with Store(home / "farm.db") as store:
-        changes = store.fetch_changes(3)
+        changes = store.events.fetch_changes(3)
         assert [change["kind"] for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
         assert [change["by"].partition("@")[0] for change in changes] == ["olga", "olga", owner]
-        assert store.fetch_changes(9, by=owner)[0]["subject"] == web_store.CAMPAIGN
+        assert store.events.fetch_changes(9, by=owner)[0]["subject"] == web_store.CAMPAIGN
     client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers["olga"])
 
 
@@ -425,7 +425,7 @@ def test_people_reserve_boards_and_end_what_is_theirs(
     roles = {"rob": tokens.Role.READER, "una": tokens.Role.USER, "udo": tokens.Role.USER, "otto": tokens.Role.OPERATOR}
     keys = {name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in roles.items()}
     with Store(home / "farm.db") as store:
-        rows = store.fetch_boards()
+        rows = store.boards.fetch()
     free, busy = (next(row["name"] for row in rows if is_leased == bool(row["lease"])) for is_leased in (False, True))
     path, wanted = f"/api/v1/boards/{free}/reservation", {"for_s": 7200, "why": "debugging"}
 
@@ -446,7 +446,7 @@ def test_people_reserve_boards_and_end_what_is_theirs(
     assert client.post(f"/boards/{free}/reservation", data=form | {"hours": "-1"}, headers=site).status_code == 422
     assert client.delete(path, params={"reason": "needed"}, headers=keys["otto"]).json()["lease"] is None
     with Store(home / "farm.db") as store:
-        last = store.fetch_changes(1)[0]
+        last = store.events.fetch_changes(1)[0]
     assert (last["subject"], last["by"].partition("@")[0]) == (free, "otto")
 
 
@@ -496,8 +496,8 @@ def test_clocks_are_not_shown_as_live_once_their_evidence_is_old(home: pathlib.P
     gone or silent.
     """
     with Store(home / "farm.db") as store:
-        (campaign,) = store.fetch_fleet_campaigns(over=False)
-        boards = {each["name"]: each for each in store.fetch_boards() if each["lease"]}
+        (campaign,) = store.campaigns.fetch(over=False)
+        boards = {each["name"]: each for each in store.boards.fetch() if each["lease"]}
     at = (campaign.progress or {})["at"]
     points = now.list_points([campaign], at + 5)
     assert points

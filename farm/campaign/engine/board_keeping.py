@@ -117,7 +117,7 @@ class BoardKeeping:
             return
         self._look_at = now + _LOOK_S
         self._look_after_host()
-        rows = {row["name"]: row for row in self._store.fetch_boards()}
+        rows = {row["name"]: row for row in self._store.boards.fetch()}
         self._queue.look(list(rows.values()), self._yielding)
         self._note_asked_back()
         offline = [held for held in self._held.values() if rows.get(held.name, {}).get("state") == State.OFFLINE]
@@ -152,7 +152,7 @@ class BoardKeeping:
             return
         before = (held.tracker.host, held.tracker.port)
         for what in host.ensure_alive():
-            self._store.add_event("restarted", what, "its process had died")
+            self._store.events.add("restarted", what, "its process had died")
         if (held.tracker.host, held.tracker.port) != before:
             try:
                 held.start_process()

@@ -197,7 +197,7 @@ class EngineBoards(BoardKeeping, Closing):
             elif call.kind == "run":
                 self._events.append(Ran(call.key, held.name, outcome, outputs or {}))
             else:
-                self._reference_kernels.take_in(held, outcome, board_s, self._store.fetch_mark())
+                self._reference_kernels.take_in(held, outcome, board_s, self._store.trials.fetch_mark())
                 self._judge_reference_kernels(held)
         self._count_losses(held, outcome)
         if outcome.status in (Status.BOARD_LOST, Status.FARM_ERROR, Status.THROTTLED):
@@ -212,7 +212,7 @@ class EngineBoards(BoardKeeping, Closing):
         if held.host is not None and held.losses >= _LOSSES_IN_A_ROW:
             held.losses = 0
             held.host.restart_agent()
-            self._store.add_event("stopped", held.key, "its agent did not answer")
+            self._store.events.add("stopped", held.key, "its agent did not answer")
             self._look_at = 0.0
 
     def _judge_reference_kernels(self, ran: EngineBoard) -> None:
@@ -235,7 +235,7 @@ class EngineBoards(BoardKeeping, Closing):
             self._note(f"working on {held.name}")
             rests = held.host is not None and held.host.rests
             if held.host is not None:
-                self._store.save_description(held.name, held.description or {}, simulated=False)
+                self._store.boards.save_description(held.name, held.description or {}, simulated=False)
             self._events.append(Arrived(held.name, held.board_type, held.labels, held.description or {}, rests))
 
     @staticmethod
@@ -258,7 +258,7 @@ class EngineBoards(BoardKeeping, Closing):
 
     def _replace_process(self, held: EngineBoard, error: ProcessLostError) -> None:
         """Replace the process that held the session: the running call fails, the others go on."""
-        self._store.add_event("restarted", f"process of {held.key}", error.message)
+        self._store.events.add("restarted", f"process of {held.key}", error.message)
         if held.connecting is not None:
             self._leave(held, error.message, _TROUBLE_PAUSE_S)
             return

@@ -145,10 +145,10 @@ def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign
     """
     gone_since: float | None = None
     while True:
-        campaign = store.fetch_fleet_campaign(name)
+        campaign = store.campaigns.require(name)
         if campaign.engine is not None and not is_held(settings.home_path):
             close_abandoned(store)
-            campaign = store.fetch_fleet_campaign(name)
+            campaign = store.campaigns.require(name)
         yield campaign
         if is_settled(campaign):
             return
@@ -158,7 +158,7 @@ def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign
             gone_since = time.monotonic()
         elif time.monotonic() - gone_since > _ENGINE_GRACE_S:
             # Submitted to an engine that was killed before it looked: no engine will take it.
-            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
+            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
         time.sleep(_FOLLOW_S)
 
 

@@ -66,7 +66,7 @@ def _await_store(
             raise fault
         time.sleep(_PAUSE_S)
         try:
-            names = store.take_back_campaigns(me)
+            names = store.campaigns.take_back(me)
         except (TransientError, UnavailableError) as error:
             _log.info("the store still fails: %s", error.message)
         else:
@@ -109,7 +109,7 @@ def close_abandoned(store: Store, me: Mapping[str, Any] | None = None) -> list[s
         # The lock is read after the campaign: an engine that wrote itself there held the lock before.
         return is_gone(engine) or (not is_here(engine) and not is_held(home))
 
-    names = store.interrupt_campaigns(is_abandoned, lambda engine: read_last_words(home, engine))
+    names = store.campaigns.interrupt(is_abandoned, lambda engine: read_last_words(home, engine))
     for name in names:
         recount_campaign(store, name)
     return names
@@ -122,8 +122,8 @@ def is_anothers(store: Store, campaign: FleetCampaign, me: Mapping[str, Any]) ->
 
 def recount_campaign(store: Store, name: str) -> None:
     """Bring the counts of a campaign without an engine up to its trials."""
-    campaign = store.fetch_fleet_campaign(name)
-    store.save_progress(campaign.id, progress.recount(store, campaign))
+    campaign = store.campaigns.require(name)
+    store.campaigns.save_progress(campaign.id, progress.recount(store, campaign))
 
 
 def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
@@ -132,14 +132,14 @@ def pause(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign
     Raises UsageError where there is none of this name, or it is not running.
     """
     close_abandoned(store)
-    store.want_campaign(name, PAUSE, by)
+    store.campaigns.want(name, PAUSE, by)
     return _wait_heard(settings, store, name, CampaignState.PAUSED, f"paused by {by}")
 
 
 def cancel(settings: Settings, store: Store, name: str, by: str) -> FleetCampaign:
     """End a campaign for good; its trials stay. Returns and raises as `pause` does."""
     close_abandoned(store)
-    store.want_campaign(name, CANCEL, by)
+    store.campaigns.want(name, CANCEL, by)
     return _wait_heard(settings, store, name, CampaignState.CANCELLED, f"cancelled by {by}")
 
 
@@ -149,10 +149,10 @@ def resume(store: Store, name: str, by: str) -> FleetCampaign:
     Raises UsageError where there is none of this name, or it is over.
     """
     close_abandoned(store)
-    campaign = store.want_campaign(name, RUN, by)
+    campaign = store.campaigns.want(name, RUN, by)
     if campaign.state is CampaignState.PAUSED and not campaign.engine:
-        store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
-    return store.fetch_fleet_campaign(name)
+        store.campaigns.note(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
+    return store.campaigns.require(name)
 
 
 def take_over(names: Sequence[str]) -> int:
@@ -161,7 +161,7 @@ def take_over(names: Sequence[str]) -> int:
         settings = farm_settings.load()
         home_log.start_log("take-over", settings.home_path / "logs")
         with Store(settings.store_location) as store:
-            left = [name for name in store.fetch_left_campaigns(find_engines_gone(store)) if name in names]
+            left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
             for name in left:
                 try:
                     resume(store, name, f"{name_coordinator()}, which takes over")
@@ -180,7 +180,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
 
     Raises UsageError for a limit of nothing, where no limit would be left, and once the search is over.
     """
-    campaign = store.fetch_fleet_campaign(name)
+    campaign = store.campaigns.require(name)
     if campaign.state is CampaignState.VERIFYING:
         raise UsageError(
             f"the search of campaign {name} is over ({campaign.reason}): its winners are being measured",
@@ -189,7 +189,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
     budget = Budget(**{**campaign.budget, **changes})
     if budget == Budget():
         raise UsageError("a budget needs a limit", "Leave one of trials, wall clock, board-hours or per workload.")
-    store.change_budget(name, dataclasses.asdict(budget), by)
+    store.campaigns.change_budget(name, dataclasses.asdict(budget), by)
     return budget
 
 
@@ -197,18 +197,18 @@ def _wait_heard(settings: Settings, store: Store, name: str, state: CampaignStat
     """Wait until the engine has obeyed. Where there is none, write the new state."""
     deadline = time.monotonic() + HEARD_TIMEOUT_S
     while True:
-        campaign = store.fetch_fleet_campaign(name)
+        campaign = store.campaigns.require(name)
         if campaign.over or campaign.state is state or time.monotonic() > deadline:
             return campaign
         if campaign.state is CampaignState.PAUSED and not campaign.engine:
-            store.note_campaign(campaign.id, state, reason)
+            store.campaigns.note(campaign.id, state, reason)
         elif campaign.engine is not None and not is_here(campaign.engine):
             pass  # another host's engine reads it from the store
         elif find_engine(settings.home_path) is None:
             try:
                 # So that no engine begins with it meanwhile.
                 with engine_lock(settings.home_path):
-                    store.note_campaign(campaign.id, state, reason)
+                    store.campaigns.note(campaign.id, state, reason)
                 continue
             except UnavailableError:
                 pass  # one is just starting, or just ending

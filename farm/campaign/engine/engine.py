@@ -61,7 +61,7 @@ class Journal:
         side = outcome.status.fault_side
         if side is not None:
             active.count_fault(side)
-        return self._store.add_trial(
+        return self._store.trials.add(
             Trial(
                 campaign=active.id,
                 workload=work.task.workload,
@@ -89,7 +89,7 @@ def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], n
 
     Running campaigns then stay as they are in the store. Raises UnavailableError where a part of the farm is missing.
     """
-    orders = [Order.from_document(each.order) for each in store.fetch_fleet_campaigns(over=False)]
+    orders = [Order.from_document(each.order) for each in store.campaigns.fetch(over=False)]
     only_host = orders and not is_expected() and all(of.is_host for order in orders for of in order.types)
     with engine_up(settings, store, note, () if only_host else None) as engine:
         engine.run(stopping)
@@ -348,4 +348,4 @@ class CampaignEngine:
             name, _, said = message.partition(": ")
             self.active[subject].warm[name] = said
         _log.info("%s %s: %s", kind, subject, message, extra={"campaign": subject})
-        self._store.add_event(kind, subject, message)
+        self._store.events.add(kind, subject, message)

@@ -46,8 +46,8 @@ class Arrived:
 class Left:
     """A board may be used no more; its open calls end with this, without `TrialMeasured` or `Ran`.
 
-    `lost`: it failed during a measurement. `doubted_after`: results after this mark of the store (`Store.fetch_mark`)
-    are not trusted.
+    `lost`: it failed during a measurement. `doubted_after`: results after this mark (`store.trials.fetch_mark`) are not
+    trusted.
     """
 
     board: str
@@ -134,8 +134,8 @@ class EngineBoard(LeasedBoard):
         """
         self.host, self._tracker = host, tracker
         self.board_type, self.labels = str(row["board_type"]), dict(row["labels"] or {})
-        # When it was taken (monotonic, s), and the store's mark then (`Store.fetch_mark`).
-        self.taken_at, self.taken_mark = time.monotonic(), store.fetch_mark()
+        # When it was taken (monotonic, s), and the store's mark then (`store.trials.fetch_mark`).
+        self.taken_at, self.taken_mark = time.monotonic(), store.trials.fetch_mark()
         _ = self.tracker  # raises before the lease is taken
         find_tracker = (lambda: tracker) if host is None else None
         kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue

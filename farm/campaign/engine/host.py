@@ -142,8 +142,8 @@ class HostBoard:
             if farm.tracker.port != settings.tracker_port:
                 self._note(f"port {settings.tracker_port} is in use; the tracker took {farm.tracker.port}")
             name = farm.key.partition("/")[2]
-            known = {row["name"]: row["description"] for row in self._store.fetch_boards()}
-            self._store.save_board(Board(name, BOARD_TYPE, False, known.get(name) or {}))
+            known = {row["name"]: row["description"] for row in self._store.boards.fetch()}
+            self._store.boards.save(Board(name, BOARD_TYPE, False, known.get(name) or {}))
             self._stack, self._farm = stack.pop_all(), farm
 
     def want(self) -> None:

@@ -72,7 +72,7 @@ class CampaignOrders:
             return []
         self._look_at = now + _LOOK_S
         events: list[v.Event] = []
-        rows = self._store.fetch_fleet_campaigns(over=False)
+        rows = self._store.campaigns.fetch(over=False)
         self._raise_if_replaced(rows)
         for row in rows:
             events += self._hear(row, state, verifying)
@@ -86,7 +86,7 @@ class CampaignOrders:
         active = self.active.get(name)
         if active is not None and isinstance(event, v.CampaignAdded):
             self._leave(active)
-            self._store.note_campaign(active.id, "failed", error.message)
+            self._store.campaigns.note(active.id, "failed", error.message)
         self._note(f"{name}: {error.message}")
 
     def change(self, decision: v.Changed, roster: Roster) -> None:
@@ -100,10 +100,10 @@ class CampaignOrders:
         roster.forget_absence(decision.campaign)
         # The scheduler's part ends with the search; for people it ends with verification.
         status = "verifying" if decision.status is v.Status.FINISHED else str(decision.status)
-        self._store.note_campaign(active.id, status, decision.reason)
+        self._store.campaigns.note(active.id, status, decision.reason)
         if decision.status is v.Status.PAUSED:
             # Where no operator asked for it: so that an operator's resume is something new.
-            self._store.want_campaign(decision.campaign, "pause", "its engine")
+            self._store.campaigns.want(decision.campaign, "pause", "its engine")
         self._note(f"{decision.campaign} is {status}" + (f": {decision.reason}" if decision.reason else ""))
         if decision.status is v.Status.CANCELLED:
             self._leave(active)
@@ -114,15 +114,15 @@ class CampaignOrders:
         state, reason = roster.explain_absence(active, self._waiting[active.name])
         if self._explained.get(active.name) != (state, reason):
             self._explained[active.name] = (state, reason)
-            self._store.note_campaign(active.id, state, reason)
+            self._store.campaigns.note(active.id, state, reason)
             self._note(f"{active.name} is {state}" + (f": {reason}" if reason else ""))
             self._report_at = 0.0
 
     def finish(self, active: Active, progress: dict[str, Any]) -> None:
         """End a campaign whose verification is done."""
-        self._store.save_progress(active.id, progress)
-        reason = self._store.fetch_fleet_campaign(active.name).reason
-        self._store.note_campaign(active.id, "finished", reason)
+        self._store.campaigns.save_progress(active.id, progress)
+        reason = self._store.campaigns.require(active.name).reason
+        self._store.campaigns.note(active.id, "finished", reason)
         self._note(f"{active.name} is finished: {reason}")
         self._leave(active)
 
@@ -148,13 +148,13 @@ class CampaignOrders:
             if active.name in ended:
                 self.finish(active, progress | {"phase": "done", "eta_s": None, "boards": []})
             else:
-                self._store.save_progress(active.id, progress)
+                self._store.campaigns.save_progress(active.id, progress)
 
     def release(self) -> None:
         """Write that paused campaigns have no engine. The process does so for the others."""
-        for row in self._store.fetch_fleet_campaigns(over=False):
+        for row in self._store.campaigns.fetch(over=False):
             if row.name in self.active and row.state == "paused":
-                self._store.note_campaign(row.id, "paused", row.reason, {})
+                self._store.campaigns.note(row.id, "paused", row.reason, {})
 
     def _raise_if_replaced(self, rows: Sequence[FleetCampaign]) -> None:
         """Raise StoreFaultError where another engine took over a campaign: this one gave no heartbeat for too long."""
@@ -171,9 +171,9 @@ class CampaignOrders:
         if active is None:
             if row.state in _BEGIN and row.wanted == "run":
                 # another host's engine may be asking, too
-                return [self._begin(row)] if self._store.take_campaign(row.id, process_identity()) else []
+                return [self._begin(row)] if self._store.campaigns.take(row.id, process_identity()) else []
             if row.state in _BEGIN and row.wanted != "run":
-                self._store.note_campaign(
+                self._store.campaigns.note(
                     row.id, "cancelled" if row.wanted == "cancel" else "paused", "before it had begun"
                 )
             return []
@@ -183,7 +183,7 @@ class CampaignOrders:
             verifying.stop(row.name)
             # Without an engine, so that a resume submits it anew.
             after = "cancelled" if row.wanted == "cancel" else "paused"
-            self._store.note_campaign(row.id, after, "while winners were looked for", {})
+            self._store.campaigns.note(row.id, after, "while winners were looked for", {})
             self._leave(active)
             return []
         events: list[v.Event] = []
@@ -201,11 +201,13 @@ class CampaignOrders:
     def _begin(self, row: FleetCampaign) -> v.Event:
         """Begin a campaign, or continue where it left off."""
         order = Order.from_document(row.order)
-        counted = self._store.fetch_course(row.id)
+        counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
         used_s = float(progress.get("wall_clock_s", 0.0))
-        active = Active(row.id, order, time.monotonic() - used_s, dict(self._store.fetch_attempts(row.id)), used_s)
-        counts = self._store.count_trials(row.id, purpose=SEARCH_TRIAL)
+        active = Active(
+            row.id, order, time.monotonic() - used_s, dict(self._store.trials.fetch_attempts(row.id)), used_s
+        )
+        counts = self._store.trials.count(row.id, purpose=SEARCH_TRIAL)
         active.faults = merge_faults(counts, progress)
         active.history = [(number, dict(sums)) for number, sums in progress.get("history", [])]
         active.warm = dict(progress.get("warm_start", {}))
@@ -214,17 +216,17 @@ class CampaignOrders:
         self.active[row.name] = active
         self._budgets[row.name] = dict(row.budget)
         self._open_search(active)
-        self._store.note_campaign(row.id, "running", "", process_identity())
+        self._store.campaigns.note(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials exist")
-        breakers = self._store.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
-        board_s = self._store.fetch_board_seconds(row.id)
+        breakers = self._store.trials.fetch_board_breakers(row.id, v.SchedulerSettings().max_losses)
+        board_s = self._store.trials.fetch_board_seconds(row.id)
         added = to_added(order, to_search_budget(row.budget, order), counted, board_s, used_s, breakers)
         active.tasks = to_rows(order, added.done)
         return added
 
     def _open_search(self, active: Active) -> None:
         order, settings = active.order, self._settings
-        rows = {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(active.id)}
+        rows = {(row["board_type"], row["hash"]): row for row in self._store.workloads.fetch(active.id)}
         tasks = {
             task: resume.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
             for task in list_tasks(order)
@@ -251,9 +253,9 @@ class CampaignOrders:
         """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
         if active.order.search.warm_start:
             simulated = active.type_of(task.board_type).simulated
-            rows = self._store.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
+            rows = self._store.trials.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
         else:
-            rows = self._store.fetch_counted(active.id, (task.board_type, task.workload, task.point))
+            rows = self._store.trials.fetch_counted(active.id, (task.board_type, task.workload, task.point))
         return [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
 
     def _leave(self, active: Active) -> None:

@@ -145,15 +145,15 @@ class StopSignal:
 def _is_needed(store: Store, me: Mapping[str, Any]) -> bool:
     # In this order: a command that is done waiting has submitted by then.
     return is_expected() or any(
-        needs_engine(each) and not is_anothers(store, each, me) for each in store.fetch_fleet_campaigns(over=False)
+        needs_engine(each) and not is_anothers(store, each, me) for each in store.campaigns.fetch(over=False)
     )
 
 
 def _take_up(store: Store) -> None:
     """Restart campaigns that were resumed while their engine was dropping them as paused."""
-    for campaign in store.fetch_fleet_campaigns(over=False):
+    for campaign in store.campaigns.fetch(over=False):
         if campaign.state is CampaignState.PAUSED and campaign.wanted == RUN:
-            store.note_campaign(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
+            store.campaigns.note(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
 
 
 def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
@@ -162,12 +162,12 @@ def _leave(store: Store, me: Mapping[str, Any], reason: str) -> None:
 
     A paused campaign stays paused, with no engine.
     """
-    others = store.fetch_living_engines() - {name_engine(me)}
-    for campaign in store.fetch_fleet_campaigns(over=False):
+    others = store.engines.fetch_living() - {name_engine(me)}
+    for campaign in store.campaigns.fetch(over=False):
         if campaign.engine == me and campaign.state is CampaignState.PAUSED:
-            store.note_campaign(campaign.id, CampaignState.PAUSED, campaign.reason, {})
+            store.campaigns.note(campaign.id, CampaignState.PAUSED, campaign.reason, {})
         elif campaign.engine == me or (reason and not campaign.engine and needs_engine(campaign) and not others):
-            store.note_campaign(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
+            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, reason or "its engine has ended")
             recount_campaign(store, campaign.name)
 
 

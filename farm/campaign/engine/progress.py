@@ -65,16 +65,16 @@ def to_progress(
 def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     """Return the document of a campaign without an engine, from its trials."""
     order = Order.from_document(campaign.order)
-    added = resume.to_added(order, Budget(**campaign.budget), store.fetch_course(campaign.id), 0.0, 0.0)
+    added = resume.to_added(order, Budget(**campaign.budget), store.totals.fetch_course(campaign.id), 0.0, 0.0)
     tasks = to_rows(order, added.done)
     fill_in(tasks, fetch_recorded(store, order), decided=campaign.state is CampaignState.FINISHED)
-    counts = store.count_trials(campaign.id, purpose=SEARCH_TRIAL)
+    counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)
     fresh = {
         "at": time.time(),
         "phase": str(campaign.state),
         "counted": sum(task["counted"] for task in tasks),
         "faults": merge_faults(counts, campaign.progress or {}),
-        "board_s": store.fetch_board_seconds(campaign.id),
+        "board_s": store.trials.fetch_board_seconds(campaign.id),
         "eta_s": None,
         "boards": [],
         "tasks": tasks,
@@ -117,7 +117,7 @@ def fetch_recorded(store: Store, order: Order) -> dict[tuple[str, str, str], flo
     found = {}
     for each in order.types:
         hashes = [workload.hash for workload in each.workloads]
-        for record in store.fetch_records(workloads=hashes, board_type=each.board_type, simulated=each.simulated):
+        for record in store.records.fetch(workloads=hashes, board_type=each.board_type, simulated=each.simulated):
             found[each.board_type, record.operating_point, record.workload] = record.median_s
     return found
 

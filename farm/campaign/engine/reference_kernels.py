@@ -59,7 +59,7 @@ class Rhythm:
 class ReferenceRun:
     """One run of the reference kernel: its time (monotonic) and median latency, both in s.
 
-    `mark` is the store's at that time (`Store.fetch_mark`).
+    `mark` is the store's at that time (`store.trials.fetch_mark`).
     """
 
     at: float

@@ -36,7 +36,7 @@ _load_types = functools.cache(load_board_types)
 
 
 def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
-    """Build a task from its workload's row (`Store.fetch_workloads`)."""
+    """Build a task from its workload's row (`store.workloads.fetch`)."""
     traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
     return campaign_search.SearchTask(to_workload(row), task.board_type, task.point, traits)
 
@@ -75,8 +75,8 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
     """
     of_type = active.type_of(task.board_type)
     kind = active.workload_of(task).kind
-    hashes = [each for each, name in store.fetch_workload_names() if workloads.operator_kind(name) == kind]
-    rows = store.fetch_similar_trials(
+    hashes = [each for each, name in store.workloads.fetch_names() if workloads.operator_kind(name) == kind]
+    rows = store.trials.fetch_similar(
         hashes,
         exclude=(task.workload, task.board_type, task.point),
         simulated=of_type.simulated,
@@ -84,7 +84,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
         per_task=_TRIALS_PER_SOURCE,
     )
     if not of_type.simulated and not of_type.is_host and len(rows) < _TRIALS_PER_TASK:
-        priced = store.fetch_similar_trials(
+        priced = store.trials.fetch_similar(
             hashes, simulated=True, limit=_TRIALS_PER_TASK - len(rows), per_task=_TRIALS_PER_SOURCE
         )
         rows += [row for row in priced if row["target"].get("mtriple") == of_type.target.get("mtriple")]
@@ -149,9 +149,9 @@ def to_added(
     wall_clock_s: float,
     breakers: Iterable[Mapping[str, Any]] = (),
 ) -> CampaignAdded:
-    """Build the event that begins a campaign, or continues it from its counted trials (`Store.fetch_course`).
+    """Build the event that begins a campaign, or continues it from its counted trials (`store.totals.fetch_course`).
 
-    `breakers` are candidates that lost too many boards to be tried again (`Store.fetch_board_breakers`).
+    `breakers` are candidates that lost too many boards to be tried again (`store.trials.fetch_board_breakers`).
     """
     done: dict[TaskKey, Done] = {}
     for row in counted:

@@ -154,7 +154,7 @@ class Roster:
                 continue
             under_way.append(active.order)
         host = self._boards.want_host(any(each.is_host for order in under_way for each in order.types))
-        rows = self._store.fetch_boards()
+        rows = self._store.boards.fetch()
         for order in under_way:
             for each in order.types:
                 names = {
@@ -197,8 +197,8 @@ class Roster:
         self._here.pop(report.board, None)
         self._yielding.discard(report.board)
         if report.doubted_after is not None:
-            count = self._store.add_doubt(report.board, report.doubted_after, report.reason)
-            self._store.add_event("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
+            count = self._store.trials.add_doubt(report.board, report.doubted_after, report.reason)
+            self._store.events.add("board_lied", report.board, f"{count} trials are doubted: {report.reason}")
         if self._lent.pop(report.board, None) is not None:
             return []
         return [v.BoardLeft(report.board, report.lost)]
@@ -245,7 +245,7 @@ class Roster:
             return CampaignState.WAITING, f"boards verify {', '.join(borrowers)}"
         now = time.monotonic()
         since = self._alone_since.setdefault(active.name, now)
-        rows = [row for row in self._store.fetch_boards() if self._may_use(row, active.order)]
+        rows = [row for row in self._store.boards.fetch() if self._may_use(row, active.order)]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
         why = {str(row["name"]): find_reason(row) for row in rows if not self._boards.has_taken(row["name"])}
         if any(row["name"] not in why or not why[row["name"]] for row in rows):

@@ -42,7 +42,7 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
         yield
         return
     with Store(location) as store:
-        store.note_engine(me, ttl_s)
+        store.engines.note(me, ttl_s)
     ended = threading.Event()
     thread = threading.Thread(target=_beat, args=(location, me, ttl_s, ended), name="farm-heartbeat", daemon=True)
     thread.start()
@@ -52,14 +52,14 @@ def beating(location: StoreLocation, me: Mapping[str, Any], ttl_s: float = ENGIN
         ended.set()
         thread.join(_STOP_TIMEOUT_S)
         with contextlib.suppress(FarmError), Store(location) as store:
-            store.forget_engine(me)
+            store.engines.forget(me)
 
 
 def _beat(location: StoreLocation, me: Mapping[str, Any], ttl_s: float, ended: threading.Event) -> None:
     while not ended.wait(ttl_s / _BEATS_PER_TTL):
         try:
             with Store(location) as store:
-                store.note_engine(me, ttl_s)
+                store.engines.note(me, ttl_s)
         except FarmError as error:
             _log.warning("no heartbeat could be written: %s", error)
 

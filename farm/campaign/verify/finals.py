@@ -83,7 +83,7 @@ class Finals:
         self._loop, self._outbox = loop, outbox
         self._campaign, self._order, self._store, self._settings = campaign, order, store, settings
         self.documents: list[dict[str, Any]] = [
-            dict(each.evidence) for each in store.fetch_decisions(campaign=campaign)
+            dict(each.evidence) for each in store.decisions.fetch(campaign=campaign)
         ]
         known = {FinalKey(each["model"], each["board_type"], each["point"]) for each in self.documents}
         self._left = [key for key in _list_keys(order) if key not in known]
@@ -159,7 +159,7 @@ class Finals:
             document = await self._decide(key, of_type)
         except FarmError as error:
             document = final_rules.describe_none(key._asdict(), of_type, error.message)
-            self._store.add_event("model_not_timed", self._order.name, f"{_name(key)}: {error.message}")
+            self._store.events.add("model_not_timed", self._order.name, f"{_name(key)}: {error.message}")
         self.documents.append(document)
         self._open.discard(key)
         self._changed_s, self._ended_s = self._now_s, self._ended_s + self._expected_s[key]
@@ -188,7 +188,7 @@ class Finals:
         document = final_rules.describe(key._asdict(), of_type, built, whole, timed, verdict, refused, rounds, sizes)
         document["in_place"] = final_rules.describe_in_place(built.parts, ratios)
         document |= {"board": final.board, "threads": final.threads, "clocks": final.read_clocks(timed, verdict.taken)}
-        self._store.save_decision(
+        self._store.decisions.save(
             ModelDecision(
                 order.model.sha256,
                 name_workloads(part.workload for part in built.parts),
@@ -200,7 +200,7 @@ class Finals:
                 self._campaign,
             )
         )
-        self._store.add_event("model_timed", self._order.name, f"{_name(key)}: {document['said']}")
+        self._store.events.add("model_timed", self._order.name, f"{_name(key)}: {document['said']}")
         return document
 
     async def _ask(self, job: Callable[[], Any], key: FinalKey) -> Any:

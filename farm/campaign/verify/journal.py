@@ -30,22 +30,22 @@ class VerificationJournal:
         """Return earlier measurements of each task's finalists: some columns, in the order of writing."""
         found: dict[RecordKey, list[dict[str, Any]]] = defaultdict(list)
         columns = ("board_type", "workload", "operating_point", *_KEPT)
-        for row in self._store.fetch_trials(self._campaign, purpose=WINNER_TRIAL, columns=columns):
+        for row in self._store.trials.fetch(self._campaign, purpose=WINNER_TRIAL, columns=columns):
             key = RecordKey(row["board_type"], row["workload"], row["operating_point"])
             found[key].append({name: row[name] for name in _KEPT})
         return dict(found)
 
     def fetch_workloads(self) -> dict[tuple[str, str], dict[str, Any]]:
-        return {(row["board_type"], row["hash"]): row for row in self._store.fetch_workloads(self._campaign)}
+        return {(row["board_type"], row["hash"]): row for row in self._store.workloads.fetch(self._campaign)}
 
     def fetch_known(self, key: RecordKey) -> list[dict[str, Any]]:
-        return self._store.fetch_known_candidates(
+        return self._store.trials.fetch_known_candidates(
             key.workload, key.board_type, key.point, self._simulated[key.board_type]
         )
 
     def find_record(self, key: RecordKey) -> Record | None:
         """Return the present record. An imported one does not count: its candidate takes part like any other."""
-        found = self._store.fetch_records(
+        found = self._store.records.fetch(
             workloads=[key.workload],
             board_type=key.board_type,
             operating_point=key.point,
@@ -66,7 +66,7 @@ class VerificationJournal:
         """
         key = RecordKey(record.board_type, record.workload, record.operating_point)
         present = self.find_record(key)
-        return self._store.save_record(record, replace=present is None or present.candidate in compared)
+        return self._store.records.save(record, replace=present is None or present.candidate in compared)
 
     def write_failed_check(self, key: RecordKey, program: Program, status: Status, message: str) -> None:
         """Write that a candidate failed before it was timed again, by its own fault."""
@@ -81,7 +81,7 @@ class VerificationJournal:
 
     def event(self, kind: str, key: RecordKey, name: str, message: str) -> None:
         """Write an event of a task, whose workload has a name."""
-        self._store.add_event(kind, f"{name} on {key.board_type} at {key.point}", message)
+        self._store.events.add(kind, f"{name} on {key.board_type} at {key.point}", message)
 
     def _write(
         self, key: RecordKey, program: Program, attempt: int, outcome: Outcome, held_s: float | None
@@ -100,7 +100,7 @@ class VerificationJournal:
             board_type=key.board_type,
             purpose=WINNER_TRIAL,
         )
-        self._store.add_trial(trial)
+        self._store.trials.add(trial)
         return trial.median_s
 
 

@@ -98,8 +98,8 @@ class VerificationTask:
     ) -> TaskResult | None:
         """Choose the participants; return a result where there is nothing to measure.
 
-        `known` are rows of `Store.fetch_known_candidates`, `trials` earlier measurements of verification. Candidates
-        that were compared with the incumbent under equal conditions are left out.
+        `known` are rows of `store.trials.fetch_known_candidates`, `trials` earlier measurements of verification.
+        Candidates that were compared with the incumbent under equal conditions are left out.
         """
         rounds = read_rounds(trials)
         blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]

@@ -20,7 +20,7 @@ from farm.services.notices.document import NoticesDocument, WayDocument, read_no
 from farm.services.notices.sending import TIMEOUT_S, Notice, send
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.event_stream import MARK_KIND, Mark, StoreEvent
+from farm.store.events import MARK_KIND, Mark, StoreEvent
 from farm.values import Health
 
 _PERIOD_S, _DISK_PERIOD_S = 1.0, 60.0
@@ -79,7 +79,7 @@ class Notifier:
         while not self._ended.is_set():
             disk = shutil.disk_usage(self._settings.home_path)
             if (is_full := disk.free < nearly_full * disk.total) and not is_told:
-                store.add_event(_NEARLY_FULL, "store", f"{disk.free >> 20} MiB are free of {disk.total >> 20} MiB")
+                store.events.add(_NEARLY_FULL, "store", f"{disk.free >> 20} MiB are free of {disk.total >> 20} MiB")
             # Told again only once there was clearly more.
             is_told = is_full or (is_told and disk.free < 1.2 * nearly_full * disk.total)
             self._ended.wait(_DISK_PERIOD_S)
@@ -88,10 +88,10 @@ class Notifier:
         owner = name_mark(self._settings.home_path, name)
         mark = read_mark(store, owner)
         if mark is None:  # a new way hears of what happens from now on
-            mark = store.fetch_mark_of_events()
+            mark = store.events.fetch_mark()
             write_mark(store, owner, mark)
         while not self._ended.is_set():
-            happened = store.fetch_events_after(mark, _MOST)
+            happened = store.events.fetch_after(mark, _MOST)
             for event in happened:
                 notice = to_notice(event)
                 if notice is not None and notice.kind in way.classes:
@@ -144,7 +144,7 @@ def name_mark(home: Path, way: str) -> str:
 
 def read_mark(store: Store, owner: str) -> Mark | None:
     """How far a way has been served; None where it never was."""
-    marks = [row for row in store.fetch_events(owner) if row["kind"] == MARK_KIND]
+    marks = [row for row in store.events.fetch(owner) if row["kind"] == MARK_KIND]
     with contextlib.suppress(ValueError, TypeError):
         return Mark(*json.loads(marks[-1]["message"])) if marks else None
     return None
@@ -152,4 +152,4 @@ def read_mark(store: Store, owner: str) -> Mark | None:
 
 def write_mark(store: Store, owner: str, mark: Mark) -> None:
     """Note how far a way has been served."""
-    store.add_event(MARK_KIND, owner, json.dumps(list(mark)))
+    store.events.add(MARK_KIND, owner, json.dumps(list(mark)))

@@ -28,8 +28,8 @@ _WORTH_SAYING = 0.005
 
 def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
     """Return the whole sweep; picks are for `goal` or its own. Raises UsageError where there is none."""
-    row = store.require_sweep(sweep)
-    rows = store.fetch_sweep_points(sweep)
+    row = store.sweeps.require(sweep)
+    rows = store.sweeps.fetch_points(sweep)
     grid, goal = _read_grid(row), goal or stored.goal_from_dict(row["goal"])
     settings, summary = dict(row["settings"]), dict(row["summary"] or {})
     visits = stored.read_visits(rows)

@@ -59,7 +59,7 @@ def preview(
     named: bool,
     rows: Sequence[Mapping[str, Any]],
 ) -> SweepPreview:
-    """Plan a sweep from the store's data on its boards. `rows` are those of `Store.fetch_boards`.
+    """Plan a sweep from the store's data on its boards. `rows` are those of `store.boards.fetch`.
 
     `named`: the user named the objective. Raises UsageError for what no board here can do, UnavailableError and
     BoardUnsafeError where an operator has to act first.

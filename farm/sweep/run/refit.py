@@ -55,7 +55,7 @@ def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
 def choose_candidates(rows: Sequence[Mapping[str, Any]], recorded: str, top_k: int) -> list[Mapping[str, Any]]:
     """Return the record's candidate and the fastest others, `top_k` in all; none where there is no choice.
 
-    `rows` are what `Store.fetch_known_candidates` returns.
+    `rows` are what `store.trials.fetch_known_candidates` returns.
     """
     good = sorted((row for row in rows if row["median_s"]), key=lambda row: float(row["median_s"]))
     first = [row for row in good if row["candidate"] == recorded]
@@ -100,7 +100,7 @@ class Bench:
     def fetch_records(self, point: str) -> dict[str, Record]:
         """Return the records of a point, by workload."""
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
-        found = self.store.fetch_records(board_type=kind, operating_point=point, simulated=simulated)
+        found = self.store.records.fetch(board_type=kind, operating_point=point, simulated=simulated)
         return {record.workload: record for record in found}
 
     def plan_spec(self, rival: Rival) -> MeasureSpec:
@@ -121,7 +121,7 @@ class Bench:
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
         found = {
             record.workload: choose_candidates(
-                self.store.fetch_known_candidates(record.workload, kind, DEFAULT_POINT, simulated),
+                self.store.trials.fetch_known_candidates(record.workload, kind, DEFAULT_POINT, simulated),
                 record.candidate,
                 top_k,
             )
@@ -166,7 +166,7 @@ def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Seq
     checked = zip(won, _check(bench, won), strict=True)
     records = [_to_record(bench, *each, point, check) for each, check in checked if check.matches]
     for record in records:
-        bench.store.save_record(record)
+        bench.store.records.save(record)
     kept = {record.workload for record in records}
     lines = [_describe(each, retrials.contests[each.workload], found[each.workload], kept) for each in tried]
     better = sum(line["differs"] for line in lines)

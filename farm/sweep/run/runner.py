@@ -52,7 +52,7 @@ def run_sweep(
     board_type = require_board_type(where.board_type)
     source = resolve_model(wanted.model)
     _check_batches(wanted, source)
-    found = preview(wanted, where, board_type, goal, objective_named, store.fetch_boards())
+    found = preview(wanted, where, board_type, goal, objective_named, store.boards.fetch())
     session = SweepSession(wanted, where, board_type, source, settings, store, say, made)
     session.compile(found.target, found.simulated)
     with session:
@@ -60,7 +60,7 @@ def run_sweep(
         goal, notes = order.require_goal(goal, bool(description.total_rails), objective_named)
         grid, more = session.plan_grid(description)
         more += session.prepare(description)
-        sweep = store.start_sweep(
+        sweep = store.sweeps.start(
             command="sweep run",
             model=source.name,
             model_sha256=source.sha256,
@@ -90,7 +90,7 @@ def preview_sweep(
     """Plan what `run_sweep` would do, as far as is known before a board is taken. Raises the same errors."""
     _check_batches(wanted, resolve_model(wanted.model))
     board_type = require_board_type(where.board_type)
-    return preview(wanted, where, board_type, goal, objective_named, store.fetch_boards())
+    return preview(wanted, where, board_type, goal, objective_named, store.boards.fetch())
 
 
 def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: Goal | None = None) -> None:
@@ -99,7 +99,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     With a `goal` it continues until nothing can change the pick for that, beyond any budget of points.
     """
     close_abandoned_sweeps(store)
-    row = store.require_sweep(sweep)
+    row = store.sweeps.require(sweep)
     request = dict(row["request"])
     where, origin = SweepPlace(**request.pop("where")), str(request.pop("origin"))
     wanted = SweepOrder.from_dict(request)
@@ -112,7 +112,7 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     if goal is not None:
         wanted = dataclasses.replace(wanted, budget_points=None)
     goal = goal or stored.goal_from_dict(row["goal"])
-    found = preview(wanted, where, board_type, goal, False, store.fetch_boards())
+    found = preview(wanted, where, board_type, goal, False, store.boards.fetch())
     session = SweepSession(wanted, where, board_type, source, settings, store, say)
     session.compile(found.target, found.simulated)
     with session:
@@ -122,8 +122,8 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
         grid = stored.grid_from_dict(row["grid"])
         session.require_grid(grid, description)
         session.prepare(description)
-        store.resume_sweep(sweep, process_identity())
-        before = stored.read_visits(store.fetch_sweep_points(sweep))
+        store.sweeps.resume(sweep, process_identity())
+        before = stored.read_visits(store.sweeps.fetch_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
         session.sweep(sweep, row["started_at"], grid, goal, before)
 

@@ -226,12 +226,12 @@ class SweepSession:
                     if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError)
                     else "failed"
                 )
-                self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
+                self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
             if isinstance(error, KeyboardInterrupt | TransientError | UnavailableError):
                 self._say(f"`farm sweep resume {sweep}` goes on from here")
             raise
         state = "voided" if conductor.void else "finished"
-        self._store.finish_sweep(sweep, state, self._summarise(conductor, visitor))
+        self._store.sweeps.finish(sweep, state, self._summarise(conductor, visitor))
 
     def _refit(self, sweep: int, conductor: Conductor, goal: Goal, settings: adaptive.PlannerSettings) -> None:
         """Retry schedules at the points that matter. A board that is lost meanwhile ends only this."""
@@ -349,7 +349,7 @@ class SweepSession:
 def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
     """Return the highest number of a visit, by series."""
     numbers: dict[Series, int] = {}
-    for row in store.fetch_sweep_points(sweep):
+    for row in store.sweeps.fetch_points(sweep):
         series = (row["variant"], row["batch"])
         numbers[series] = max(numbers.get(series, 0), row["visit"])
     return numbers

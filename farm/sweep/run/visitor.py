@@ -177,7 +177,7 @@ class Visitor:
     def _keep(self, series: Series, measurement: PointMeasurement, outcome: Outcome) -> None:
         number = self._numbers[series] = self._numbers.get(series, 0) + 1
         variant, batch = series
-        self._store.add_sweep_point(
+        self._store.sweeps.add_point(
             self._orders.sweep,
             variant=variant,
             batch=batch,

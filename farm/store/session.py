@@ -1,4 +1,4 @@
-"""The base of every group of queries: one database, one transaction per write, and the two clocks."""
+"""One open database: a transaction per write, reads, and the two clocks. `StorePart` is the base of its parts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from farm.settings import StoreLocation
 from farm.store import database
 from farm.store.clock import Instant
 
+# SQLite takes 32766 values in one statement; older builds of it take 999.
+VALUES_AT_ONCE = 500
 
-class Base(Closing):
+
+class StoreSession(Closing):
     """An open store. Safe for several processes; one thread per instance."""
 
     def __init__(
@@ -31,26 +34,24 @@ class Base(Closing):
         """
         self.location = location
         self._given_clock, self._given_wall_clock = clock, wall_clock
-        self._database = database.open_database(location)
-        self._engine = self._database.engine
+        self.database = database.open_database(location)
+        self.engine = self.database.engine
         self._writer: sa.Connection | None = None
-        # Campaigns that this process has taken as their engine (`EngineQueries.take_campaign`).
-        self._taken: set[int] = set()
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     @contextlib.contextmanager
-    def _writing(self, durably: bool = False) -> Iterator[sa.Connection]:
+    def writing(self, durably: bool = False) -> Iterator[sa.Connection]:
         """`durably`: the write survives a power cut once this returns."""
-        with database.translated(self._database), self._database.writing(durably) as connection:
+        with database.translated(self.database), self.database.writing(durably) as connection:
             self._writer = connection
             try:
                 yield connection
             finally:
                 self._writer = None
 
-    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    def rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         """Fetch the rows of a query; retry once on another connection if it was lost."""
         try:
             return self._rows_once(query)
@@ -60,29 +61,40 @@ class Base(Closing):
             return self._rows_once(query)
 
     def _rows_once(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        with database.translated(self._database), self._engine.connect() as connection:
+        with database.translated(self.database), self.engine.connect() as connection:
             found = connection.execute(query)
             # Not `mappings()`, which is three times slower: campaigns have a hundred thousand trials.
             names = tuple(found.keys())
             return [dict(zip(names, row, strict=True)) for row in found.all()]
 
-    def _insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
-        """Insert a row unless it violates a unique constraint; return whether it was inserted."""
-        return self._insert_all_new(connection, table, [row]) == 1
+    def count(self, table: sa.Table) -> int:
+        """The number of rows of a table."""
+        return int(self.rows(sa.select(sa.func.count().label("rows")).select_from(table))[0]["rows"])
 
-    def _insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
-        """As `_insert_new`, for rows of the same columns; return how many were inserted."""
-        insert = self._database.insert(table).on_conflict_do_nothing().inline()
+    def insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
+        """Insert a row unless it violates a unique constraint; return whether it was inserted."""
+        return self.insert_all_new(connection, table, [row]) == 1
+
+    def insert_all_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> int:
+        """As `insert_new`, for rows of the same columns; return how many were inserted."""
+        insert = self.database.insert(table).on_conflict_do_nothing().inline()
         return connection.execute(insert, list(rows), execution_options={"preserve_rowcount": True}).rowcount
 
-    def _clock(self) -> Instant:
+    def clock(self) -> Instant:
         if self._given_clock is not None:
             return self._given_clock()
-        with database.translated(self._database):
-            return self._database.read_clock(self._writer)
+        with database.translated(self.database):
+            return self.database.read_clock(self._writer)
 
-    def _wall_clock(self) -> float:
+    def wall_clock(self) -> float:
         if self._given_wall_clock is not None:
             return self._given_wall_clock()
-        with database.translated(self._database):
-            return self._database.read_wall_clock(self._writer)
+        with database.translated(self.database):
+            return self.database.read_wall_clock(self._writer)
+
+
+class StorePart:
+    """A part of the store: the queries on some of its tables."""
+
+    def __init__(self, db: StoreSession) -> None:
+        self._db = db

@@ -13,8 +13,10 @@ import sqlalchemy as sa
 
 from device_agent.protocol import Outcome, Status
 from farm.store import schema
-from farm.store.records import RecordQueries, is_of
-from farm.store.trials import TrialQueries, to_row
+from farm.store.records import StoredRecords, is_of
+from farm.store.session import StorePart, StoreSession
+from farm.store.trials import Trials, to_row
+from farm.store.workloads import Workloads
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
 
 IMPORTED = "imported"
@@ -24,7 +26,7 @@ IMPORTED = "imported"
 class RecordBundle:
     """A part of a farm's memory: records, the trials of their candidates, and the workloads of both.
 
-    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `save_workloads`. `store` is
+    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `save`. `store` is
     the identity of their store.
     """
 
@@ -53,12 +55,16 @@ def is_better(one: Record, other: Record) -> bool:
     return (one.evidence is None, one.median_s) < (other.evidence is None, other.median_s)
 
 
-class MergingQueries(RecordQueries, TrialQueries):
+class Imports(StorePart):
     """Queries that give a bundle and take one in."""
+
+    def __init__(self, db: StoreSession, workloads: Workloads, trials: Trials, records: StoredRecords) -> None:
+        super().__init__(db)
+        self._workloads, self._trials, self._records = workloads, trials, records
 
     def fetch_identity(self) -> str:
         """Return this store's unique identity."""
-        [row] = self._rows(sa.select(schema.identity.c.id))
+        [row] = self._db.rows(sa.select(schema.identity.c.id))
         return str(row["id"])
 
     def fetch_bundle(self, records: Sequence[Record]) -> RecordBundle:
@@ -66,7 +72,7 @@ class MergingQueries(RecordQueries, TrialQueries):
         table = schema.trials
         trials: list[tuple[Trial, float]] = []
         for record in records:
-            rows = self._rows(
+            rows = self._db.rows(
                 sa.select(table)
                 .where(
                     table.c.workload == record.workload,
@@ -79,12 +85,12 @@ class MergingQueries(RecordQueries, TrialQueries):
             )
             trials += [(_to_trial(row), float(row["recorded_at"])) for row in rows]
         hashes = sorted({record.workload for record in records})
-        rows = list(self.fetch_workload_rows(hashes).values())
+        rows = list(self._workloads.fetch_by_hash(hashes).values())
         campaigns = schema.campaigns
         named = sa.select(campaigns.c.id, campaigns.c.model).where(
             campaigns.c.id.in_(sorted({trial.campaign for trial, _ in trials}))
         )
-        models = {row["id"]: row["model"] for row in self._rows(named)}
+        models = {row["id"]: row["model"] for row in self._db.rows(named)}
         kept = tuple({key: value for key, value in row.items() if key != "added_at"} for row in rows)
         return RecordBundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
 
@@ -97,10 +103,10 @@ class MergingQueries(RecordQueries, TrialQueries):
         here is refused. `source` names the bundle's origin for people.
         """
         taken = Taken()
-        with self._writing() as connection:
-            now = self._wall_clock()
+        with self._db.writing() as connection:
+            now = self._db.wall_clock()
             for workload in bundle.workloads:
-                taken.workloads += self._insert_new(connection, schema.workloads, {**workload, "added_at": now})
+                taken.workloads += self._db.insert_new(connection, schema.workloads, {**workload, "added_at": now})
             origin = {"store": bundle.store, "source": source, "by": by, "at": now}
             campaigns: dict[int, int] = {}
             rows = []
@@ -113,7 +119,7 @@ class MergingQueries(RecordQueries, TrialQueries):
                     campaigns[trial.campaign] = self._require_import(connection, trial.campaign, model, origin)
                 row = to_row(dataclasses.replace(trial, campaign=campaigns[trial.campaign]), recorded_at)
                 rows.append(row)
-            taken.trials = self._insert_trials(connection, rows)
+            taken.trials = self._trials.insert(connection, rows)
             for record in bundle.records:
                 self._take_record(connection, record, origin, bundle.store, taken)
         return taken
@@ -151,7 +157,7 @@ class MergingQueries(RecordQueries, TrialQueries):
                 kept = dataclasses.replace(record, origin=dict(origin))
         else:
             kept = dataclasses.replace(record, origin=first)
-        self._put_record(connection, kept, record.verified_at or self._wall_clock())
+        self._records.put(connection, kept, record.verified_at or self._db.wall_clock())
         taken.records += 1
 
     def _was_tried(self, connection: sa.Connection, *place: Any) -> bool:

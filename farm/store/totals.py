@@ -1,6 +1,4 @@
-"""Queries for Prometheus: the status of each campaign, and sums over its trials. They read no trial into Python, nor a
-campaign's order.
-"""
+"""Sums over trials and records, which read no trial into Python: for plans, pages and Prometheus."""
 
 from __future__ import annotations
 
@@ -13,13 +11,14 @@ import sqlalchemy as sa
 
 from device_agent.protocol import FaultSide
 from farm.store import schema
-from farm.store.base import Base
+from farm.store.session import VALUES_AT_ONCE, StorePart
 from farm.values import SEARCH_TRIAL, CampaignState
 
 # Enough for a steady median; older trials were measured under other settings.
 NEWEST_TRIALS = 2000
-# SQLite takes 32766 values in one statement; older builds of it take 999.
-_HASHES_AT_ONCE = 500
+# The fields of the progress document that do not grow with the campaign's tasks.
+_PROGRESS = ("models", "boards", "eta_s", "wall_clock_s", "search_s")
+_OVER = [str(state) for state in CampaignState if state.over]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +30,13 @@ class TrialCosts:
     build_s: float | None = None
 
 
-class CoverageQueries(Base):
-    """Queries over `trials` and `records` that count."""
+class Totals(StorePart):
+    """Sums over `trials` and `records`: for plans, pages and Prometheus. None reads the long columns."""
 
     def fetch_trial_costs(self, board_type: str, *, simulated: bool) -> TrialCosts:
         """What a trial costs on boards of a type, over the newest `NEWEST_TRIALS` that reached one."""
         trials = schema.trials
-        rows = self._rows(
+        rows = self._db.rows(
             sa.select(trials.c.held_s, trials.c.build_s)
             .where(
                 trials.c.board_type == board_type,
@@ -59,15 +58,15 @@ class CoverageQueries(Base):
         """The number of candidates with trials, good or bad, by workload and operating point; zeros left out."""
         trials = schema.trials
         rows: list[dict[str, Any]] = []
-        for first in range(0, len(workloads), _HASHES_AT_ONCE):
-            rows += self._rows(
+        for first in range(0, len(workloads), VALUES_AT_ONCE):
+            rows += self._db.rows(
                 sa.select(
                     trials.c.workload,
                     trials.c.operating_point,
                     sa.func.count(sa.distinct(trials.c.candidate)).label("n"),
                 )
                 .where(
-                    trials.c.workload.in_(list(workloads[first : first + _HASHES_AT_ONCE])),
+                    trials.c.workload.in_(list(workloads[first : first + VALUES_AT_ONCE])),
                     trials.c.board_type == board_type,
                     trials.c.simulated == simulated,
                     sa.or_(trials.c.fault_side.is_(None), trials.c.fault_side == str(FaultSide.CANDIDATE)),
@@ -80,10 +79,10 @@ class CoverageQueries(Base):
         """The workloads with a record, each with its operating point."""
         table = schema.records
         found: set[tuple[str, str]] = set()
-        for first in range(0, len(workloads), _HASHES_AT_ONCE):
-            rows = self._rows(
+        for first in range(0, len(workloads), VALUES_AT_ONCE):
+            rows = self._db.rows(
                 sa.select(table.c.workload, table.c.operating_point).where(
-                    table.c.workload.in_(list(workloads[first : first + _HASHES_AT_ONCE])),
+                    table.c.workload.in_(list(workloads[first : first + VALUES_AT_ONCE])),
                     table.c.board_type == board_type,
                     table.c.simulated == simulated,
                 )
@@ -91,18 +90,16 @@ class CoverageQueries(Base):
             found |= {(row["workload"], row["operating_point"]) for row in rows}
         return found
 
+    # Of one campaign
 
-class CampaignTotals(Base):
-    """Sums over the `trials` of one campaign. None reads the long columns."""
-
-    def fetch_board_totals(self, campaign: int) -> list[dict[str, Any]]:
+    def fetch_by_board(self, campaign: int) -> list[dict[str, Any]]:
         """Trials by `board_type`, `board` (None: never on one), `purpose`, `status` and `fault_side`.
 
         Each with `trials`, their number, and `held_s`, how long they held the board.
         """
         table = schema.trials
         key = (table.c.board_type, table.c.board, table.c.purpose, table.c.status, table.c.fault_side)
-        return self._rows(
+        return self._db.rows(
             sa.select(*key, sa.func.count().label("trials"), schema.total(table.c.held_s).label("held_s"))
             .where(table.c.campaign == campaign)
             .group_by(*key)
@@ -112,30 +109,13 @@ class CampaignTotals(Base):
     def fetch_course(self, campaign: int) -> list[dict[str, Any]]:
         """`board_type`, `workload`, `operating_point` and `median_s` (s) of every counted trial, in order."""
         table = schema.trials
-        return self._rows(
+        return self._db.rows(
             sa.select(table.c.board_type, table.c.workload, table.c.operating_point, schema.sound_median_s)
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )
 
-
-# The fields of the progress document that do not grow with the campaign's tasks.
-_PROGRESS = ("models", "boards", "eta_s", "wall_clock_s", "search_s")
-_OVER = [str(state) for state in CampaignState if state.over]
-
-
-class CampaignMetrics(Base):
-    """Queries on campaigns and trials for Prometheus."""
-
-    def count_campaigns(self) -> dict[str, int]:
-        """Fleet campaigns by state; states without any are missing."""
-        common, fleet = schema.campaigns, schema.fleet_campaigns
-        rows = self._rows(
-            sa.select(common.c.state, sa.func.count().label("campaigns"))
-            .join(fleet, fleet.c.campaign == common.c.id)
-            .group_by(common.c.state)
-        )
-        return {row["state"]: row["campaigns"] for row in rows}
+    # For Prometheus
 
     def fetch_standings(self, lately_s: float, most: int) -> list[dict[str, Any]]:
         """Campaigns that are not over, or ended less than `lately_s` ago: the `most` newest, oldest first.
@@ -145,18 +125,18 @@ class CampaignMetrics(Base):
         """
         common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
         parts = [progress.c.progress[name].label(name) for name in _PROGRESS]
-        rows = self._rows(
+        rows = self._db.rows(
             sa.select(common.c.id, fleet.c.name, common.c.state, fleet.c.wanted, *parts)
             .join(fleet, fleet.c.campaign == common.c.id)
             .outerjoin(progress, progress.c.campaign == common.c.id)
-            .where(common.c.state.not_in(_OVER) | (common.c.finished_at >= self._wall_clock() - lately_s))
+            .where(common.c.state.not_in(_OVER) | (common.c.finished_at >= self._db.wall_clock() - lately_s))
             .order_by(common.c.id.desc())
             .limit(most)
         )
         of = schema.campaign_workloads.c
         types: dict[int, list[str]] = {}
         wanted = [row["id"] for row in rows]
-        for pair in self._rows(sa.select(of.campaign, of.board_type).where(of.campaign.in_(wanted)).distinct()):
+        for pair in self._db.rows(sa.select(of.campaign, of.board_type).where(of.campaign.in_(wanted)).distinct()):
             types.setdefault(pair["campaign"], []).append(pair["board_type"])
         return [row | {"board_types": sorted(types.get(row["id"], ()))} for row in reversed(rows)]
 
@@ -169,7 +149,7 @@ class CampaignMetrics(Base):
         """
         before = before or {"mark": 0, "by_side": {}, "build_s": 0.0, "board_s": 0.0}
         table = schema.trials
-        rows = self._rows(
+        rows = self._db.rows(
             sa.select(
                 table.c.fault_side,
                 sa.func.count().filter(table.c.purpose == SEARCH_TRIAL).label("trials"),

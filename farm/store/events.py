@@ -1,0 +1,237 @@
+"""Events of boards and of everything else, in one form and in order of writing, for readers that continue."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from farm.store import schema
+from farm.store.session import StorePart
+
+# Board events by order of a person. A lease counts if it is a reservation, or ended by force.
+_ORDERED = (
+    *("registered", "updated", "removed", "replaced", "drain", "undrain", "quarantine", "clear", "retire"),
+    *("lease_forced", "power_cycled"),
+)
+_RESERVED = "reserved%"
+# The actors of what the farm does by itself.
+_AUTOMATIC = ("services",)
+
+
+# How many of the newest board events to search for a board's last fault: weeks of a small fleet, a day of a large one.
+_FAULTS_WITHIN = 50_000
+# Events of every board in every campaign, which are no news.
+_ROUTINE = ("board_taken", "board_left", "warm_start")
+_ROUTINE_OF_BOARDS = ("lease_taken", "lease_released", "lease_expired")
+# A server assigns numbers before transactions end: a smaller number may still appear among younger rows.
+_SETTLED_S = 2.0
+# An event that only stores how far a reader has come.
+MARK_KIND = "read_mark"
+
+
+class Mark(NamedTuple):
+    """How far a reader has come: the numbers of the last board event, and of the last other event."""
+
+    boards: int = 0
+    others: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreEvent:
+    """One event. `subject` is a board's name if `of_board`, else a campaign's or another subject.
+
+    `before` and `after` are a board's health. `mark` is the reader's position after it.
+    """
+
+    of_board: bool
+    id: int
+    at: float
+    kind: str
+    subject: str
+    text: str
+    mark: Mark
+    before: str = ""
+    after: str = ""
+    by: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OverviewMark:
+    """The numbers of the newest event, board event, trial and golden-kernel run."""
+
+    event: int = 0
+    board_event: int = 0
+    trial: int = 0
+    golden: int = 0
+
+
+class Events(StorePart):
+    """Queries on `events` and `board_events`."""
+
+    def add(self, kind: str, subject: str, message: str, by: str = "") -> None:
+        """Append an event; `by` is who ordered it, if a person did."""
+        about = {"kind": kind, "subject": subject, "message": message, "by": by}
+        with self._db.writing() as connection:
+            connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **about))
+
+    def fetch(self, subject: str | None = None) -> list[dict[str, Any]]:
+        """All events, oldest first, or those of one subject: a board's key, a campaign's name."""
+        query = sa.select(schema.events).order_by(schema.events.c.id)
+        return self._db.rows(query if subject is None else query.where(schema.events.c.subject == subject))
+
+    def fetch_of_boards(self, board: str | None = None) -> list[dict[str, Any]]:
+        """Events of a board, or of all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
+
+        Includes removed boards.
+        """
+        query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
+        if board is not None:
+            query = query.where(schema.board_events.c.board == board)
+        return self._db.rows(query)
+
+    def fetch_changes(
+        self, limit: int, *, since: float | None = None, subject: str | None = None, by: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The newest changes, newest first: `at` (s since the epoch), `by`, `kind`, `subject`, `message`.
+
+        `subject` is a board's or a campaign's name, `by` a prefix of a name.
+        """
+        own, boards = schema.events, schema.board_events
+        first = sa.select(own.c.at, own.c.by, own.c.kind, own.c.subject, own.c.message, own.c.id).where(own.c.by != "")
+        second = sa.select(
+            boards.c.at, boards.c.by, boards.c.kind, boards.c.board.label("subject"), boards.c.reason.label("message"),
+            boards.c.id,
+        ).where(
+            boards.c.kind.in_(_ORDERED) | ((boards.c.kind == "lease_taken") & boards.c.reason.like(_RESERVED)),
+            boards.c.by.not_in(_AUTOMATIC),
+            # A killed holder is discovered by the next client of the board.
+            sa.not_((boards.c.kind == "lease_forced") & boards.c.reason.like("%its process % is gone")),
+        )  # fmt: skip
+        rows: list[dict[str, Any]] = []
+        for query, table, name in ((first, own, own.c.subject), (second, boards, boards.c.board)):
+            if since is not None:
+                query = query.where(table.c.at >= since)
+            if subject is not None:
+                query = query.where(name == subject)
+            if by is not None:
+                query = query.where(sa.func.substr(table.c.by, 1, len(by)) == by)
+            rows += self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
+        rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
+        return [{key: row[key] for key in row if key != "id"} for row in rows[:limit]]
+
+    def fetch_newest(self, limit: int, subject: str | None = None, offset: int = 0) -> list[dict[str, Any]]:
+        """The newest events of boards and all else, newest first: `at`, `kind`, `subject`, `message`, `by`.
+
+        Leaves out routine events of boards. `subject` is a board's or a campaign's name.
+        """
+        own, boards = schema.events, schema.board_events
+        first = sa.select(own.c.at, own.c.kind, own.c.subject, own.c.message, own.c.by, own.c.id)
+        first = first.where(own.c.kind.not_in(_ROUTINE))
+        second = sa.select(
+            boards.c.at, boards.c.kind, boards.c.board.label("subject"), boards.c.reason.label("message"), boards.c.by,
+            boards.c.id,
+        ).where(boards.c.kind.not_in(_ROUTINE_OF_BOARDS))  # fmt: skip
+        if subject is not None:
+            first, second = first.where(own.c.subject == subject), second.where(boards.c.board == subject)
+        # Each side through its own index, so that neither is read as a whole.
+        wanted = limit + offset
+        rows = self._db.rows(first.order_by(own.c.id.desc()).limit(wanted))
+        rows += self._db.rows(second.order_by(boards.c.id.desc()).limit(wanted))
+        rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
+        return [{key: row[key] for key in row if key != "id"} for row in rows[offset:wanted]]
+
+    def fetch_changed_boards(self, after: int) -> list[str]:
+        """The boards with events after a mark's `board_event`."""
+        table = schema.board_events
+        return [row["board"] for row in self._db.rows(sa.select(table.c.board).where(table.c.id > after).distinct())]
+
+    def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[dict[str, Any]]:
+        """Board events of these kinds after a mark's `board_event`, oldest first."""
+        table = schema.board_events
+        query = sa.select(table).where(table.c.id > after, table.c.kind.in_(sorted(kinds)))
+        return self._db.rows(query.order_by(table.c.id))
+
+    def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, dict[str, Any]]:
+        """Each board's newest event of one of these kinds, if it is among the newest board events."""
+        table = schema.board_events
+        newest = sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery()
+        latest = sa.select(sa.func.max(table.c.id).label("id")).where(
+            table.c.kind.in_(sorted(kinds)),
+            table.c.id > newest - _FAULTS_WITHIN if board is None else table.c.board == board,
+        )
+        latest = latest.group_by(table.c.board)
+        rows = self._db.rows(sa.select(table).where(table.c.id.in_(latest)))
+        return {row["board"]: row for row in rows}
+
+    def fetch_board_users(self, board: str, limit: int) -> list[dict[str, Any]]:
+        """The latest holders of a board, newest first: `at`, `by`, `purpose`."""
+        table = schema.board_events
+        query = sa.select(table.c.at, table.c.by, table.c.reason.label("purpose"))
+        query = query.where(table.c.board == board, table.c.kind == "lease_taken")
+        return self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
+
+    def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[dict[str, Any]]:
+        """Events of boards in a time span, oldest first: they explain why boards stood idle."""
+        table = schema.board_events
+        query = sa.select(table.c.board, table.c.at, table.c.kind, table.c.after, table.c.reason)
+        query = query.where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))
+        return self._db.rows(query.order_by(table.c.id).limit(20_000))
+
+    def fetch_overview_mark(self) -> OverviewMark:
+        """The present mark, in one cheap query."""
+        tables = (schema.events, schema.board_events, schema.trials, schema.golden_samples)
+        newest = [sa.select(sa.func.coalesce(sa.func.max(each.c.id), 0)).scalar_subquery() for each in tables]
+        names = [field.name for field in dataclasses.fields(OverviewMark)]
+        [row] = self._db.rows(sa.select(*(query.label(name) for query, name in zip(newest, names, strict=True))))
+        return OverviewMark(**row)
+
+    # In order of writing
+
+    def fetch_mark(self) -> Mark:
+        """The mark after all present events."""
+        tables = (schema.board_events, schema.events)
+        last = [sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery() for table in tables]
+        [row] = self._db.rows(sa.select(last[0].label("boards"), last[1].label("others")))
+        return Mark(int(row["boards"]), int(row["others"]))
+
+    def fetch_after(self, after: Mark, most: int, since: float | None = None) -> list[StoreEvent]:
+        """The next `most` events of each kind after a mark, in order of time, without those before `since`."""
+        before = self._db.wall_clock() - (_SETTLED_S if isinstance(self._db.location, str) else -1e9)
+        found: list[list[dict[str, Any]]] = []
+        for table, last in ((schema.board_events, after.boards), (schema.events, after.others)):
+            query = (
+                sa.select(table).where(table.c.id > last, table.c.kind != MARK_KIND).order_by(table.c.id).limit(most)
+            )
+            rows = self._db.rows(query if since is None else query.where(table.c.at >= since))
+            # Up to the first unsettled event: what follows is read with it.
+            settled = next((number for number, row in enumerate(rows) if row["at"] > before), len(rows))
+            found.append(rows[:settled])
+        boards, others, events = after.boards, after.others, []
+        # Each kind in order of number, even if the clock was set back: a mark must not skip an event.
+        for row in heapq.merge(*found, key=lambda row: float(row["at"])):
+            of_board = "board" in row
+            boards, others = (row["id"], others) if of_board else (boards, row["id"])
+            events.append(_to_event(row, of_board, Mark(boards, others)))
+        return events
+
+    def fetch_last(self, most: int) -> list[StoreEvent]:
+        """The last `most` events of each kind, in order of time."""
+        firsts = []
+        for table in (schema.board_events, schema.events):
+            newest = sa.select(table.c.id).order_by(table.c.id.desc()).limit(most).subquery()
+            [row] = self._db.rows(sa.select(sa.func.coalesce(sa.func.min(newest.c.id), 1).label("id")))
+            firsts.append(int(row["id"]) - 1)
+        return self.fetch_after(Mark(*firsts), most)
+
+
+def _to_event(row: dict[str, Any], of_board: bool, mark: Mark) -> StoreEvent:
+    if of_board:
+        health = (row["before"] or "", row["after"] or "")
+        return StoreEvent(
+            True, row["id"], row["at"], row["kind"], row["board"], row["reason"], mark, *health, row["by"]
+        )
+    return StoreEvent(False, row["id"], row["at"], row["kind"], row["subject"], row["message"], mark)

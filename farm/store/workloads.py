@@ -1,0 +1,112 @@
+"""Workloads, and which campaign has which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.store import schema
+from farm.store.session import VALUES_AT_ONCE, StorePart
+
+# The columns that a hash covers: a differing row from elsewhere is not kept.
+_BOUND = ("module_json", "arguments", "target", "pipeline")
+
+
+class Workloads(StorePart):
+    """Queries on `workloads` and `campaign_workloads`."""
+
+    def save(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
+        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
+
+        `board_type` is optional and defaults to the campaign's. They were made from a model by this farm: a differing
+        row for the same hash is replaced.
+        """
+        with self._db.writing() as connection:
+            own = connection.execute(
+                sa.select(schema.campaigns.c.board_type).where(schema.campaigns.c.id == campaign)
+            ).scalar()
+            self.insert(connection, campaign, workloads, own or "")
+
+    def fetch(self, campaign: int) -> list[dict[str, Any]]:
+        """The workloads of a campaign in the given order, each with `board_type` and `weight`.
+
+        A workload of several board types appears once for each.
+        """
+        member, about = schema.campaign_workloads, schema.workloads
+        query = (
+            sa.select(about, member.c.board_type, member.c.weight)
+            .join(member, member.c.workload == about.c.hash)
+            .where(member.c.campaign == campaign)
+            .order_by(member.c.position)
+        )
+        return self._db.rows(query)
+
+    def fetch_names(self) -> list[tuple[str, str]]:
+        """Hash and name of every known workload, oldest first."""
+        table = schema.workloads
+        rows = self._db.rows(sa.select(table.c.hash, table.c.name).order_by(table.c.added_at, table.c.hash))
+        return [(row["hash"], row["name"]) for row in rows]
+
+    def insert(
+        self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
+    ) -> None:
+        table, member = schema.workloads, schema.campaign_workloads
+        count = sa.select(sa.func.max(member.c.position)).where(member.c.campaign == campaign)
+        last = connection.execute(count).scalar() or 0
+        for position, workload in enumerate(workloads, last + 1):
+            # Rows of `fetch` may return for another campaign.
+            row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
+            if not self._db.insert_new(connection, table, row | {"added_at": self._db.wall_clock()}):
+                self._bind(connection, row)
+            self._db.insert_new(
+                connection,
+                member,
+                {
+                    "campaign": campaign,
+                    "board_type": workload.get("board_type") or board_type,
+                    "workload": workload["hash"],
+                    "weight": workload["weight"],
+                    "position": position,
+                },
+            )
+
+    def _bind(self, connection: sa.Connection, row: Mapping[str, Any]) -> None:
+        table = schema.workloads
+        own = {name: row[name] for name in _BOUND}
+        query = sa.select(*(table.c[name] for name in _BOUND)).where(table.c.hash == row["hash"])
+        known = connection.execute(query).mappings().one()
+        if known["module_json"] != own["module_json"]:
+            connection.execute(table.update().where(table.c.hash == row["hash"]).values(**own))
+
+    def fetch_hashes(self) -> list[str]:
+        return [
+            row["hash"] for row in self._db.rows(sa.select(schema.workloads.c.hash).order_by(schema.workloads.c.hash))
+        ]
+
+    def remove(self, hashes: Sequence[str]) -> int:
+        """Remove workloads with their records, trials and places in campaigns; return the number of trials.
+
+        For workloads that do not match their hash: their measurements are worthless.
+        """
+        trials, records, members, table = schema.trials, schema.records, schema.campaign_workloads, schema.workloads
+        with self._db.writing(durably=True) as connection, schema.deletable(connection):
+            gone = 0
+            for each in hashes:
+                connection.execute(records.delete().where(records.c.workload == each))
+                gone += connection.execute(trials.delete().where(trials.c.workload == each)).rowcount
+                connection.execute(members.delete().where(members.c.workload == each))
+                connection.execute(table.delete().where(table.c.hash == each))
+            return gone
+
+    def fetch_by_hash(self, hashes: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Workload rows by hash; unknown hashes are left out."""
+        found: dict[str, dict[str, Any]] = {}
+        for first in range(0, len(hashes), VALUES_AT_ONCE):
+            some = list(hashes[first : first + VALUES_AT_ONCE])
+            found |= {
+                row["hash"]: row
+                for row in self._db.rows(sa.select(schema.workloads).where(schema.workloads.c.hash.in_(some)))
+            }
+        return found
