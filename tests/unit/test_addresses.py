@@ -27,15 +27,15 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     return tmp_path
 
 
-def test_a_registered_key_goes_before_every_default(home: pathlib.Path) -> None:
-    """`~` is the home folder of the user who runs the farm; host, user, port and pinned key are passed on."""
+def test_the_key_of_a_board_goes_from_the_nearest_to_the_usual(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`~` is the home folder of the user who runs the farm; host, user, port and pinned key are passed on.
+    FARM_SSH_KEY, or what the caller names in its place.
+    """
     address = to_ssh_address(Ssh(BOARD.host, "farm", 2222, "~/keys/farm", BOARD.host_key), "/other")
     assert (address.host, address.user, address.port) == ("nano-01.lan", "farm", 2222)
     assert (address.key_file, address.host_key) == (home / "keys/farm", BOARD.host_key)
-
-
-def test_the_farms_key_is_for_boards_without_one(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FARM_SSH_KEY, or what the caller names in its place."""
     monkeypatch.setenv("FARM_SSH_KEY", "~/farm_key")
     assert to_ssh_address(BOARD).key_file == home / "farm_key"
     assert to_ssh_address(BOARD, "/other").key_file == pathlib.Path("/other")

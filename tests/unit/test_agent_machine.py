@@ -47,8 +47,11 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_evidence_is_in_si_units_and_leaves_out_what_cannot_be_read(tree: pathlib.Path) -> None:
-    """Clocks come in Hz and temperatures in degrees; an unreadable clock or zone is missing, not zero."""
+def test_what_the_files_say_is_read(tree: pathlib.Path) -> None:
+    """Clocks come in Hz and temperatures in degrees; an unreadable clock or zone is missing, not zero. A fan at work is
+    no throttling; an active throttle alert and an over-current counter are. A board type's ignored zones (a constant
+    placeholder) appear nowhere. A file that is gone when it is read does not raise.
+    """
     evidence = Sensors(FileTree(tree)).read()
     assert evidence.cpu_freq_hz == {"0": 1_479_000_000}
     assert evidence.cpu_max_hz == {"0": 921_600_000}
@@ -56,24 +59,12 @@ def test_evidence_is_in_si_units_and_leaves_out_what_cannot_be_read(tree: pathli
     assert evidence.gpu_freq_hz is None
     assert evidence.busy_s == pytest.approx(1.65)
     assert evidence.load_1min == 0.5
-
-
-def test_what_slows_the_board_is_told_from_what_cools_it(tree: pathlib.Path) -> None:
-    """A fan at work is no throttling; an active throttle alert and an over-current counter are."""
     evidence = Sensors(FileTree(tree)).read()
     assert evidence.cooling == {"cpu-throttle-alert": 1}
     assert evidence.alarms == {"ina3221.curr1_max_alarm": 0, "soctherm_oc.oc1_event_cnt": 7}
-
-
-def test_zones_that_mean_nothing_are_left_out(tree: pathlib.Path) -> None:
-    """A board type's ignored zones (a constant placeholder) appear nowhere."""
     sensors = Sensors(FileTree(tree), ignore=("AO-therm",))
     assert sensors.thermal_zones == ("CPU-therm", "CPU-therm.10")
     assert "AO-therm" not in sensors.read().temperature_c
-
-
-def test_a_sensor_that_vanishes_is_missing(tree: pathlib.Path) -> None:
-    """A file that is gone when it is read does not raise."""
     sensors = Sensors(FileTree(tree))
     (tree / "sys/class/thermal/thermal_zone0/temp").unlink()
     assert "AO-therm" not in sensors.read().temperature_c

@@ -39,15 +39,13 @@ def test_values_are_small_and_never_constant(dtype: str) -> None:
     assert low <= wide.min() < wide.max() <= high
 
 
-def test_seeds_decide_the_values() -> None:
-    """The same seed gives the same values, another seed others; the first ones are known, on every machine."""
+def test_values_are_seeded_and_of_known_dtypes() -> None:
+    """The same seed gives the same values, another seed others; the first ones are known, on every machine. An unknown
+    dtype raises with its name.
+    """
     np.testing.assert_array_equal(arguments.values.__wrapped__(1), arguments.values(1))
     assert not np.array_equal(arguments.values(1), arguments.values(2))
     assert arguments.values(0)[:4].tolist() == [22979, 8976, 730, -15087]
-
-
-def test_an_unknown_dtype_is_named() -> None:
-    """An unknown dtype raises with its name."""
     with pytest.raises(arguments.UnknownDtypeError, match="float3"):
         arguments.pool("float3", 0)
 
@@ -64,17 +62,15 @@ def test_inputs_keep_their_order() -> None:
         engines.read_arrays(b"PK rubbish")
 
 
-def test_a_scalar_stays_one() -> None:
-    """A function that takes a number without dimensions refuses a vector of one."""
+def test_arrays_arrive_as_they_are() -> None:
+    """A function that takes a number without dimensions refuses a vector of one. NumPy's files have no name for it;
+    values that a program is checked with are of every type that it takes.
+    """
     scalar = np.array(3, "int64")
     turned = np.ones((2, 3)).T
     arrays = engines.read_arrays(pack_arrays({"index": scalar, "turned": turned}))
     assert arrays["index"].shape == ()
     assert arrays["turned"].flags.c_contiguous
-
-
-def test_bfloat16_arrives_as_such() -> None:
-    """NumPy's files have no name for it; values that a program is checked with are of every type that it takes."""
     inputs = make_inputs([((2, 3), "bfloat16"), ((2,), "int64"), ((2,), "float32")], seed=0)
     arrays = engines.read_arrays(pack_arrays(inputs))
     assert [str(array.dtype) for array in arrays.values()] == ["bfloat16", "int64", "float32"]
@@ -83,13 +79,9 @@ def test_bfloat16_arrives_as_such() -> None:
     assert back["arg_000"].dtype == arrays["arg_000"].dtype
 
 
-def test_a_library_is_loaded_as_it_is(tmp_path: pathlib.Path) -> None:
-    """A .so needs no linker."""
+def test_what_is_linked_on_a_board(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .so needs no linker. Linking without g++, gcc and ziglang raises with what to do."""
     assert session.link(tmp_path / "x.so") == tmp_path / "x.so"
-
-
-def test_a_board_without_a_linker_says_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linking without g++, gcc and ziglang raises with what to do."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(session.NoLinkerError, match="ziglang"):
@@ -121,25 +113,19 @@ def test_a_forked_body_never_returns_into_its_parent() -> None:
         assert os.waitstatus_to_exitcode(status) == code
 
 
-def test_killed_children_are_gone() -> None:
-    """After kill_children no child is left, also one in a process group of its own."""
+def test_processes_are_killed_reaped_and_told_of() -> None:
+    """After kill_children no child is left, also one in a process group of its own. Waiting for a process that lives on
+    gives up in time, and the process can still be reaped. Signals are named, also those that Python does not know.
+    """
     children = [processes.fork(signal.pause) for _ in range(3)]
     assert set(children) <= set(processes.find_children())
     assert processes.kill_children()
     assert processes.find_children() == []
-
-
-def test_reaping_has_a_deadline() -> None:
-    """Waiting for a process that lives on gives up in time, and the process can still be reaped."""
     pid = processes.fork(signal.pause)
     assert processes.reap(pid, time.monotonic() + 0.01) is None
     assert not processes.has_ended(pid)
     processes.kill_group(pid)
     assert processes.reap(pid, time.monotonic() + 10) == signal.SIGKILL
-
-
-def test_ends_are_put_in_words() -> None:
-    """Signals are named, also those that Python does not know."""
     assert processes.describe_end(signal.SIGSEGV) == "killed by SIGSEGV"
     assert processes.describe_end(3 << 8) == "exit code 3"
     assert processes.signal_name(63) == "signal 63"

@@ -81,25 +81,19 @@ def test_evidence_decides(before: Evidence, after: Evidence, status: Status, wor
     assert outcome.latency_s == (1.0, 1.01, 0.99)
 
 
-def test_free_clocks_may_move() -> None:
-    """Where nothing is held, a governor that changes the clock is no drift."""
+def test_what_is_no_fault_of_a_measurement() -> None:
+    """Where nothing is held, a governor that changes the clock is no drift. A candidate that crashed on a hot board has
+    crashed. Samples that spread past the bound are noisy; without a bound, or with two samples, they are not.
+    """
     moved = changed(cpu_freq_hz={"0": 102_000_000, "1": 102_000_000}, memory_freq_hz=204_000_000)
     assert measurement.judge(ok(STEADY, moved), {}, None).status is Status.OK
-
-
-def test_noise_is_judged_only_where_a_bound_is_given() -> None:
-    """Samples that spread past the bound are noisy; without a bound, or with two samples, they are not."""
+    crashed = Outcome(Status.CRASHED, before=STEADY, after=changed(cooling={"x": 1}))
+    assert measurement.judge(crashed, HELD, 0.01) is crashed
     wild = ok(STEADY, STEADY, (1.0, 1.5, 2.0, 1.2))
     assert measurement.judge(wild, HELD, 0.05).status is Status.NOISY
     assert "5.0% is allowed" in measurement.judge(wild, HELD, 0.05).message
     assert measurement.judge(wild, HELD, None).status is Status.OK
     assert measurement.judge(ok(STEADY, STEADY, (1.0, 2.0)), HELD, 0.05).status is Status.OK
-
-
-def test_a_failure_keeps_its_own_status() -> None:
-    """A candidate that crashed on a hot board has crashed."""
-    crashed = Outcome(Status.CRASHED, before=STEADY, after=changed(cooling={"x": 1}))
-    assert measurement.judge(crashed, HELD, 0.01) is crashed
 
 
 def test_other_load_is_what_is_left_of_the_cpu_time() -> None:

@@ -39,42 +39,30 @@ def found(records: list[Record], point: str = DEFAULT_POINT) -> list[tuple[str, 
     return [(choice.record.candidate, choice.fit) for choice in book.find("aaaa", hash_for)]
 
 
-def test_the_same_point_comes_before_a_faster_one_elsewhere() -> None:
-    """What was measured at the clocks asked for is taken, however fast other clocks are."""
+def test_the_nearest_record_is_taken() -> None:
+    """What was measured at the clocks asked for is taken, however fast other clocks are. Another point of the same type
+    is nearer than the same point of another type. Nothing was measured at the point asked for: the default is taken,
+    not the fastest. Another farm's record at the very clocks serves only where there is none of our own for the
+    type. Boards with other cores may have workloads of the same hash; their records do not count.
+    """
     assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)]) == [
         (f"nano {DEFAULT_POINT}", RecordFit.EXACT),
         (f"nano {FAST}", RecordFit.OTHER_POINT),
     ]
-
-
-def test_the_own_type_comes_before_a_relative() -> None:
-    """Another point of the same type is nearer than the same point of another type."""
     assert found([record("nx", DEFAULT_POINT, 1.0, "bbbb"), record("nano", FAST, 2.0)]) == [
         (f"nano {FAST}", RecordFit.OTHER_POINT),
         (f"nx {DEFAULT_POINT}", RecordFit.OTHER_TYPE),
     ]
-
-
-def test_of_other_points_the_usual_clocks_come_first() -> None:
-    """Nothing was measured at the point asked for: the default is taken, not the fastest."""
     wanted = "mode=5W"
     assert found([record("nano", FAST, 1.0), record("nano", DEFAULT_POINT, 2.0)], wanted)[0] == (
         f"nano {DEFAULT_POINT}",
         RecordFit.OTHER_POINT,
     )
-
-
-def test_what_was_measured_here_comes_before_what_was_imported() -> None:
-    """Another farm's record at the very clocks serves only where there is none of our own for the type."""
     imported = dataclasses.replace(record("nano", DEFAULT_POINT, 1e-9), origin={"store": "other"})
     assert [name for name, _ in found([imported, record("nano", FAST, 2.0)])] == [
         f"nano {FAST}",
         f"nano {DEFAULT_POINT}",
     ]
-
-
-def test_a_type_that_is_no_relative_is_left_alone() -> None:
-    """Boards with other cores may have workloads of the same hash; their records do not count."""
     assert found([record("xavier", DEFAULT_POINT, 1.0), record("nx", DEFAULT_POINT, 1.0, "cccc")]) == []
 
 
@@ -89,31 +77,22 @@ def served(book: Records, *workloads: str) -> dict[str, str | None]:
     return {each: choice and choice.record.candidate for each, choice in found.items()}
 
 
-def test_a_record_that_lost_in_its_model_does_not_serve_it() -> None:
-    """Nor does the next best one; another model that has the same workload takes it all the same."""
+def test_a_decision_leaves_records_out() -> None:
+    """Nor does the next best one; another model that has the same workload takes it all the same. A decision is about
+    candidates: another one was not timed in the model. Where there is none, that at the usual clocks stands in. A
+    caller that times mixes of records says what is left out.
+    """
     records = [record("nano", DEFAULT_POINT, 1.0), record("nano", FAST, 1.0), record("nano", FAST, 1.0, "bbbb")]
     book = Records(records, "nano", decisions=[decided({"aaaa": f"nano {DEFAULT_POINT}"}, "bbbb", "aaaa")])
     assert served(book, "aaaa", "bbbb") == {"aaaa": None, "bbbb": f"nano {FAST}"}
     assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}
-
-
-def test_a_younger_record_is_taken_whatever_was_decided_about_the_older() -> None:
-    """A decision is about candidates: another one was not timed in the model."""
     book = Records([record("nano", DEFAULT_POINT, 1.0)], "nano", decisions=[decided({"aaaa": "older"}, "aaaa")])
     assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}
-
-
-def test_a_decision_at_the_point_asked_for_comes_before_the_usual_one() -> None:
-    """Where there is none, that at the usual clocks stands in."""
     usual = decided({"aaaa": f"nano {FAST}"}, "aaaa")
     own = decided({}, "aaaa", point=FAST)
     records = [record("nano", FAST, 1.0)]
     assert served(Records(records, "nano", FAST, decisions=[usual, own]), "aaaa") == {"aaaa": f"nano {FAST}"}
     assert served(Records(records, "nano", FAST, decisions=[usual]), "aaaa") == {"aaaa": None}
-
-
-def test_what_is_said_to_be_left_out_counts_more_than_what_was_decided() -> None:
-    """A caller that times mixes of records says what is left out."""
     decisions = [decided({"aaaa": f"nano {DEFAULT_POINT}"}, "aaaa")]
     book = Records([record("nano", DEFAULT_POINT, 1.0)], "nano", decisions=decisions, refused={})
     assert served(book, "aaaa") == {"aaaa": f"nano {DEFAULT_POINT}"}

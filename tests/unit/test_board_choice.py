@@ -16,14 +16,12 @@ def row(name: str, board_type: str = "jetson-nano", **fields: Any) -> dict[str, 
     return {"name": name, "board_type": board_type, **standard, **fields}
 
 
-def test_boards_of_the_type_are_taken_by_name() -> None:
-    """The pool has every board of the type, and no other, in the order of their names."""
+def test_boards_of_the_type_are_taken_real_ones_first() -> None:
+    """The pool has every board of the type, and no other, in the order of their names. Figures of both kinds never mix
+    in a run; a simulated board beside real ones is had by its name.
+    """
     rows = [row("n2"), row("x1", "jetson-tx2"), row("n1", state="offline")]
     assert plan_pool(rows, "jetson-nano", None) == ("n1", "n2")
-
-
-def test_simulated_boards_stand_in_only_where_there_are_no_others() -> None:
-    """Figures of both kinds never mix in a run; a simulated board beside real ones is had by its name."""
     rows = [row("real"), row("model", simulated=True)]
     assert plan_pool(rows, "jetson-nano", None) == ("real",)
     assert plan_pool(rows[1:], "jetson-nano", None) == ("model",)
@@ -42,20 +40,21 @@ def test_boards_of_the_other_kind_are_left_out_with_a_word() -> None:
         plan_pool(rows[1:], "jetson-nano", None, simulated=False)
 
 
-def test_a_type_without_boards_names_what_there_is() -> None:
-    """An unregistered board is wrong usage, with the registered types and the command to add one."""
+def test_what_has_no_board_is_refused() -> None:
+    """An unregistered board is wrong usage, with the registered types and the command to add one. A name that is of
+    another type, or of no board, is refused at once. A real board that is not what its type says would run nothing
+    that is built for it.
+    """
     with pytest.raises(UsageError, match="no board of type 'jetson-tx2'") as caught:
         plan_pool([row("n1")], "jetson-tx2", None)
     assert "jetson-nano" in caught.value.hint
     assert "farm board add" in caught.value.hint
-
-
-def test_a_board_of_another_type_is_wrong_usage() -> None:
-    """A name that is of another type, or of no board, is refused at once."""
     with pytest.raises(UsageError, match="is a jetson-nano, not a jetson-tx2"):
         plan_pool([row("n1")], "jetson-tx2", "n1")
     with pytest.raises(UsageError, match="no board 'n2'"):
         plan_pool([row("n1")], "jetson-nano", "n2")
+    with pytest.raises(UnavailableError, match="'n1' is x86_64"):
+        plan_target(require_board_type("jetson-nano"), {"name": "n1", "architecture": "x86_64", "simulated": False}, 2)
 
 
 def test_each_board_that_cannot_be_had_has_its_reason() -> None:
@@ -89,9 +88,3 @@ def test_code_is_made_for_what_runs_it(about: dict[str, Any], config: str | None
     """A real board gets its type's target, a simulated one the host's with the board's cores."""
     plan = plan_target(require_board_type("jetson-nano"), {"name": "n1", **about}, 2)
     assert (plan.config["mcpu"] if plan.config else None, plan.cores, plan.threads) == (config, cores, threads)
-
-
-def test_a_board_of_another_architecture_is_refused() -> None:
-    """A real board that is not what its type says would run nothing that is built for it."""
-    with pytest.raises(UnavailableError, match="'n1' is x86_64"):
-        plan_target(require_board_type("jetson-nano"), {"name": "n1", "architecture": "x86_64", "simulated": False}, 2)

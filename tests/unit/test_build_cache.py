@@ -73,7 +73,7 @@ def test_the_longest_unused_goes_first(cache: BuildCache, tmp_path: pathlib.Path
     assert notes == []
 
 
-def test_a_cache_within_its_bound_keeps_all(cache: BuildCache, tmp_path: pathlib.Path) -> None:
+def test_the_longest_unused_goes_first_past_the_bound(cache: BuildCache, tmp_path: pathlib.Path) -> None:
     """Nothing is dropped before the bound is passed."""
     for key in ("aa", "bb", "cc"):
         cache.keep(key, bytes(300))

@@ -157,14 +157,22 @@ def test_types_without_boards(types: dict[str, BoardType], boards: dict[str, Any
     assert message in faults[0][1]
 
 
-def test_a_point_is_used_where_a_board_has_it(types: dict[str, BoardType]) -> None:
-    """A point that one type lacks is tuned on the others, and the reason is kept; keys name clusters, not `*`."""
+def test_points_are_used_where_a_board_has_them(types: dict[str, BoardType]) -> None:
+    """A point that one type lacks is tuned on the others, and the reason is kept; keys name clusters, not `*`. One
+    clock written for every cluster and by the cluster's name is one point. A type for which the campaign has no
+    point at all is refused, since nothing would be tuned on it.
+    """
     spec = campaign(boards={"types": ["jetson-nano", "jetson-tx2"]}, operating_points=["default", MAXN, FAST])
     (nano, tx2), faults = choose(spec, types, row("n1"), row("t1", "jetson-tx2"))
     assert not faults
     assert [each.key for each in nano.points] == ["default", "mode=MAXN", "a57=1428MHz"]
     assert [each.key for each in tx2.points] == ["default", "mode=MAXN"]
     assert "has no 1428 MHz; it has 345.6" in tx2.lacking["*=1428MHz"]
+    (found,), _ = choose(campaign(operating_points=[FAST, {"cpu_freq_hz": {"a57": 1_428_000_000}}]), types, row("n1"))
+    assert [each.key for each in found.points] == ["a57=1428MHz"]
+    spec = campaign(boards={"types": ["jetson-nano", "jetson-tx2"]}, operating_points=[FAST])
+    _, faults = choose(spec, types, row("n1"), row("t1", "jetson-tx2"))
+    assert faults == [(("boards", "types", 1), "a jetson-tx2 has none of the operating points")]
 
 
 def test_a_board_speaks_for_itself(types: dict[str, BoardType]) -> None:
@@ -177,12 +185,6 @@ def test_a_board_speaks_for_itself(types: dict[str, BoardType]) -> None:
     assert "has no 1428 MHz" in found.points[0].missing["odd"]
     _, faults = choose(campaign(operating_points=[FAST]), types, odd)
     assert faults[0][0] == ("operating_points", 0)
-
-
-def test_points_that_come_to_the_same_are_one(types: dict[str, BoardType]) -> None:
-    """One clock written for every cluster and by the cluster's name is one point."""
-    (found,), _ = choose(campaign(operating_points=[FAST, {"cpu_freq_hz": {"a57": 1_428_000_000}}]), types, row("n1"))
-    assert [each.key for each in found.points] == ["a57=1428MHz"]
 
 
 @pytest.mark.parametrize("first", ["default", "mode"])
@@ -225,13 +227,6 @@ def test_points_that_no_board_has(types: dict[str, BoardType], point: dict[str, 
     _, faults = choose(campaign(operating_points=["default", point]), types, row("n1"))
     assert [place for place, _ in faults] == [("operating_points", 1)]
     assert message in faults[0][1]
-
-
-def test_a_type_that_has_none_of_the_points(types: dict[str, BoardType]) -> None:
-    """A type for which the campaign has no point at all is refused, since nothing would be tuned on it."""
-    spec = campaign(boards={"types": ["jetson-nano", "jetson-tx2"]}, operating_points=[FAST])
-    _, faults = choose(spec, types, row("n1"), row("t1", "jetson-tx2"))
-    assert faults == [(("boards", "types", 1), "a jetson-tx2 has none of the operating points")]
 
 
 def test_models_that_no_board_can_hold(types: dict[str, BoardType]) -> None:
@@ -330,14 +325,26 @@ def test_the_first_limit_counts(budget: dict[str, Any], limit: str, trials: int)
     assert found.board_hours[0] == pytest.approx((trials + sum(found.winners)) / 3600)
 
 
-def test_the_slower_of_host_and_boards_sets_the_pace() -> None:
-    """Search and builds go on beside measuring, so the time is that of the slower of both."""
+def test_the_estimate_follows_host_boards_and_points() -> None:
+    """Search and builds go on beside measuring, so the time is that of the slower of both. Boards of one type take all
+    its points in turn; other types work at the same time. Types whose boards cannot be used get no trials; where
+    there are no others, there is no estimate.
+    """
     budget = BudgetSpec(trials=100)
     # Winners: four candidates eight times, on the one board.
     assert estimate([lane("a", 1, "x", host_core_s=1.0)], budget, CORES).eta_s == pytest.approx(100 + 32)
     assert estimate([lane("a", 1, "x", host_core_s=4.0)], budget, CORES).eta_s == pytest.approx(200 + 32)
     alone = dataclasses.replace(lane("local", 1, "x", host_core_s=4.0), alone=True)
     assert estimate([alone], budget, CORES).eta_s == pytest.approx(300 + 32)
+    lanes = [lane("a", 5, "x"), lane("a", 5, "x"), lane("b", 5, "y")]
+    found = estimate(lanes, BudgetSpec(trials=90), CORES)
+    assert found.trials == (30, 30, 30)
+    assert found.winners == (20, 20, 20)
+    assert found.eta_s == pytest.approx(60 + 40)
+    budget = BudgetSpec(trials=10)
+    assert estimate([lane("a", 5), lane("b", 5, "y")], budget, CORES).trials == (0, 10)
+    nothing = estimate([lane("a", 5)], budget, CORES)
+    assert (nothing.eta_s, nothing.limit, nothing.trials) == (None, NO_BOARDS, (0,))
 
 
 @pytest.mark.parametrize("limit", [300, 3600])
@@ -353,15 +360,6 @@ def test_a_plan_counts_checks_and_models_and_keeps_the_wall_clock(limit: int) ->
     assert found.eta_s <= limit
 
 
-def test_points_share_the_boards_of_their_type() -> None:
-    """Boards of one type take all its points in turn; other types work at the same time."""
-    lanes = [lane("a", 5, "x"), lane("a", 5, "x"), lane("b", 5, "y")]
-    found = estimate(lanes, BudgetSpec(trials=90), CORES)
-    assert found.trials == (30, 30, 30)
-    assert found.winners == (20, 20, 20)
-    assert found.eta_s == pytest.approx(60 + 40)
-
-
 @pytest.mark.parametrize(("jobs", "trials"), [(27, 10), (10, 10), (10, 64), (10, 640), (3, 96), (1, 5000)])
 def test_winners_take_a_share_of_the_budget(jobs: int, trials: int) -> None:
     """Measuring winners is part of what is promised: half as much as the search, or four measurements of a workload,
@@ -371,14 +369,6 @@ def test_winners_take_a_share_of_the_budget(jobs: int, trials: int) -> None:
     assert winners <= max(trials / 2, 4 * min(jobs, trials))
     assert winners <= 16 * 4 * jobs
     assert winners >= 2 * min(jobs, trials)
-
-
-def test_nothing_is_promised_without_boards() -> None:
-    """Types whose boards cannot be used get no trials; where there are no others, there is no estimate."""
-    budget = BudgetSpec(trials=10)
-    assert estimate([lane("a", 5), lane("b", 5, "y")], budget, CORES).trials == (0, 10)
-    nothing = estimate([lane("a", 5)], budget, CORES)
-    assert (nothing.eta_s, nothing.limit, nothing.trials) == (None, NO_BOARDS, (0,))
 
 
 @given(

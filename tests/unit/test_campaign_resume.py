@@ -66,16 +66,14 @@ def begin(rows: list[dict[str, object]] | None = None, order: Order | None = Non
     return Active(1, order, 70.0, {}), state
 
 
-def test_an_order_survives_being_kept_as_text() -> None:
-    """What comes back from the store's JSON equals what was put there."""
+def test_orders_and_tasks_are_kept() -> None:
+    """What comes back from the store's JSON equals what was put there. Tasks are workloads x types x points, as far as
+    types have them; the scheduler opens the same.
+    """
     import json
 
     order = make_order()
     assert Order.from_document(json.loads(json.dumps(order.to_document()))) == order
-
-
-def test_each_type_is_searched_at_its_own_points() -> None:
-    """Tasks are workloads x types x points, as far as types have them; the scheduler opens the same."""
     _, state = begin()
     expected = list_tasks(make_order())
     assert len(expected) == 5
@@ -181,15 +179,13 @@ def test_a_wall_clock_leaves_time_for_winners_and_models(limit_s: float) -> None
     assert after_s < progress["eta_s"] <= limit_s - progress["wall_clock_s"]
 
 
-def test_the_search_has_a_third_of_a_short_wall_clock() -> None:
-    """A limit too short for winners and models is passed, and the line says by how much and why."""
+def test_winners_keep_their_part_of_time_and_boards() -> None:
+    """A limit too short for winners and models is passed, and the line says by how much and why. Of limited board-hours
+    the search gets what measuring its winners leaves.
+    """
     assert leave_search_s(make_order(), 60.0) == pytest.approx(20.0)
     line = campaign_table.summary_line("v", "verifying", "", {"wall_clock_s": 60.0}, {"wall_clock_s": 95.0})
     assert "| time 1:35/1:00, 0:35 over: winners and models are measured to their end |" in line
-
-
-def test_board_hours_leave_room_for_winners() -> None:
-    """Of limited board-hours the search gets what measuring its winners leaves."""
     whole = to_search_budget({"trials": 9, "board_s": 3600.0, "wall_clock_s": None, "per_workload": None}, make_order())
     assert (whole.trials, whole.board_s) == (9, 2400.0)
 

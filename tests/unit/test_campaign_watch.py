@@ -273,11 +273,16 @@ def test_what_is_shown_once_cuts_nothing() -> None:
     assert "State" not in text
 
 
-def test_before_the_first_progress_there_is_a_line() -> None:
-    """A campaign that its engine has not begun with shows its state and why."""
+def test_a_campaign_is_shown_before_its_first_progress(store: Store) -> None:
+    """A campaign that its engine has not begun with shows its state and why. What the store gives is what is drawn: no
+    engine has to have begun.
+    """
     assert render(80, 24, state="submitted", reason="waits for an engine", progress=None) == [
         "vision-q4 is submitted: waits for an engine"
     ]
+    campaign: FleetCampaign = store.campaigns.require("c")
+    drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
+    assert "c is submitted" in str(drawn)
 
 
 def test_a_line_without_a_terminal() -> None:
@@ -288,10 +293,3 @@ def test_a_line_without_a_terminal() -> None:
         "v is waiting: no board | trials 812/4,000 | board time 0:00 | faults: board 1 | elapsed 1:06:40 | ETA 2:09:37"
     )
     assert campaign_table.summary_line("v", "submitted", "", {}, {}).startswith("v is submitted | trials 0 |")
-
-
-def test_a_campaign_in_the_store_can_be_shown(store: Store) -> None:
-    """What the store gives is what is drawn: no engine has to have begun."""
-    campaign: FleetCampaign = store.campaigns.require("c")
-    drawn = campaign_table.draw(campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress)
-    assert "c is submitted" in str(drawn)

@@ -115,7 +115,7 @@ def test_links_are_followed_first(tmp_path: Path, target: str) -> None:
         rules.check_write(FileTree(root), f"{CPUS}/cpu7/online", "0")
 
 
-def test_absolute_link_leaves_the_tree(tmp_path: Path) -> None:
+def test_what_leads_out_or_has_no_bounds_is_refused(tmp_path: Path) -> None:
     """In a captured tree an absolute link would reach the machine's own files."""
     root = make_tree(tmp_path)
     (root / CPUS[1:] / "cpu7").symlink_to(f"{CPUS}/cpu1")

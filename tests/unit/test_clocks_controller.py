@@ -305,8 +305,10 @@ def test_the_hardwares_own_word_is_asked_for(tmp_path: Path) -> None:
         assert board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH})).status is PinStatus.OK
 
 
-def test_a_driver_without_a_table_takes_what_is_in_its_range(tmp_path: Path) -> None:
-    """Limits are verified; the clock itself is the hardware's own there."""
+def test_limits_that_firmware_or_a_range_decides(tmp_path: Path) -> None:
+    """Limits are verified; the clock itself is the hardware's own there. A limit that the kernel drops without an error
+    is found by reading it back.
+    """
     board = make_board(tmp_path)
     (tmp_path / _POLICY[1:] / "scaling_available_frequencies").unlink()
     board.controller = Controller(Platform.discover(board.kernel, None, board.access), board.access)
@@ -314,6 +316,10 @@ def test_a_driver_without_a_table_takes_what_is_in_its_range(tmp_path: Path) -> 
     assert report.reached == OperatingPoint(cpu_freq_hz={"policy0": 1_234_000_000})
     report = board.controller.pin(OperatingPoint(cpu_freq_hz={"policy0": 3_000_000_000}))
     assert "from 1000 MHz to 2000 MHz" in report.message
+    board = make_board(tmp_path)
+    board.kernel.drivers[f"{_POLICY}/scaling_min_freq"] = lambda text: None
+    report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH}))
+    assert report.message.startswith("little does not hold 2000 MHz: its limits are 1000 MHz and 2000 MHz")
 
 
 def test_a_clock_that_does_not_follow_fails_and_everything_is_restored(tmp_path: Path) -> None:
@@ -342,14 +348,6 @@ def test_a_write_that_is_refused_fails_by_name(tmp_path: Path, error: Exception)
     assert report.status is PinStatus.FAILED
     assert (f"{_POLICY}/scaling_max_freq does not take 2000000: Device" in report.message) == isinstance(error, OSError)
     assert board.access.restored == 1
-
-
-def test_limits_that_do_not_close_fail(tmp_path: Path) -> None:
-    """A limit that the kernel drops without an error is found by reading it back."""
-    board = make_board(tmp_path)
-    board.kernel.drivers[f"{_POLICY}/scaling_min_freq"] = lambda text: None
-    report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH}))
-    assert report.message.startswith("little does not hold 2000 MHz: its limits are 1000 MHz and 2000 MHz")
 
 
 @pytest.mark.parametrize(

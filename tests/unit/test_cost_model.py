@@ -30,49 +30,22 @@ def train(*groups: tuple[list[npt.NDArray[np.float32]], list[float]]) -> Trees:
     return Trees([SampleGroup(features, latencies) for features, latencies in groups], "reg", 0, 1)
 
 
-def test_it_learns_to_rank() -> None:
-    """After 200 measured candidates it ranks 100 new ones by speed (Spearman above 0.7)."""
+def test_it_learns_to_rank_and_scores_the_best_as_one() -> None:
+    """After 200 measured candidates it ranks 100 new ones by speed (Spearman above 0.7). A score is a speed relative to
+    the workload's best: what was best scores near 1, nothing far above. A workload a thousand times slower does not
+    push another one's scores to zero. Two models that saw the same score the same, to the last bit.
+    """
     model = train(make_candidates(200, 1))
     features, latencies = make_candidates(100, 2)
     assert rank_correlation(model.score(features), -np.array(latencies)) > 0.7
-
-
-def test_the_best_score_is_about_one() -> None:
-    """A score is a speed relative to the workload's best: what was best scores near 1, nothing far above."""
     features, latencies = make_candidates(200, 1)
     model = train((features, latencies))
     scores = model.score(features)
     assert 0.7 < scores[int(np.argmin(latencies))] < 1.3
     assert scores.max() < 1.5
-
-
-def test_failed_candidates_count_as_speed_zero() -> None:
-    """What failed by its own fault scores near zero; the others keep the scale that they have without it."""
-    features, latencies = make_candidates(200, 1)
-    bad = [matrix + np.float32(3) for matrix in make_candidates(60, 3)[0]]
-    model = train((features + bad, [*latencies, *[np.inf] * len(bad)]))
-    good_scores, bad_scores = model.score(features), model.score(bad)
-    assert np.isfinite(good_scores).all()
-    assert bad_scores.max() < 0.2
-    assert rank_correlation(good_scores, -np.array(latencies)) > 0.8
-
-
-def test_a_workload_where_everything_failed_teaches_low_speed() -> None:
-    """With no good trial at all every score is near zero, and finite."""
-    features, _ = make_candidates(40, 1)
-    model = train((features, [np.inf] * 40))
-    assert np.abs(model.score(features)).max() < 0.1
-
-
-def test_workloads_are_scaled_by_their_own_best() -> None:
-    """A workload a thousand times slower does not push another one's scores to zero."""
     features, latencies = make_candidates(100, 1)
     model = train((features, latencies), (features, [1e3 * latency for latency in latencies]))
     assert model.score(features)[int(np.argmin(latencies))] > 0.6
-
-
-def test_the_same_seed_gives_the_same_scores() -> None:
-    """Two models that saw the same score the same, to the last bit."""
 
     def scores() -> npt.NDArray[np.float64]:
         return train(make_candidates(80, 1)).score(make_candidates(20, 2)[0])
@@ -80,8 +53,20 @@ def test_the_same_seed_gives_the_same_scores() -> None:
     assert np.array_equal(scores(), scores())
 
 
-def test_a_candidate_without_stores_is_not_preferred() -> None:
-    """No features: its score is zero."""
+def test_what_failed_or_stores_nothing_scores_nothing() -> None:
+    """What failed by its own fault scores near zero; the others keep the scale that they have without it. With no good
+    trial at all every score is near zero, and finite. No features: its score is zero.
+    """
+    features, latencies = make_candidates(200, 1)
+    bad = [matrix + np.float32(3) for matrix in make_candidates(60, 3)[0]]
+    model = train((features + bad, [*latencies, *[np.inf] * len(bad)]))
+    good_scores, bad_scores = model.score(features), model.score(bad)
+    assert np.isfinite(good_scores).all()
+    assert bad_scores.max() < 0.2
+    assert rank_correlation(good_scores, -np.array(latencies)) > 0.8
+    features, _ = make_candidates(40, 1)
+    model = train((features, [np.inf] * 40))
+    assert np.abs(model.score(features)).max() < 0.1
     features, latencies = make_candidates(40, 1)
     empty = np.zeros((0, COLUMNS), "float32")
     assert train((features, latencies)).score([empty, features[0]])[0] == 0

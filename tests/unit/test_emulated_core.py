@@ -70,11 +70,20 @@ def test_kinds(mnemonic: str, operands: str, kind: str) -> None:
     assert find_kind(mnemonic, operands)[0] == kind
 
 
-def test_multiply_adds_come_to_the_peak_and_no_further() -> None:
-    """A 128-bit FMA takes both of the Cortex-A57's vector pipes: one in a cycle, if none waits for another."""
+def test_pipes_issue_at_their_rate() -> None:
+    """A 128-bit FMA takes both of the Cortex-A57's vector pipes: one in a cycle, if none waits for another. A
+    Cortex-A57 begins one `smull` a cycle, and one `sadalp` beside it; two of either take two cycles. A load to all
+    lanes and a product of it, again and again in one register: products at the pipe's rate.
+    """
     cycles = PIPELINE.count_cycles(Decoder().read(code(*FMLA)))
     assert cycles == pytest.approx(len(FMLA), rel=0.02)
     assert cycles >= len(FMLA)
+    products = [0x0E20C000 | number | 30 << 5 | 31 << 16 for number in range(12)]
+    sums = [0x4E606800 | 12 + number | 30 << 5 for number in range(12)]
+    took = [PIPELINE.count_cycles(Decoder().read(code(*words))) for words in (products, sums, [*products, *sums])]
+    assert took == pytest.approx([12, 12, 12], rel=0.1)
+    loop = [0x0D40C41F, 0x0E20C000 | 30 << 16 | 31 << 5] * 6  # ld1r {v31.4h}, [x0]; smull v0.8h, v31.8b, v30.8b
+    assert PIPELINE.count_cycles(Decoder().read(code(*loop))) == pytest.approx(6, rel=0.1)
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -100,19 +109,17 @@ def test_every_jetson_is_described() -> None:
         assert not kind.name.startswith("jetson") or {each.core for each in kind.clusters} <= described
 
 
-def test_one_of_two_pipes_multiplies_bytes_and_the_other_adds_them_up() -> None:
-    """A Cortex-A57 begins one `smull` a cycle, and one `sadalp` beside it; two of either take two cycles."""
-    products = [0x0E20C000 | number | 30 << 5 | 31 << 16 for number in range(12)]
-    sums = [0x4E606800 | 12 + number | 30 << 5 for number in range(12)]
-    took = [PIPELINE.count_cycles(Decoder().read(code(*words))) for words in (products, sums, [*products, *sums])]
-    assert took == pytest.approx([12, 12, 12], rel=0.1)
-
-
-def test_a_chain_of_sums_waits_for_each() -> None:
-    """Adding to a sum again takes its forwarding latency; multiplying what was just summed takes all of it."""
+def test_what_depends_waits() -> None:
+    """Adding to a sum again takes its forwarding latency; multiplying what was just summed takes all of it. In order,
+    what waits holds up what follows: a product's sum between independent additions costs its latency.
+    """
     assert PIPELINE.count_cycles(Decoder().read(code(FMLA[0]) * 8)) == pytest.approx(8 * 4, rel=0.05)
     chained = 0x4E20CC00 | 0 | 0 << 5 | 31 << 16  # fmla v0.4s, v0.4s, v31.4s
     assert PIPELINE.count_cycles(Decoder().read(code(chained) * 8)) == pytest.approx(8 * 10, rel=0.05)
+    in_order = Pipeline(CORE["pipeline"] | {"in_order": True})
+    words = code(LDR_Q | 1, 0x4E21D420, *[ADD_X | number for number in range(3, 9)])  # ldr q1, [x0]; fadd v0, v1, v1
+    instructions = Decoder().read(words)
+    assert in_order.count_cycles(instructions) > PIPELINE.count_cycles(instructions)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +142,6 @@ def test_what_is_overwritten_is_not_read(word: int, reads: set[str]) -> None:
     assert set(found.reads) == reads
 
 
-def test_one_register_serves_loads_that_do_not_wait_for_each_other() -> None:
-    """A load to all lanes and a product of it, again and again in one register: products at the pipe's rate."""
-    loop = [0x0D40C41F, 0x0E20C000 | 30 << 16 | 31 << 5] * 6  # ld1r {v31.4h}, [x0]; smull v0.8h, v31.8b, v30.8b
-    assert PIPELINE.count_cycles(Decoder().read(code(*loop))) == pytest.approx(6, rel=0.1)
-
-
 @hypothesis.given(
     st.lists(st.sampled_from([*FMLA, LDR_Q, ADD_X, *range(0, 2**32, 0x01030507)]), min_size=1, max_size=40)
 )
@@ -161,14 +162,6 @@ def test_nothing_beats_the_pipes(words: list[int]) -> None:
         assert cycles >= busy / PIPELINE.pipes[pipe] - 1e-9
 
 
-def test_an_order_is_kept_where_a_core_keeps_it() -> None:
-    """In order, what waits holds up what follows: a product's sum between independent additions costs its latency."""
-    in_order = Pipeline(CORE["pipeline"] | {"in_order": True})
-    words = code(LDR_Q | 1, 0x4E21D420, *[ADD_X | number for number in range(3, 9)])  # ldr q1, [x0]; fadd v0, v1, v1
-    instructions = Decoder().read(words)
-    assert in_order.count_cycles(instructions) > PIPELINE.count_cycles(instructions)
-
-
 def test_a_region_takes_its_longest_lane() -> None:
     """The calling thread alone, then a region of two: its longest lane, and what all lanes did; waits included."""
     estimator = Estimator(PIPELINE, 8, 0.5, 30)
@@ -184,8 +177,10 @@ def test_a_region_takes_its_longest_lane() -> None:
     assert (region.lines, region.all_lines) == (7, 9)
 
 
-def test_lanes_that_were_not_run_cost_what_the_first_did() -> None:
-    """Of memory's lines they take what is left: weights that all lanes read are fetched once."""
+def test_estimates_of_many_lanes() -> None:
+    """Of memory's lines they take what is left: weights that all lanes read are fetched once. Without misses and calls,
+    an estimate is the pipes' alone.
+    """
     estimator = Estimator(PIPELINE, 8, 0.5, 30)
     blocks, misses = [Block(0, code(*FMLA), (0, 10, 0, 0, 0))], [Misses(0, 0), Misses(2, 6), *[Misses(0, 0)] * 3]
     for left, lines in ((100, 24), (9, 9), (3, 6)):
@@ -193,6 +188,9 @@ def test_lanes_that_were_not_run_cost_what_the_first_did() -> None:
         assert (region.lines, region.all_lines) == (6, lines)
         assert region.all_cycles == pytest.approx(4 * region.cycles)
         assert region.cycles == pytest.approx(10 * estimator.count_cycles(code(*FMLA)) + 2 * 8 * (1 + 0.5 * 3))
+    estimator = Estimator(PIPELINE, 8, 0.5, 30)
+    [alone] = estimator.estimate([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
+    assert alone == estimate.Segment(7 * estimator.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
 
 
 def test_what_the_emulator_parts_is_put_together() -> None:
@@ -241,13 +239,6 @@ def test_the_agent_never_loads_the_emulator() -> None:
             if isinstance(node, ast.ImportFrom) and node.module
         }
         assert not {f"device_agent.emulated.{name}" for name in own} & names, path
-
-
-def test_misses_add_nothing_to_what_is_free() -> None:
-    """Without misses and calls, an estimate is the pipes' alone."""
-    estimator = Estimator(PIPELINE, 8, 0.5, 30)
-    [alone] = estimator.estimate([Block(0, code(*FMLA), (7,))], [Misses(0, 0)], 1)
-    assert alone == estimate.Segment(7 * estimator.count_cycles(code(*FMLA)), 0, alone.all_cycles, 0)
 
 
 segments = st.lists(

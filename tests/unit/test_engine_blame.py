@@ -47,12 +47,22 @@ class Place:
         self.seen.append(kind)
 
 
-def test_a_lost_board_that_is_still_ours_is_at_fault() -> None:
-    """A fault on the board's side is reported to the farm; the outcome stays."""
+def test_what_is_held_against_a_board_of_ours() -> None:
+    """A fault on the board's side is reported to the farm; the outcome stays. A trial that ended well before the board
+    was left counts. A lost connection is the board's fault; a later lease is not, and the store records its number.
+    """
     place = Place()
     outcome = Outcome(Status.BOARD_LOST, "hung up")
     assert Blame(place).judge(outcome) == outcome
     assert place.seen == [Kind.FAULT]
+    outcome = Outcome(Status.OK, latency_s=(1.0,))
+    assert Blame(Place(ours=False)).judge(outcome) == outcome
+    place = Place()
+    assert Blame(place).judge_error(BoardLostError("hung up")).status is Status.BOARD_LOST
+    assert place.seen == [Kind.FAULT]
+    error = LeaseOverError("a later one")
+    assert Blame(place).judge_error(error).status is Status.FARM_ERROR
+    assert (place.refused, place.seen) == ([error], [Kind.FAULT])
 
 
 @pytest.mark.parametrize("status", [Status.BOARD_LOST, Status.FARM_ERROR])
@@ -63,12 +73,6 @@ def test_a_board_that_was_given_up_is_not_blamed(status: Status) -> None:
     assert outcome.status is Status.FARM_ERROR
     assert outcome.message == "the board was given up meanwhile: hung up"
     assert place.seen == []
-
-
-def test_a_good_outcome_is_kept_wherever_it_came_from() -> None:
-    """A trial that ended well before the board was left counts."""
-    outcome = Outcome(Status.OK, latency_s=(1.0,))
-    assert Blame(Place(ours=False)).judge(outcome) == outcome
 
 
 def test_throttling_counts_when_it_repeats() -> None:
@@ -95,15 +99,13 @@ def test_a_board_that_attacks_or_lies_is_told_apart(error: BoardHostileError | I
     assert place.seen == [kind]
 
 
-def test_nonsense_on_the_only_board_is_tried_again() -> None:
-    """It ends no run at once; an attack does."""
+def test_what_ends_the_run_on_the_only_board() -> None:
+    """It ends no run at once; an attack does. Where another board may take its place it is reported; on the one machine
+    there is, the error goes up.
+    """
     assert Blame(Place(can_change=False)).judge_error(InvalidReplyError("x")).status is Status.FARM_ERROR
     with pytest.raises(BoardHostileError):
         Blame(Place(can_change=False)).judge_error(BoardHostileError("x"))
-
-
-def test_an_unsafe_board_is_left_or_ends_the_run() -> None:
-    """Where another board may take its place it is reported; on the one machine there is, the error goes up."""
     place, error = Place(), BoardUnsafeError("stuck")
     assert Blame(place).judge_error(error).status is Status.FARM_ERROR
     assert place.seen == [Kind.UNSAFE]
@@ -135,7 +137,7 @@ def test_a_board_whose_clocks_cannot_be_held_is_doubted(status: PinStatus, seen:
 
 
 def test_clocks_that_do_not_hold_are_told_the_third_time() -> None:
-    """Which a trial that ended well in between forgets."""
+    """Which a trial that ended well in between forgets. A place whose board changed begins to count anew."""
     place = Place()
     blame = Blame(place)
     for status in (Status.CLOCK_DRIFTED, Status.OK, *(Status.CLOCK_DRIFTED,) * 3):
@@ -143,6 +145,12 @@ def test_clocks_that_do_not_hold_are_told_the_third_time() -> None:
         blame.judge(Outcome(status))
     assert blame.doubt is not None
     assert place.seen == [Kind.DRIFTED]
+    place = Place()
+    blame = Blame(place)
+    for key in ("jetson-nano/n1", "jetson-nano/n1", "jetson-nano/n2"):
+        place.key = key
+        blame.judge(Outcome(Status.CLOCK_DRIFTED))
+    assert blame.doubt is None
 
 
 @pytest.mark.parametrize(
@@ -157,23 +165,3 @@ def test_a_board_on_which_nothing_works_is_left(error: FarmError, seen: list[Kin
     assert blame.doubt is not None
     assert error.message in blame.doubt.reason
     assert place.seen == seen
-
-
-def test_what_one_board_did_is_not_held_against_the_next() -> None:
-    """A place whose board changed begins to count anew."""
-    place = Place()
-    blame = Blame(place)
-    for key in ("jetson-nano/n1", "jetson-nano/n1", "jetson-nano/n2"):
-        place.key = key
-        blame.judge(Outcome(Status.CLOCK_DRIFTED))
-    assert blame.doubt is None
-
-
-def test_an_error_of_the_session_is_an_outcome() -> None:
-    """A lost connection is the board's fault; a later lease is not, and the store records its number."""
-    place = Place()
-    assert Blame(place).judge_error(BoardLostError("hung up")).status is Status.BOARD_LOST
-    assert place.seen == [Kind.FAULT]
-    error = LeaseOverError("a later one")
-    assert Blame(place).judge_error(error).status is Status.FARM_ERROR
-    assert (place.refused, place.seen) == ([error], [Kind.FAULT])

@@ -6,35 +6,28 @@ from farm.search.cores import core_of
 from farm.search.families import loops
 
 
-def test_whole_vectors_come_first() -> None:
-    """A vector fills its lanes where it can; else the divisor that wastes the fewest of them is taken."""
+def test_vectors_are_whole_or_have_few_parts() -> None:
+    """A vector fills its lanes where it can; else the divisor that wastes the fewest of them is taken. 120 are 15
+    vectors of 8 rather than 8 of 15, which are loaded in four parts; 38 have no such divisor. Its vectors are one
+    choice in any case.
+    """
     assert loops.vector_lengths(64, 16) == (16,)
     assert loops.vector_lengths(30, 4) == (15, 10)
     assert loops.vector_lengths(131, 16) == (1,)
-
-
-def test_long_vectors_have_few_parts() -> None:
-    """120 are 15 vectors of 8 rather than 8 of 15, which are loaded in four parts; 38 have no such divisor."""
     assert [loops.count_parts(length, 16) for length in (8, 15, 16, 24)] == [1, 4, 1, 2]
     assert loops.vector_lengths(120, 16) == (8, 12)
     assert loops.vector_lengths(38, 16)[0] == 38
-
-
-def test_rows_that_no_vector_divides_are_left_to_lowering() -> None:
-    """Its vectors are one choice in any case."""
     assert loops.row_lengths(96, 16, 4) == (12, 16, 32, 48, 1)
     assert loops.row_lengths(65, 16, 4) == (13, 1)
     assert loops.row_lengths(197, 16, 4) == (1,)
 
 
-def test_a_run_is_cut_between_steps_of_a_loop() -> None:
-    """56 x 56 x 64 is shared out by rows, never within one: 16 shares would end amid a row of the outermost loop."""
+def test_runs_are_cut_between_steps_or_not_at_all() -> None:
+    """56 x 56 x 64 is shared out by rows, never within one: 16 shares would end amid a row of the outermost loop. A
+    thread's share is worth its start.
+    """
     assert loops.pieces(1, (56, 56, 64), 2) == (14, 0)
     assert loops.pieces(1, (1 << 16,), 2) == (16, 0)
-
-
-def test_short_runs_and_single_cores_are_not_shared_out() -> None:
-    """A thread's share is worth its start."""
     assert loops.pieces(1, (100,), 4) == (0,)
     assert loops.pieces(50, (100,), 4) == (50, 0)
     assert loops.pieces(50, (100,), 1) == (0,)

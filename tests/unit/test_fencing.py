@@ -12,20 +12,26 @@ from device_agent.listener.fencing import Claimant, ClaimLine, Fences
 from device_agent.protocol import ClaimReport, ClaimStatus, LeaseClaim, ProtocolError, fence_key, parse_fence_key
 
 
-def test_an_older_lease_of_the_same_store_is_refused() -> None:
-    """The refusal names the lease that has been there since, and its owner."""
+def test_the_greatest_lease_of_a_store_counts(tmp_path: pathlib.Path) -> None:
+    """The refusal names the lease that has been there since, and its owner. A holder that connects anew claims the
+    token it had. A small token of another store is its greatest. An agent that starts again refuses what the last
+    one refused, also in a folder that was not there before.
+    """
     fences = Fences()
     assert fences.raise_to(LeaseClaim("a", 7, "right")).status is ClaimStatus.OK
     report = fences.raise_to(LeaseClaim("a", 6, "left"))
     assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 7, "right")
     assert "lease 6 of left is over" in report.message
     assert "right has had the board since" in report.message
-
-
-def test_the_latest_lease_may_be_claimed_again() -> None:
-    """A holder that connects anew claims the token it had."""
     fences = Fences()
     assert [fences.raise_to(LeaseClaim("a", 7)).status for _ in range(2)] == [ClaimStatus.OK] * 2
+    fences = Fences()
+    fences.raise_to(LeaseClaim("a", 1000))
+    assert fences.raise_to(LeaseClaim("b", 1)).status is ClaimStatus.OK
+    path = tmp_path / "state" / "fences.json"
+    Fences(path).raise_to(LeaseClaim("a", 7, "right", "tuning"))
+    assert Fences(path).raise_to(LeaseClaim("a", 6)).status is ClaimStatus.REFUSED
+    assert [file.name for file in path.parent.iterdir()] == ["fences.json"]
 
 
 def test_another_lease_with_the_same_number_is_refused(tmp_path: pathlib.Path) -> None:
@@ -39,21 +45,6 @@ def test_another_lease_with_the_same_number_is_refused(tmp_path: pathlib.Path) -
         assert (report.status, report.greatest, report.owner) == (ClaimStatus.REFUSED, 7, "left")
         assert "put back" in report.message
         assert each.raise_to(first).status is ClaimStatus.OK
-
-
-def test_tokens_of_two_stores_mean_nothing_to_each_other() -> None:
-    """A small token of another store is its greatest."""
-    fences = Fences()
-    fences.raise_to(LeaseClaim("a", 1000))
-    assert fences.raise_to(LeaseClaim("b", 1)).status is ClaimStatus.OK
-
-
-def test_the_latest_lease_outlives_the_agent(tmp_path: pathlib.Path) -> None:
-    """An agent that starts again refuses what the last one refused, also in a folder that was not there before."""
-    path = tmp_path / "state" / "fences.json"
-    Fences(path).raise_to(LeaseClaim("a", 7, "right", "tuning"))
-    assert Fences(path).raise_to(LeaseClaim("a", 6)).status is ClaimStatus.REFUSED
-    assert [file.name for file in path.parent.iterdir()] == ["fences.json"]
 
 
 @pytest.mark.parametrize(

@@ -32,20 +32,21 @@ def rounds(count: int = 8, **latencies: float) -> list[Round]:
     ]
 
 
-def test_what_is_slower_than_no_trial_is_not_taken() -> None:
-    """However good the records are one by one."""
+def test_records_are_taken_where_they_gain() -> None:
+    """However good the records are one by one. The gain is over the prediction, with an interval that leaves no room
+    for none. A record that loses within the model spoils it for the others.
+    """
     verdict = final_rules.decide(rounds(recorded=7.73, predicted=7.51), [RECORDED, PREDICTED], last=False)
     assert verdict is not None
     assert (verdict.taken, verdict.gain) == (PREDICTED, None)
-
-
-def test_records_that_gain_are_taken_with_what_they_gain() -> None:
-    """The gain is over the prediction, with an interval that leaves no room for none."""
     verdict = final_rules.decide(rounds(recorded=7.0, predicted=7.5), [RECORDED, PREDICTED], last=False)
     assert verdict is not None
     assert verdict.taken == RECORDED
     assert verdict.gain is not None
     assert 1.0 < verdict.gain.low < verdict.gain.value == pytest.approx(7.5 / 7.0, rel=0.01)
+    verdict = final_rules.decide(rounds(recorded=7.5, predicted=7.5, mixed_1=7.0, mixed_2=8.0), ALL, last=True)
+    assert verdict is not None
+    assert verdict.taken == "mixed 1"
 
 
 def test_what_cannot_be_told_apart_is_looked_at_again_and_then_the_prediction_stays() -> None:
@@ -58,13 +59,6 @@ def test_what_cannot_be_told_apart_is_looked_at_again_and_then_the_prediction_st
     last = final_rules.decide(noisy, [RECORDED, PREDICTED], last=True)
     assert last is not None
     assert last.taken == PREDICTED
-
-
-def test_a_mix_is_taken_where_it_leads() -> None:
-    """A record that loses within the model spoils it for the others."""
-    verdict = final_rules.decide(rounds(recorded=7.5, predicted=7.5, mixed_1=7.0, mixed_2=8.0), ALL, last=True)
-    assert verdict is not None
-    assert verdict.taken == "mixed 1"
 
 
 def test_heavy_functions_are_left_out_by_different_mixes() -> None:

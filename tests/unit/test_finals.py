@@ -205,18 +205,14 @@ def test_records_that_are_what_was_predicted_gain_nothing(store: Store) -> None:
     assert "the best schedules are the predicted ones" in lab.document["said"]
 
 
-def test_records_that_compute_something_else_are_not_taken(store: Store) -> None:
-    """However fast: each alone was right on inputs of its own."""
+def test_records_that_are_wrong_or_crash_are_not_taken(store: Store) -> None:
+    """However fast: each alone was right on inputs of its own. The prediction is what runs."""
     lab = Lab(store, {RECORDED: 1.0, PREDICTED: 7.5})
     lab.outputs[RECORDED] = 1.5
     lab.open()
     lab.drive()
     assert lab.document["taken"] == PREDICTED
     assert lab.document["missing"][RECORDED].startswith("wrong_result")
-
-
-def test_records_that_crash_are_not_taken(store: Store) -> None:
-    """The prediction is what runs."""
     lab = Lab(store, {RECORDED: 1.0, PREDICTED: 7.5})
     lab.fault = lambda program, count: Status.CRASHED if program == RECORDED else Status.OK
     lab.open()
@@ -263,7 +259,7 @@ def test_a_board_that_is_taken_meanwhile_costs_nothing_but_time(store: Store) ->
     assert (lab.document["taken"], lab.document["board"]) == (PREDICTED, "nano-2")
 
 
-def test_a_final_that_gets_no_board_ends(store: Store) -> None:
+def test_a_final_without_a_board_or_a_model_ends(store: Store) -> None:
     """After ten minutes, with the reason; the campaign's records are what is compiled."""
     lab = Lab(store, {})
     lab.open()

@@ -26,10 +26,24 @@ def fleet(*boards: str, **settings: object) -> Hands:
 # From search to board
 
 
-def test_work_reaches_every_board_and_waits_at_it() -> None:
-    """Each board gets one candidate to run and one that waits, and no more."""
+def test_work_reaches_every_board_and_no_more_than_it_can_take() -> None:
+    """Each board gets one candidate to run and one that waits, and no more. However long boards take, no more is
+    searched and built than they can have before long. Never more builds at once than there are builders.
+    """
     hands = fleet("a", "b")
     assert [(m.board, m.waits) for m in hands.of(v.Measure)] == [("a", False), ("b", False), ("a", True), ("b", True)]
+    hands = fleet("a", batch=4, max_ahead=3.0)
+    lane = next(iter(hands.state.lanes.values()))
+    assert 1 <= lane.ahead <= 2 * 4
+    assert not hands.searches
+    hands = Hands(builders=2)
+    hands.boards(*"abcdef")
+    hands.tell(v.CampaignAdded(campaign()))
+    while hands.searches and len(hands.state.jobs) < 4:
+        hands.propose(next(iter(hands.searches)))
+    assert len(hands.builds) == 2
+    hands.build(next(iter(hands.builds)))
+    assert len(hands.builds) == 2
 
 
 def test_a_campaign_ends_with_its_trials() -> None:
@@ -40,26 +54,6 @@ def test_a_campaign_ends_with_its_trials() -> None:
     assert hands.status() is Status.FINISHED
     assert "100 trials" in hands.state.campaigns["vision"].reason
     assert not hands.measures
-
-
-def test_queues_are_bounded() -> None:
-    """However long boards take, no more is searched and built than they can have before long."""
-    hands = fleet("a", batch=4, max_ahead=3.0)
-    lane = next(iter(hands.state.lanes.values()))
-    assert 1 <= lane.ahead <= 2 * 4
-    assert not hands.searches
-
-
-def test_compilers_are_not_given_more_than_they_can_take() -> None:
-    """Never more builds at once than there are builders."""
-    hands = Hands(builders=2)
-    hands.boards(*"abcdef")
-    hands.tell(v.CampaignAdded(campaign()))
-    while hands.searches and len(hands.state.jobs) < 4:
-        hands.propose(next(iter(hands.searches)))
-    assert len(hands.builds) == 2
-    hands.build(next(iter(hands.builds)))
-    assert len(hands.builds) == 2
 
 
 def test_a_type_of_few_boards_gets_its_first_trials() -> None:
@@ -154,17 +148,15 @@ def test_a_search_that_answers_again_is_forgiven() -> None:
 
 
 def test_a_fault_of_the_candidate_counts() -> None:
-    """A candidate that fails by its own fault is a trial, without a latency, and is not tried again."""
+    """A candidate that fails by its own fault is a trial, without a latency, and is not tried again. A candidate that
+    does not compile is a trial that cost no board time.
+    """
     hands = fleet("a", "b")
     first = hands.running()[0]
     hands.measure(first.assignment, FaultSide.CANDIDATE)
     (count,) = hands.of(v.Count)
     assert (count.candidate, count.latency_s) == (first.candidate, None)
     assert sum(m.job == first.job for m in hands.of(v.Measure)) == 1
-
-
-def test_a_build_that_fails_counts_without_a_board() -> None:
-    """A candidate that does not compile is a trial that cost no board time."""
     hands = Hands()
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign()))
@@ -176,7 +168,9 @@ def test_a_build_that_fails_counts_without_a_board() -> None:
 
 
 def test_a_board_fault_sends_the_candidate_elsewhere() -> None:
-    """The same candidate is measured on another board, and first of all."""
+    """The same candidate is measured on another board, and first of all. Where there is no other board, the one that
+    failed is tried again.
+    """
     hands = fleet("a", "b")
     first = hands.running()[0]
     hands.measure(first.assignment, FaultSide.BOARD)
@@ -184,6 +178,11 @@ def test_a_board_fault_sends_the_candidate_elsewhere() -> None:
     again = [m for m in hands.of(v.Measure) if m.job == first.job]
     assert [m.board for m in again] == ["a", "b"]
     assert not any(count.job == first.job for count in hands.of(v.Count))
+    hands = fleet("a")
+    first = hands.running()[0]
+    hands.measure(first.assignment, FaultSide.BOARD)
+    hands.measure(hands.running()[0].assignment)
+    assert sum(m.job == first.job for m in hands.of(v.Measure)) == 2
 
 
 def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> None:
@@ -198,15 +197,6 @@ def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> Non
     hands.measure(good.assignment)
     hands.tell(v.CampaignResumed("vision"))
     assert [(m.job, m.board) for m in hands.running()] == [(failed.job, "b")]
-
-
-def test_a_single_board_gets_its_own_candidate_back() -> None:
-    """Where there is no other board, the one that failed is tried again."""
-    hands = fleet("a")
-    first = hands.running()[0]
-    hands.measure(first.assignment, FaultSide.BOARD)
-    hands.measure(hands.running()[0].assignment)
-    assert sum(m.job == first.job for m in hands.of(v.Measure)) == 2
 
 
 def test_a_candidate_that_took_two_boards_down_is_banned() -> None:
@@ -514,26 +504,28 @@ def test_a_paused_campaign_gets_nothing_new_and_loses_nothing() -> None:
     assert len(hands.of(v.Count)) == 100
 
 
-def test_a_smaller_budget_takes_work_back() -> None:
-    """When the budget shrinks below what is under way, the youngest work is given back and the rest counts."""
+def test_budgets_are_changed_under_way() -> None:
+    """When the budget shrinks below what is under way, the youngest work is given back and the rest counts. Trials
+    added while it runs are made. A budget that allows nothing is an error that says what to do.
+    """
     hands = fleet("a", "b")
     hands.measure(hands.running()[0].assignment)
     hands.tell(v.BudgetChanged("vision", v.Budget(trials=3)))
     hands.finish()
     assert len(hands.of(v.Count)) == 3
     assert hands.status() is Status.FINISHED
-
-
-def test_a_larger_budget_lets_a_campaign_go_on() -> None:
-    """Trials added while it runs are made."""
     hands = fleet("a")
     hands.tell(v.BudgetChanged("vision", v.Budget(trials=120)))
     hands.finish()
     assert len(hands.of(v.Count)) == 120
+    with pytest.raises(UsageError, match="allows nothing"):
+        v.Budget(trials=0)
 
 
 def test_early_stopping_ends_a_workload_then_the_campaign() -> None:
-    """A workload that gets no better is searched no further, and when all have stopped the campaign ends."""
+    """A workload that gets no better is searched no further, and when all have stopped the campaign ends. No better
+    candidate of any workload in so many trials, and the campaign ends.
+    """
     hands = Hands()
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign(early_stopping=5)))
@@ -541,10 +533,6 @@ def test_early_stopping_ends_a_workload_then_the_campaign() -> None:
     assert len(hands.of(v.TaskEnded)) == 2
     assert 12 <= len(hands.of(v.Count)) <= 20
     assert hands.status() is Status.FINISHED
-
-
-def test_early_stopping_of_the_whole_ends_the_campaign() -> None:
-    """No better candidate of any workload in so many trials, and the campaign ends."""
     hands = Hands()
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign(early_stopping_all=9)))
@@ -584,23 +572,15 @@ def test_a_campaign_goes_on_after_a_restart() -> None:
 # Bad input
 
 
-def test_a_budget_of_zero_is_refused() -> None:
-    """A budget that allows nothing is an error that says what to do."""
-    with pytest.raises(UsageError, match="allows nothing"):
-        v.Budget(trials=0)
-
-
-def test_a_name_is_not_taken_twice() -> None:
-    """A second campaign of the same name is refused, and the state is as it was."""
+def test_orders_that_cannot_be_are_refused() -> None:
+    """A second campaign of the same name is refused, and the state is as it was. Pausing what does not exist is an
+    error; so is a campaign without workloads.
+    """
     hands = fleet("a")
     with pytest.raises(UsageError, match="already"):
         hands.tell(v.CampaignAdded(campaign()))
     hands.finish()
     assert len(hands.of(v.Count)) == 100
-
-
-def test_orders_for_an_unknown_campaign_are_refused() -> None:
-    """Pausing what does not exist is an error; so is a campaign without workloads."""
     hands = Hands()
     with pytest.raises(UsageError, match="no campaign"):
         hands.tell(v.CampaignPaused("missing"))

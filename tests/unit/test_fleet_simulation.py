@@ -50,20 +50,15 @@ def test_a_bad_day_loses_no_trial(seed: int) -> None:
     assert simulation.open == 0
 
 
-def test_a_bad_day_has_everything() -> None:
-    """What is played does happen: late and repeated answers, doubled stragglers, bans, candidates given up."""
+def test_a_bad_day_has_everything_and_leaves_nothing() -> None:
+    """What is played does happen: late and repeated answers, doubled stragglers, bans, candidates given up. A
+    simulation is decided by its seed alone. A fleet whose campaigns are over remembers boards, and of campaigns what
+    they were: nothing grows with trials.
+    """
     books = play(1, trials=2000).books
     assert min(books.late, books.doubled, books.banned, books.discarded, books.switches) > 0
-
-
-def test_the_same_seed_is_the_same_day() -> None:
-    """A simulation is decided by its seed alone."""
     assert play(3).books == play(3).books
     assert play(3).books != play(4).books
-
-
-def test_nothing_stays_behind() -> None:
-    """A fleet whose campaigns are over remembers boards, and of campaigns what they were: nothing grows with trials."""
     state = play(5).state
     assert not any(len(table) for table in (state.tasks, state.jobs, state.requests, state.assignments))
     assert not state.lanes
@@ -92,16 +87,14 @@ def test_a_slow_host_is_not_given_longer_queues() -> None:
     assert most <= 50 + 8 * 50 + 64
 
 
-def test_books_that_do_not_add_up_are_found() -> None:
-    """The simulation itself refuses a trial that is counted and was never proposed."""
+def test_the_books_add_up() -> None:
+    """The simulation itself refuses a trial that is counted and was never proposed. Three owners with 90, 100 and 110 s
+    are ten per cent from an equal share; no owners, nothing unfair.
+    """
     simulation = Simulation(v.SchedulerSettings(), SimulatedFleet({"nano": 1}))
     key = v.TaskKey("one", "w", "nano", "default")
     with pytest.raises(InternalError, match="never proposed"):
         simulation._carry_out(v.Count(1, None, key, "candidate", None))
-
-
-def test_shares_are_figures_of_the_books() -> None:
-    """Three owners with 90, 100 and 110 s are ten per cent from an equal share; no owners, nothing unfair."""
     assert Books(shares_s={"x": 90.0, "y": 100.0, "z": 110.0}).unfairness == pytest.approx(0.1)
     assert Books().unfairness == 0.0
     assert Books(busy_s=95.0, present_s=100.0).utilisation == pytest.approx(0.95)

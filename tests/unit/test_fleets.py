@@ -237,19 +237,15 @@ def test_virtual_boards_differ(tmp_path: pathlib.Path, types: dict[str, BoardTyp
     }
 
 
-def test_virtual_boards_may_be_harmed(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
-    """Faults are the board's own, are shown with it, and come back from the store as they went in."""
+def test_virtual_boards_may_be_harmed_or_live(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Faults are the board's own, are shown with it, and come back from the store as they went in. Live boards are
+    shown as such and come back from the store; lapsed ones, the default, need no word.
+    """
     [board] = read(tmp_path, hosts('a: {faults: ["slow:1.3@60", "hang@90"]}'), types).boards
     assert board.transport == Virtual(0, ("slow:1.3@60", "hang@90"))
     assert board.where == "virtual, seed 0, fault slow:1.3@60, fault hang@90"
     assert parse_transport(to_document(board.transport)) == board.transport
     assert to_document(Virtual(1)) == {"kind": "virtual", "seed": 1}
-
-
-def test_the_time_of_a_virtual_board_may_pass_as_this_machines_does(
-    tmp_path: pathlib.Path, types: dict[str, BoardType]
-) -> None:
-    """Live boards are shown as such and come back from the store; lapsed ones, the default, need no word."""
     live, lapsed, default = read(tmp_path, hosts("a: {time: live}, b: {time: lapsed}, c: "), types).boards
     assert (live.transport, live.where) == (Virtual(0, live=True), "virtual, seed 0, live")
     assert parse_transport(to_document(live.transport)) == live.transport
@@ -367,17 +363,15 @@ def test_odd_file(tmp_path: pathlib.Path, types: dict[str, BoardType], text: str
         read(tmp_path, text, types)
 
 
-def test_all_mistakes_at_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
-    """Mistakes of both kinds are reported together with others of their kind, in the order of their lines."""
+def test_mistakes_are_told_together_and_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
+    """Mistakes of both kinds are reported together with others of their kind, in the order of their lines. A wrong
+    variable of a group is one mistake, however many boards inherit it; and there is an end to the list.
+    """
     text = GOOD.replace("192.0.2.11", "x@y").replace("type: jetson-tx2", "type: tx9")
     with pytest.raises(UsageError) as raised:
         read(tmp_path, text, types)
     lines = raised.value.message.splitlines()
     assert [line.split(" line ")[1].split(":")[0] for line in lines] == ["9", "16"]
-
-
-def test_one_wrong_variable_is_told_once(tmp_path: pathlib.Path, types: dict[str, BoardType]) -> None:
-    """A wrong variable of a group is one mistake, however many boards inherit it; and there is an end to the list."""
     wrong_type = "vars: {transport: virtual, type: nonsense}\nhosts:\n" + "".join(f"  b{i}:\n" for i in range(50))
     with pytest.raises(UsageError) as raised:
         read(tmp_path, wrong_type, types)
@@ -468,11 +462,23 @@ def fleet_of(*boards: FleetBoard) -> Fleet:
     return Fleet(pathlib.Path("fleet.yaml"), boards)
 
 
-def test_plan_for_an_empty_store() -> None:
-    """Everything is added, in the order of the file."""
+def test_a_plan_adds_and_removes_what_it_is_told_to() -> None:
+    """Everything is added, in the order of the file. A board that the file does not name stays, unless the caller
+    prunes. A board that stays registered keeps its address for itself; one that is pruned gives it up.
+    """
     todo = plan([], fleet_of(describe("b"), describe("a")))
     assert [board.name for board in todo.added] == ["b", "a"]
     assert not todo.is_empty
+    current, wanted = [register("b"), register("a"), register("c")], fleet_of(describe("b"))
+    todo = plan(current, wanted)
+    assert (todo.unlisted, todo.removed, todo.unchanged) == (("a", "c"), (), ("b",))
+    assert todo.is_empty
+    todo = plan(current, wanted, prune=True)
+    assert (todo.unlisted, todo.removed) == ((), ("a", "c"))
+    current, wanted = [register("old")], fleet_of(describe("new"))
+    with pytest.raises(UsageError, match=r"new would be at 192\.0\.2\.1:22, and so is old"):
+        plan(current, wanted)
+    assert [board.name for board in plan(current, wanted, prune=True).added] == ["new"]
 
 
 def test_plan_says_which_fields_differ() -> None:
@@ -488,24 +494,6 @@ def test_plan_says_which_fields_differ() -> None:
         FieldChange("labels.site", None, "lab"),
         FieldChange("labels.rack", "1", None),
     )
-
-
-def test_plan_removes_only_when_told() -> None:
-    """A board that the file does not name stays, unless the caller prunes."""
-    current, wanted = [register("b"), register("a"), register("c")], fleet_of(describe("b"))
-    todo = plan(current, wanted)
-    assert (todo.unlisted, todo.removed, todo.unchanged) == (("a", "c"), (), ("b",))
-    assert todo.is_empty
-    todo = plan(current, wanted, prune=True)
-    assert (todo.unlisted, todo.removed) == ((), ("a", "c"))
-
-
-def test_a_board_at_another_ones_address_is_refused() -> None:
-    """A board that stays registered keeps its address for itself; one that is pruned gives it up."""
-    current, wanted = [register("old")], fleet_of(describe("new"))
-    with pytest.raises(UsageError, match=r"new would be at 192\.0\.2\.1:22, and so is old"):
-        plan(current, wanted)
-    assert [board.name for board in plan(current, wanted, prune=True).added] == ["new"]
 
 
 def test_leased_boards_are_left_alone() -> None:

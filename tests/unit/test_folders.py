@@ -92,13 +92,20 @@ def test_an_old_home_is_closed_with_a_word(parent: pathlib.Path, maker: str, cap
     assert "farm web token --new" in record.getMessage()
 
 
-def test_an_empty_folder_becomes_a_private_home(parent: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A home that its owner made before the first command is closed without a warning: it held nothing."""
+def test_new_folders_are_private(parent: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A home that its owner made before the first command is closed without a warning: it held nothing. Folders of logs
+    and plans are their owner's, also where they come before the rest of the home.
+    """
     home = parent / "home"
     home.mkdir(0o755)
     Store(home / "farm.db").close()
     assert not find_open(home)
     assert not caplog.records
+    home_log.start_log("test", parent / "a" / "logs", foreground=True)
+    children.stop(children.start(["true"], parent / "b" / "logs" / "linker.log", os.environ))
+    plan.keep_plan(parent / "c", {"name": "nightly"})
+    for name in "abc":
+        assert stat.S_IMODE((parent / name).stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(("mode", "name"), [(0o1777, "farm.db"), (0o755, "notes.txt")])
@@ -110,15 +117,6 @@ def test_other_folders_stay_as_they_are(parent: pathlib.Path, mode: int, name: s
     (folder / name).touch()
     folders.require_private(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == mode
-
-
-def test_logs_are_in_private_folders(parent: pathlib.Path) -> None:
-    """Folders of logs and plans are their owner's, also where they come before the rest of the home."""
-    home_log.start_log("test", parent / "a" / "logs", foreground=True)
-    children.stop(children.start(["true"], parent / "b" / "logs" / "linker.log", os.environ))
-    plan.keep_plan(parent / "c", {"name": "nightly"})
-    for name in "abc":
-        assert stat.S_IMODE((parent / name).stat().st_mode) == 0o700
 
 
 def _hold_state(folder: pathlib.Path) -> contextlib.AbstractContextManager[object]:

@@ -62,16 +62,14 @@ def test_the_assembler_takes_the_code_for_every_jetson(board_type: str, arch: st
     assert 1 < usage.registers < 64
 
 
-def test_an_older_version_is_kept(text: str) -> None:
-    """What asks for no more than the driver has stays as it is; text without a version is no PTX."""
+def test_what_a_driver_is_too_old_for_is_found(text: str) -> None:
+    """What asks for no more than the driver has stays as it is; text without a version is no PTX. An instruction of a
+    later ISA does not get through because the header was rewritten.
+    """
     older = ptx.rewrite_version(text, "6.0")
     assert ptx.rewrite_version(older, "6.5") == older
     with pytest.raises(PermanentError, match="PTX without"):
         ptx.rewrite_version("ret;", "6.5")
-
-
-def test_what_a_driver_does_not_know_is_found(text: str) -> None:
-    """An instruction of a later ISA does not get through because the header was rewritten."""
     later = ptx.rewrite_version(text, "6.5").replace("ret;", "activemask.b32 %r1;\n\tret;", 1)
     assert ptx.check(later, "sm_53", ROOMY)
     with pytest.raises(PermanentError, match=r"ptxas refuses the code for sm_53: (?s:.*)[Aa]ctivemask"):

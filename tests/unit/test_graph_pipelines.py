@@ -10,35 +10,26 @@ from farm.search.graph import pipeline
 from farm.values import read_pipeline
 
 
-def test_exact_leaves_out_what_rounds_worse() -> None:
-    """The exact pipeline differs in nothing but Winograd's larger tiles and polynomials; older ones are exact."""
+def test_a_name_says_what_a_pipeline_is() -> None:
+    """The exact pipeline differs in nothing but Winograd's larger tiles and polynomials; older ones are exact. Whether
+    it is exact, and how it stores weights, is read from names alone, of an unknown one nothing. The error lists the
+    known ones.
+    """
     plain, exact = (pipeline.require_pipeline(name) for name in ("graph/2", pipeline.exact("graph/2")))
     assert (exact.winograd, exact.polynomials) == ("exact", False)
     assert (exact.layout, exact.prepack, exact.canonical) == (plain.layout, plain.prepack, plain.canonical)
     assert pipeline.exact("graph/1") == "graph/1"
-
-
-def test_a_name_says_what_a_pipeline_is() -> None:
-    """Whether it is exact, and how it stores weights, is read from names alone, of an unknown one nothing."""
     for name, each in pipeline.PIPELINES.items():
         exact, weights = read_pipeline(name)
         assert (exact, weights or "float32") == (each.winograd == "exact", each.weights)
     assert read_pipeline("graph/9-odd") == (False, None)
-
-
-def test_every_board_type_names_a_pipeline_that_exists() -> None:
-    """A misspelt name would stop the first command that tunes."""
-    for kind in load_board_types().values():
-        assert pipeline.require_pipeline(kind.pipeline).canonical
-
-
-def test_an_unknown_pipeline_is_refused() -> None:
-    """The error lists the known ones."""
     with pytest.raises(UsageError, match="graph/2-exact"):
         pipeline.require_pipeline("graph/9")
 
 
-def test_another_pipeline_can_be_had_for_all_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has records of an older pipeline goes on with it."""
+def test_board_types_name_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt name would stop the first command that tunes. Who has records of an older pipeline goes on with it."""
+    for kind in load_board_types().values():
+        assert pipeline.require_pipeline(kind.pipeline).canonical
     monkeypatch.setenv("FARM_GRAPH_PIPELINE", "graph/1")
     assert {kind.pipeline for kind in load_board_types().values()} == {"graph/1"}

@@ -35,14 +35,17 @@ def virtual(name: str = "jetson-tx2") -> VirtualTree:
     return VirtualTree(VirtualBoard(load_board_types()[name], 1, time.monotonic))
 
 
-def test_snapshot_holds_everything(root: Path) -> None:
-    """A snapshot has every clock file of every core, GPU and memory, by the path that links lead to."""
+def test_snapshot_holds_everything(root: Path, tmp_path: Path) -> None:
+    """A snapshot has every clock file of every core, GPU and memory, by the path that links lead to. A folder without
+    one is a board without pinned clocks.
+    """
     files = guard.take_snapshot(FileTree(root)).files
     assert set(read_all(root)) < set(files)
     assert files[_MAX] == "2035200"
     assert files[f"{GPU}/governor"] == "nvhost_podgov"
     assert f"{A57}/scaling_setspeed" not in files  # "<unsupported>" is not a value
     assert f"{CPUS}/cpu0/online" not in files
+    assert Snapshot.load(tmp_path / "snapshot.json") is None
 
 
 def test_snapshot_survives_the_disk(root: Path, tmp_path: Path) -> None:
@@ -55,11 +58,6 @@ def test_snapshot_survives_the_disk(root: Path, tmp_path: Path) -> None:
     assert Snapshot.load(state / "snapshot.json") == snapshot
     assert os.listdir(state) == ["snapshot.json"]
     assert (state / "snapshot.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_no_snapshot_is_none(tmp_path: Path) -> None:
-    """A folder without one is a board without pinned clocks."""
-    assert Snapshot.load(tmp_path / "snapshot.json") is None
 
 
 _GOOD = {"files": {_MAX: "2035200"}, "version": 1}
@@ -134,11 +132,16 @@ def test_order_of_parts() -> None:
     assert guard.plan_restore(wanted, current) == [(offline, "0")]
 
 
-def test_impatient_plan_leaves_nothing_out() -> None:
-    """Once patience is over, a core that does not come online holds up neither limits nor cores to take offline."""
+def test_a_plan_leaves_nothing_out_but_the_boards_own_fan() -> None:
+    """Once patience is over, a core that does not come online holds up neither limits nor cores to take offline. A fan
+    that the board regulates gets its control back, not a speed of the past.
+    """
     wanted = {f"{CPUS}/cpu1/online": "1", _MAX: "960000", f"{CPUS}/cpu2/online": "0"}
     current = {f"{CPUS}/cpu1/online": "0", _MAX: "345600", f"{CPUS}/cpu2/online": "1"}
     assert dict(guard.plan_restore(wanted, current, patient=False)) == wanted
+    wanted = {"/sys/devices/pwm-fan/target_pwm": "80", "/sys/devices/pwm-fan/temp_control": "1"}
+    current = {"/sys/devices/pwm-fan/target_pwm": "255", "/sys/devices/pwm-fan/temp_control": "0"}
+    assert guard.plan_restore(wanted, current) == [("/sys/devices/pwm-fan/temp_control", "1")]
 
 
 @pytest.mark.parametrize(("lock", "written"), [("0", False), ("1", True)])
@@ -147,13 +150,6 @@ def test_memory_rate_is_a_reading_unless_locked(lock: str, written: bool) -> Non
     wanted = {f"{EMC}/rate": "408000000", f"{EMC}/mrq_rate_locked": lock}
     current = {f"{EMC}/rate": "1600000000", f"{EMC}/mrq_rate_locked": "1"}
     assert ((f"{EMC}/rate", "408000000") in guard.plan_restore(wanted, current)) is written
-
-
-def test_fan_under_control_of_the_board_is_left_alone() -> None:
-    """A fan that the board regulates gets its control back, not a speed of the past."""
-    wanted = {"/sys/devices/pwm-fan/target_pwm": "80", "/sys/devices/pwm-fan/temp_control": "1"}
-    current = {"/sys/devices/pwm-fan/target_pwm": "255", "/sys/devices/pwm-fan/temp_control": "0"}
-    assert guard.plan_restore(wanted, current) == [("/sys/devices/pwm-fan/temp_control", "1")]
 
 
 def test_files_go_back(root: Path) -> None:
@@ -298,15 +294,13 @@ def test_full_disk(tmp_path: Path) -> None:
         access.write(_MAX, "345600")
 
 
-def test_no_state_folder(tmp_path: Path) -> None:
-    """A state folder that cannot be made refuses the beginning."""
+def test_a_board_has_one_state_folder_that_can_be_written(tmp_path: Path, root: Path) -> None:
+    """A state folder that cannot be made refuses the beginning. The state folder is locked as long as a transaction
+    lasts.
+    """
     (tmp_path / "file").write_text("")
     with pytest.raises(ClockError, match="cannot be written"):
         LocalAccess(virtual(), tmp_path / "file" / "state").begin("a test")
-
-
-def test_two_processes_cannot_hold(root: Path, tmp_path: Path) -> None:
-    """The state folder is locked as long as a transaction lasts."""
     first, second = (LocalAccess(FileTree(root), tmp_path / "state") for _ in range(2))
     first.begin("one")
     with pytest.raises(BusyError):

@@ -141,10 +141,15 @@ def test_commands_apply_where_they_make_sense(health: Health, possible: set[Kind
 # The ways through
 
 
-def test_a_passing_probe_makes_a_suspect_board_good() -> None:
-    """That is how a new board, and one that came back, gets its first work."""
+def test_what_passes_makes_good_and_is_noted_once() -> None:
+    """That is how a new board, and one that came back, gets its first work. A probe of a good board, a second loss and
+    a second return have no reason, so that no notice is sent.
+    """
     after = step(board(Health.SUSPECT), Kind.PROBE_PASSED)
     assert (after.standing.health, after.reason) == (Health.GOOD, "a probe passed")
+    assert step(board(Health.GOOD), Kind.PROBE_PASSED).reason == ""
+    assert step(board(Health.GOOD), Kind.BACK).reason == ""
+    assert step(step(board(Health.GOOD), Kind.LOST), Kind.LOST).reason == ""
 
 
 @pytest.mark.parametrize("kind", BAD_NEWS)
@@ -169,11 +174,15 @@ def test_k_faults_within_the_window_quarantine() -> None:
     assert "3 faults within 100 s" in after.reason
 
 
-def test_faults_that_are_old_do_not_count() -> None:
-    """The window ends before the first fault's time is reached again."""
+def test_faults_count_for_a_window_and_start_a_cool_down_over() -> None:
+    """The window ends before the first fault's time is reached again. And the count of passing probes."""
     after = walk(board(Health.GOOD), (Kind.FAULT, 0), (Kind.FAULT, 50), (Kind.FAULT, 100))
     assert after.standing.health is Health.SUSPECT
     assert after.history.faults_s == (50, 100)
+    quarantined = walk(board(Health.GOOD), *[(Kind.FAULT, 0.0)] * 3)
+    after = walk(quarantined, (Kind.PROBE_PASSED, 55), (Kind.PROBE_FAILED, 56), *[(Kind.PROBE_PASSED, 105.0)] * 5)
+    assert after.standing.health is Health.QUARANTINED
+    assert walk(after, *[(Kind.PROBE_PASSED, 106.0)] * 2).standing.health is Health.GOOD
 
 
 @pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT])
@@ -194,14 +203,6 @@ def test_a_cool_down_and_passing_probes_end_a_quarantine() -> None:
     assert step(after, Kind.FAULT, 61).standing.health is Health.SUSPECT, "old faults are forgiven"
 
 
-def test_a_fault_in_quarantine_starts_the_cool_down_over() -> None:
-    """And the count of passing probes."""
-    quarantined = walk(board(Health.GOOD), *[(Kind.FAULT, 0.0)] * 3)
-    after = walk(quarantined, (Kind.PROBE_PASSED, 55), (Kind.PROBE_FAILED, 56), *[(Kind.PROBE_PASSED, 105.0)] * 5)
-    assert after.standing.health is Health.QUARANTINED
-    assert walk(after, *[(Kind.PROBE_PASSED, 106.0)] * 2).standing.health is Health.GOOD
-
-
 @pytest.mark.parametrize("kind", [Kind.THROTTLED, Kind.DRIFTED, Kind.SLOW_SENSORS, Kind.MISFIT])
 def test_a_doubt_in_quarantine_breaks_the_row(kind: Kind) -> None:
     """Probes must pass in a row, without a sign of trouble between them."""
@@ -211,48 +212,32 @@ def test_a_doubt_in_quarantine_breaks_the_row(kind: Kind) -> None:
 
 
 def test_an_operators_quarantine_does_not_end_by_itself() -> None:
-    """Only the operator knows why it was ordered."""
+    """Only the operator knows why it was ordered. A fault meanwhile does not turn it into one that ends by itself."""
     held = step(board(Health.GOOD), Kind.QUARANTINE, 0)
     assert walk(held, *[(Kind.PROBE_PASSED, 1e6)] * 99).standing.health is Health.QUARANTINED
     cleared = walk(held, (Kind.CLEAR, 1), (Kind.PROBE_PASSED, 2))
     assert cleared.standing.health is Health.GOOD
-
-
-def test_an_operators_quarantine_outlasts_a_fault() -> None:
-    """A fault meanwhile does not turn it into one that ends by itself."""
     held = walk(board(Health.GOOD), (Kind.QUARANTINE, 0), (Kind.FAULT, 1))
     assert walk(held, *[(Kind.PROBE_PASSED, 1e6)] * 99).standing.health is Health.QUARANTINED
 
 
-def test_unsafe_outranks_all_but_retirement() -> None:
-    """A board whose clocks are loose is unsafe even in quarantine or maintenance."""
+def test_what_outranks_what() -> None:
+    """A board whose clocks are loose is unsafe even in quarantine or maintenance. A leased board that cannot be reached
+    is offline, and leased again if the lease outlives the cut. It may have rebooted; other healths than good are
+    left alone.
+    """
     for health in Health:
         expected = Health.RETIRED if health is Health.RETIRED else Health.UNSAFE
         assert step(board(health), Kind.UNSAFE).standing.health is expected
-
-
-def test_lost_outranks_a_lease() -> None:
-    """A leased board that cannot be reached is offline, and leased again if the lease outlives the cut."""
     leased = step(board(Health.GOOD), Kind.LEASE_TAKEN)
     assert leased.standing.state is State.LEASED
     lost = step(leased, Kind.LOST)
     assert lost.standing.state is State.OFFLINE
     assert step(lost, Kind.BACK).standing.state is State.LEASED
     assert step(step(lost, Kind.LEASE_ENDED), Kind.BACK).standing.state is State.IDLE
-
-
-def test_a_board_that_came_back_is_probed_before_work() -> None:
-    """It may have rebooted; other healths than good are left alone."""
     for health in Health:
         expected = Health.SUSPECT if health is Health.GOOD else health
         assert walk(board(health), (Kind.LOST, 0), (Kind.BACK, 1)).standing.health is expected
-
-
-def test_what_changes_nothing_is_not_worth_noting() -> None:
-    """A probe of a good board, a second loss and a second return have no reason, so that no notice is sent."""
-    assert step(board(Health.GOOD), Kind.PROBE_PASSED).reason == ""
-    assert step(board(Health.GOOD), Kind.BACK).reason == ""
-    assert step(step(board(Health.GOOD), Kind.LOST), Kind.LOST).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,12 @@ def test_only_the_named_modules_import(package: str) -> None:
     assert not foreign, f"these modules may not import {package}: {', '.join(foreign)}"
 
 
-def test_every_module_says_what_lives_in_it() -> None:
-    """Each module that holds anything starts with a docstring."""
+def test_modules_say_what_lives_in_them_by_name_and_docstring() -> None:
+    """Each module that holds anything starts with a docstring. `utils`, `helpers`, `common` and `misc` are not places;
+    the clock helper is what it is called everywhere.
+    """
     outlines = {path: read_outline(path) for path in MODULES}
     assert not [str(path) for path, outline in outlines.items() if outline.text.strip() and not outline.documented]
-
-
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    """`utils`, `helpers`, `common` and `misc` are not places; the clock helper is what it is called everywhere."""
     empty = {"utils", "helpers", "common", "misc", "util", "helper"}
     assert [str(p.relative_to(ROOT)) for p in MODULES if p.stem in empty] == ["device_agent/clocks/helper.py"]
 
@@ -109,21 +107,27 @@ def load(program: str) -> set[str]:
 
 
 def test_a_command_loads_what_it_needs_alone() -> None:
-    """It begins without what reads models, computes or speaks SSH: those take longer than it does."""
+    """It begins without what reads models, computes or speaks SSH: those take longer than it does. What makes a
+    campaign's artifacts takes several times as long to load as all the rest of these commands. `farm model show`
+    needs no database. Starting and ending the page's process, its address and its token need nothing of what serves
+    it. Help, the version and a word that is none are answered at once.
+    """
     commands = [("status",), ("board", "list"), ("board", "show"), ("board", "add")]
     loaded = load(f"for words in {commands}: make_app(words[0])")
     assert "farm.cli.board" in loaded
     assert not {"numpy", "onnx", "paramiko", "pydantic", "ray", "tvm"} & loaded
-
-
-def test_who_lists_campaigns_loads_no_compiler() -> None:
-    """What makes a campaign's artifacts takes several times as long to load as all the rest of these commands."""
     assert not {"numpy", "onnx", "paramiko", "ray", "tvm"} & load("make_app('campaign')")
-
-
-def test_who_looks_into_a_model_loads_no_store() -> None:
-    """`farm model show` needs no database."""
     assert not {"sqlalchemy", "matplotlib", "ray", "tvm"} & load("make_app('model')")
+    commands = [("up",), ("down",), ("web", "url"), ("web", "token")]
+    loaded = load(f"for words in {commands}: make_app(words[0])\nfrom farm.web import access, running")
+    assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & loaded
+    loaded = load(
+        "for words in [], ['--help'], ['--version'], ['cmpaign']:\n"
+        " sys.argv = ['farm', *words]\n"
+        " try: main()\n"
+        " except SystemExit: pass"
+    )
+    assert not {"sqlalchemy", "matplotlib", "numpy", "farm.store", "farm.cli.options"} & loaded
 
 
 def test_only_what_compiles_loads_tvm() -> None:
@@ -139,24 +143,6 @@ def test_only_what_compiles_loads_tvm() -> None:
     assert len(names) > 200
     loaded = load(f"import importlib\nfor name in {names}: importlib.import_module(name).__doc__")
     assert "tvm" not in loaded
-
-
-def test_who_serves_no_page_loads_no_server() -> None:
-    """Starting and ending the page's process, its address and its token need nothing of what serves it."""
-    commands = [("up",), ("down",), ("web", "url"), ("web", "token")]
-    loaded = load(f"for words in {commands}: make_app(words[0])\nfrom farm.web import access, running")
-    assert not {"fastapi", "starlette", "uvicorn", "jinja2"} & loaded
-
-
-def test_what_runs_no_command_loads_none() -> None:
-    """Help, the version and a word that is none are answered at once."""
-    loaded = load(
-        "for words in [], ['--help'], ['--version'], ['cmpaign']:\n"
-        " sys.argv = ['farm', *words]\n"
-        " try: main()\n"
-        " except SystemExit: pass"
-    )
-    assert not {"sqlalchemy", "matplotlib", "numpy", "farm.store", "farm.cli.options"} & loaded
 
 
 def test_commands_are_listed_as_they_are() -> None:

@@ -50,10 +50,15 @@ def test_schemas_that_files_name_lie_beside_them(tmp_path: pathlib.Path) -> None
         assert json.loads((tmp_path / first.partition("$schema=")[2]).read_text())["title"] == f"tvm-farm {name} file"
 
 
-def test_settings_with_all_defaults_change_nothing() -> None:
-    """Every setting is there once, and taking all `#` away leaves what holds without the file."""
+def test_settings_have_defaults_and_words_of_yaml_are_quoted() -> None:
+    """Every setting is there once, and taking all `#` away leaves what holds without the file. A user called `no` stays
+    a text.
+    """
     lines = [line[1:] for line in starting.write_settings().splitlines() if line.startswith("#FARM_")]
     assert settings.load(dict(line.split("=", 1) for line in lines)) == settings.load({})
+    text = starting.write_fleet(starting.Start("jetson-nano", [Ssh(host="on", user="no")]))
+    [host] = yaml.safe_load(text)["groups"]["boards"]["hosts"].values()
+    assert host == {"address": "on", "user": "no"}
 
 
 def test_nothing_is_overwritten(tmp_path: pathlib.Path) -> None:
@@ -81,13 +86,6 @@ def test_wrong_words_write_nothing(tmp_path: pathlib.Path, words: tuple[str, ...
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert not (tmp_path / "rack").exists()
-
-
-def test_words_of_yaml_are_quoted() -> None:
-    """A user called `no` stays a text."""
-    text = starting.write_fleet(starting.Start("jetson-nano", [Ssh(host="on", user="no")]))
-    [host] = yaml.safe_load(text)["groups"]["boards"]["hosts"].values()
-    assert host == {"address": "on", "user": "no"}
 
 
 def test_a_person_is_asked(tmp_path: pathlib.Path) -> None:

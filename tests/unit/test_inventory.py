@@ -53,10 +53,16 @@ def test_own_types() -> None:
     assert [t.name for t in types.values() if t.host_is_board] == ["local"]
 
 
-def test_local_detects_everything() -> None:
-    """`host` leaves target and linker to detection, and no number is invented."""
+def test_what_the_shipped_types_say_of_cores() -> None:
+    """`host` leaves target and linker to detection, and no number is invented. The TX2 has six cores, of which TVM's
+    threads get the four that the kernel schedules on.
+    """
     local = board_types.require_board_type("local")
     assert (local.target, local.link_triple, local.cores, local.memory_bytes) == (None, None, None, None)
+    tx2 = board_types.require_board_type("jetson-tx2")
+    assert tx2.cores == 6
+    assert tx2.target is not None
+    assert tx2.target.num_cores == 4
 
 
 def test_target_is_what_tvm_takes() -> None:
@@ -73,14 +79,6 @@ def test_target_is_what_tvm_takes() -> None:
     assert nano.link_triple == "aarch64-linux-gnu.2.27"
 
 
-def test_isolated_cores_are_not_counted_for_the_target() -> None:
-    """The TX2 has six cores, of which TVM's threads get the four that the kernel schedules on."""
-    tx2 = board_types.require_board_type("jetson-tx2")
-    assert tx2.cores == 6
-    assert tx2.target is not None
-    assert tx2.target.num_cores == 4
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"), [("jetson_nano", "jetson-nano"), ("nano", "jetson-nano"), ("Local", "local")]
 )
@@ -92,14 +90,10 @@ def test_unknown_type_suggests_and_lists(typed: str, meant: str) -> None:
     assert "raspberry-pi-4" in raised.value.hint
 
 
-def test_extra_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder named in the environment adds types."""
+def test_a_folder_adds_types(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named in the environment adds types. A folder that is not there is an error, not an empty one."""
     monkeypatch.setenv(board_types.EXTRA_FOLDER_VARIABLE, str(write(tmp_path, GOOD)))
     assert board_types.require_board_type("my-board").title == "Mine"
-
-
-def test_extra_folder_missing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is not there is an error, not an empty one."""
     monkeypatch.setenv(board_types.EXTRA_FOLDER_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="not a folder"):
         board_types.load_board_types()

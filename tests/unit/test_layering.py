@@ -25,16 +25,14 @@ class Machine:
             self._watch(None, name, before, None)
 
 
-def test_calls_are_counted_by_function() -> None:
-    """In the order of first calls; what a function calls in turn is its own, the machine's own work counts for none."""
+def test_calls_are_counted_and_told_in_the_boards_time() -> None:
+    """In the order of first calls; what a function calls in turn is its own, the machine's own work counts for none.
+    What takes half of a run here takes half of it there; names and numbers are bounded, and survive the wire.
+    """
     machine: Any = Machine()
     found = engines.profile(machine, machine.run)
     assert [(name, calls) for name, (calls, _) in found.items()] == [("conv", 2), ("dense", 1)]
     assert all(seconds > 0 for _, seconds in found.values())
-
-
-def test_time_here_is_told_as_the_boards() -> None:
-    """What takes half of a run here takes half of it there; names and numbers are bounded, and survive the wire."""
     layers = engines.to_layers({"a" * 999: (3, 0.5), "b": (1, 0.25)}, latency_s=2.0, host_s=1.0)
     assert [(len(each.name), each.calls, each.latency_s) for each in layers] == [(200, 3, 1.0), (1, 1, 0.5)]
     assert engines.to_layers({"a": (1, 0.5)}, 1.0, 0.0)[0].latency_s == pytest.approx(0.5)

@@ -20,9 +20,13 @@ def manual() -> types.ModuleType:
 
 
 def test_pages_are_current(manual: types.ModuleType) -> None:
-    """What is checked in is what the commands make; `make generated` writes it again."""
+    """What is checked in is what the commands make; `make generated` writes it again. Dots and apostrophes at the
+    beginning, backslashes and hyphens.
+    """
     there = {path.name: path.read_text(encoding="utf-8") for path in manual.FOLDER.glob("*.1")}
     assert there == manual.make_pages()
+    assert manual._escape(".x") == "\\&.x"
+    assert manual._escape("a\\b --c") == "a\\eb \\-\\-c"
 
 
 def test_every_command_is_there_with_its_example(manual: types.ModuleType) -> None:
@@ -36,9 +40,3 @@ def test_every_command_is_there_with_its_example(manual: types.ModuleType) -> No
     assert not [
         line for page in pages.values() for line in page.splitlines() if line[:1] in ".'" and not known.match(line)
     ]
-
-
-def test_text_is_shown_as_it_is(manual: types.ModuleType) -> None:
-    """Dots and apostrophes at the beginning, backslashes and hyphens."""
-    assert manual._escape(".x") == "\\&.x"
-    assert manual._escape("a\\b --c") == "a\\eb \\-\\-c"

@@ -24,8 +24,12 @@ from farm.measure.session import BoardSession, plan_deadline_s
 
 
 def test_the_farm_waits_longer_than_the_board() -> None:
-    """The board's own deadline gives an outcome, the farm's only a lost board: the farm's comes later."""
+    """The board's own deadline gives an outcome, the farm's only a lost board: the farm's comes later. A hundred
+    megabytes over a slow link are no reason to give a board up.
+    """
     assert plan_deadline_s(MeasureSpec((), limits=Limits(timeout_s=3.0)), 0) > 3.0
+    spec = MeasureSpec(())
+    assert plan_deadline_s(spec, 100 << 20) - plan_deadline_s(spec, 0) > 10
 
 
 @pytest.mark.parametrize(
@@ -43,12 +47,6 @@ def test_waiting_for_the_board_and_energy_are_allowed_for(extra: dict[str, objec
         assert with_it - without >= more_s
 
 
-def test_big_payloads_get_longer() -> None:
-    """A hundred megabytes over a slow link are no reason to give a board up."""
-    spec = MeasureSpec(())
-    assert plan_deadline_s(spec, 100 << 20) - plan_deadline_s(spec, 0) > 10
-
-
 class Answering(BoardSession):
     def __init__(self, answer: str) -> None:
         self.key = "nano/7"
@@ -59,16 +57,14 @@ class Answering(BoardSession):
         return self.answer
 
 
-def test_another_version_is_refused_by_number() -> None:
-    """An agent of another version says things that this one does not know: both numbers are named, before the rest."""
+def test_a_description_of_another_version_is_not_believed() -> None:
+    """An agent of another version says things that this one does not know: both numbers are named, before the rest. The
+    right version with a description that lacks half is nonsense, and the board suspect.
+    """
     other = protocol.PROTOCOL_VERSION + 1
     session = Answering(f'{{"protocol_version": {other}, "colour": "blue"}}')
     with pytest.raises(UnavailableError, match=rf"nano/7 speaks protocol {other}, this farm speaks {other - 1}"):
         session._describe()
-
-
-def test_a_garbled_description_is_not_believed() -> None:
-    """The right version with a description that lacks half is nonsense, and the board suspect."""
     with pytest.raises(InvalidReplyError, match="nano/7: Description lacks"):
         Answering(f'{{"protocol_version": {protocol.PROTOCOL_VERSION}}}')._describe()
 

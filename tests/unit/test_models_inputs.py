@@ -29,11 +29,20 @@ def tensor(name: str, shape: list[int | str | None] | None, dtype: int = onnx.Te
     return onnx.helper.make_tensor_value_info(name, dtype, shape)
 
 
-def test_open_dimensions_keep_their_names() -> None:
-    """A named open dimension keeps its name; unnamed, zero and negative ones are '?'."""
+def test_inputs_of_a_graph_are_read_or_refused() -> None:
+    """A named open dimension keeps its name; unnamed, zero and negative ones are '?'. Without even a rank no shape can
+    be given, and the error says so. The farm feeds number tensors; anything else is named for what it is.
+    """
     (spec,) = inputs.read_inputs(model_with(tensor("data", ["batch", 3, None, -1])))
     assert spec == InputSpec("data", ("batch", 3, "?", "?"), "float32")
     assert spec.is_dynamic
+    with pytest.raises(UsageError, match="no shape"):
+        inputs.read_inputs(model_with(tensor("data", None)))
+    with pytest.raises(UsageError, match="text"):
+        inputs.read_inputs(model_with(tensor("words", [1], onnx.TensorProto.STRING)))
+    sequence = onnx.helper.make_tensor_sequence_value_info("list", onnx.TensorProto.FLOAT, None)
+    with pytest.raises(UsageError, match="sequence"):
+        inputs.read_inputs(model_with(sequence))
 
 
 @pytest.mark.parametrize("name", ["light_squeezenet", "light_resnet50"])
@@ -41,21 +50,6 @@ def test_weights_listed_as_inputs_are_not_inputs(name: str) -> None:
     """Of the hundreds of inputs of an IR version 3 file only the image remains."""
     (spec,) = inputs.read_inputs(onnx.load(LIGHT / f"{name}.onnx"))
     assert spec.static_shape == (1, 3, 224, 224)
-
-
-def test_input_without_rank_is_refused() -> None:
-    """Without even a rank no shape can be given, and the error says so."""
-    with pytest.raises(UsageError, match="no shape"):
-        inputs.read_inputs(model_with(tensor("data", None)))
-
-
-def test_text_and_sequences_are_refused() -> None:
-    """The farm feeds number tensors; anything else is named for what it is."""
-    with pytest.raises(UsageError, match="text"):
-        inputs.read_inputs(model_with(tensor("words", [1], onnx.TensorProto.STRING)))
-    sequence = onnx.helper.make_tensor_sequence_value_info("list", onnx.TensorProto.FLOAT, None)
-    with pytest.raises(UsageError, match="sequence"):
-        inputs.read_inputs(model_with(sequence))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +82,20 @@ def test_same_input_twice() -> None:
         inputs.parse_shapes(["a=1,2", "a=1,3"])
 
 
-def test_open_inputs_are_named_with_an_example() -> None:
-    """Without `--shape` the error names each open input and gives a command to copy."""
+def test_open_inputs_are_named_and_settled() -> None:
+    """Without `--shape` the error names each open input and gives a command to copy. A named dimension settled for one
+    input holds for the others. The hint holds the names that would have worked.
+    """
     with pytest.raises(UsageError, match=r"data \(batch, 3, \?, \?\) float32; mask") as raised:
         inputs.resolve_inputs([IMAGE, MASK], {})
     assert "--shape data=1,3,224,224 --shape mask=1,10 (this assumes a batch of 1)" in raised.value.hint
+    image, mask = inputs.resolve_inputs([IMAGE, MASK], {"data": (2, 3, 8, 8)})
+    assert image.static_shape == (2, 3, 8, 8)
+    assert mask.static_shape == (2, 10)
+    with pytest.raises(UsageError) as raised:
+        inputs.resolve_inputs([IMAGE, MASK], {"image": (1, 3, 8, 8)})
+    assert "data" in raised.value.hint
+    assert "mask" in raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -115,13 +118,6 @@ def test_examples_are_of_usual_sizes(spec: InputSpec, example: str) -> None:
     assert raised.value.hint == f"Give the shape, for example: --shape {example}"
 
 
-def test_one_shape_settles_a_shared_dimension() -> None:
-    """A named dimension settled for one input holds for the others."""
-    image, mask = inputs.resolve_inputs([IMAGE, MASK], {"data": (2, 3, 8, 8)})
-    assert image.static_shape == (2, 3, 8, 8)
-    assert mask.static_shape == (2, 10)
-
-
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -137,14 +133,6 @@ def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], message: str
         inputs.resolve_inputs([IMAGE, MASK], shapes)
 
 
-def test_unknown_input_lists_the_known() -> None:
-    """The hint holds the names that would have worked."""
-    with pytest.raises(UsageError) as raised:
-        inputs.resolve_inputs([IMAGE, MASK], {"image": (1, 3, 8, 8)})
-    assert "data" in raised.value.hint
-    assert "mask" in raised.value.hint
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "int32", "uint8", "int8", "bool"])
 def test_values_have_the_dtype_and_vary(dtype: str) -> None:
     """Values have the input's type and shape, and are not all one number."""
@@ -156,16 +144,14 @@ def test_values_have_the_dtype_and_vary(dtype: str) -> None:
 
 
 def test_values_are_seeded_per_input() -> None:
-    """The same seed gives the same values beside any other inputs; another seed, others."""
+    """The same seed gives the same values beside any other inputs; another seed, others. Filling an input with open
+    dimensions is refused, not guessed.
+    """
     a, b = InputSpec("a", (8,), "float32"), InputSpec("b", (8,), "float32")
     both, alone = inputs.make_inputs([a, b], 5), inputs.make_inputs([b], 5)
     np.testing.assert_array_equal(both["b"], alone["b"])
     assert not np.array_equal(both["a"], both["b"])
     assert not np.array_equal(alone["b"], inputs.make_inputs([b], 6)["b"])
-
-
-def test_open_input_cannot_be_filled() -> None:
-    """Filling an input with open dimensions is refused, not guessed."""
     with pytest.raises(UsageError, match="open dimensions"):
         inputs.make_inputs([IMAGE])
 

@@ -20,23 +20,17 @@ def tiny() -> bytes:
     return zoo.ZOO["tiny-cnn"].build()
 
 
-def test_zoo_name(tiny: bytes) -> None:
-    """A zoo name gives the built model, with where it came from."""
+def test_models_are_resolved_by_name_and_by_file(tiny: bytes, tmp_path: pathlib.Path) -> None:
+    """A zoo name gives the built model, with where it came from. A file keeps its bytes; the name is the file's, the
+    digest is that of the same model from the zoo. Changing a loaded model does not change the source.
+    """
     model = source.resolve_model("tiny-cnn")
     assert (model.name, model.origin, model.onnx_bytes) == ("tiny-cnn", "zoo:tiny-cnn", tiny)
-
-
-def test_file(tmp_path: pathlib.Path, tiny: bytes) -> None:
-    """A file keeps its bytes; the name is the file's, the digest is that of the same model from the zoo."""
     path = tmp_path / "mine.onnx"
     path.write_bytes(tiny)
     model = source.resolve_model(str(path))
     assert (model.name, model.origin, model.onnx_bytes) == ("mine", str(path), tiny)
     assert model.sha256 == source.resolve_model("tiny-cnn").sha256
-
-
-def test_loading_gives_a_fresh_copy() -> None:
-    """Changing a loaded model does not change the source."""
     model = source.resolve_model("mlp")
     del model.load().graph.node[:]
     assert len(model.load().graph.node) == 5
@@ -116,11 +110,23 @@ def test_file_too_large_to_be_a_model(tmp_path: pathlib.Path) -> None:
         source.resolve_model(str(path))
 
 
-def test_no_such_file() -> None:
-    """A path that is not there is called a missing file, and the zoo is offered."""
+def test_paths_that_are_no_model_are_refused(tmp_path: pathlib.Path, tiny: bytes) -> None:
+    """A path that is not there is called a missing file, and the zoo is offered. For a folder the hint lists the models
+    in it. A device is not read from. A path that the system cannot even look up is the user's error, not a crash.
+    """
     with pytest.raises(UsageError, match=r"no such file: nowhere/model\.onnx") as raised:
         source.resolve_model("nowhere/model.onnx")
     assert "squeezenet1.1" in raised.value.hint
+    (tmp_path / "a.onnx").write_bytes(tiny)
+    with pytest.raises(UsageError, match="is a folder") as raised:
+        source.resolve_model(str(tmp_path))
+    assert "a.onnx" in raised.value.hint
+    with pytest.raises(UsageError, match="not a regular file"):
+        source.resolve_model("/dev/zero")
+    with pytest.raises(UsageError):
+        source.resolve_model("a" * 5000 + ".onnx")
+    with pytest.raises(UsageError):
+        source.resolve_model("a\0b")
 
 
 @pytest.mark.parametrize(
@@ -131,28 +137,6 @@ def test_near_miss_of_a_zoo_name(typed: str, meant: str) -> None:
     with pytest.raises(UsageError, match="no zoo model") as raised:
         source.resolve_model(typed)
     assert f"Did you mean {meant}" in raised.value.hint
-
-
-def test_folder(tmp_path: pathlib.Path, tiny: bytes) -> None:
-    """For a folder the hint lists the models in it."""
-    (tmp_path / "a.onnx").write_bytes(tiny)
-    with pytest.raises(UsageError, match="is a folder") as raised:
-        source.resolve_model(str(tmp_path))
-    assert "a.onnx" in raised.value.hint
-
-
-def test_special_file() -> None:
-    """A device is not read from."""
-    with pytest.raises(UsageError, match="not a regular file"):
-        source.resolve_model("/dev/zero")
-
-
-def test_impossible_path() -> None:
-    """A path that the system cannot even look up is the user's error, not a crash."""
-    with pytest.raises(UsageError):
-        source.resolve_model("a" * 5000 + ".onnx")
-    with pytest.raises(UsageError):
-        source.resolve_model("a\0b")
 
 
 def test_external_weights_are_taken_in(tmp_path: pathlib.Path, tiny: bytes) -> None:

@@ -68,14 +68,12 @@ def test_period_is_found(period_s: float, seconds: float, same: float, torn: flo
     assert found == pytest.approx(period_s, rel=0.03)
 
 
-def test_rails_of_one_chip_help_each_other() -> None:
-    """Three rails that rarely change tell together what one does not."""
+def test_rails_help_each_other_and_reading_bounds_a_period() -> None:
+    """Three rails that rarely change tell together what one does not. A sensor that converts on every read has no
+    slower period than reading.
+    """
     rails = [watch(0.422, 4.0, 0.5, seed=seed) for seed in (3, 4, 5)]
     assert estimate_period(rails) == pytest.approx(0.422, rel=0.03)
-
-
-def test_a_conversion_per_read_is_as_fast_as_it_is_read() -> None:
-    """A sensor that converts on every read has no slower period than reading."""
     assert estimate_period([watch(1e-5, 0.5, 0.3)]) == pytest.approx(0.001, rel=0.5)
 
 
@@ -87,28 +85,24 @@ def test_too_few_changes_tell_no_period(seconds: float) -> None:
     assert estimate_period([]) is None
 
 
-def test_reads_are_kept_as_changes() -> None:
-    """A slow sensor takes room for its updates, at any rate; reads in a window are still counted."""
+def test_a_recorder_keeps_changes() -> None:
+    """A slow sensor takes room for its updates, at any rate; reads in a window are still counted. More updates than
+    there is room for at first are all kept.
+    """
     trace = watch(0.422, 60.0, 0.0)
     assert trace.times_s.size < 150
     assert trace.reads == pytest.approx(60_000, rel=0.02)
     assert trace.count_reads(110.0, 120.0) == pytest.approx(10_000, rel=0.02)
     assert trace.count_reads(0.0, 50.0) == 0
-
-
-def test_a_recorder_grows() -> None:
-    """More updates than there is room for at first are all kept."""
     assert watch(1e-5, 5.0, 0.0).times_s.size == pytest.approx(5000, rel=0.05)
 
 
-def test_steps_need_several_values() -> None:
-    """Three values may be steps apart; rounding is no step."""
+def test_steps_and_scatter_are_told_from_noise() -> None:
+    """Three values may be steps apart; rounding is no step. A ramp does not scatter; what repeats over a few updates
+    does.
+    """
     assert smallest_difference(np.array([1.0, 1.5, 2.0])) is None
     assert smallest_difference(np.array([1.0, 1.041, 1.0411, 1.123, 1.5])) == pytest.approx(0.041, abs=1e-3)
-
-
-def test_scatter_passes_over_slow_changes_and_sees_beats() -> None:
-    """A ramp does not scatter; what repeats over a few updates does."""
     assert scatter(np.linspace(0, 10, 400)) < 0.5
     assert scatter(np.tile([1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], 50)) > 0.7
     assert half_width_95(np.array([1.0, 2.0])) == pytest.approx(t_95(1) / 2**0.5)

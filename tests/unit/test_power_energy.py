@@ -211,18 +211,16 @@ def test_truth_lies_in_the_interval(period_s: float, averaging: bool, driver: st
     assert statistics.median(widths) < widest
 
 
-def test_constant_power_without_noise_is_told_from_nothing() -> None:
-    """A value that never changes may be stale: it is reported with a wide interval, as not enough, and says why."""
+def test_a_rail_without_change_or_load_has_an_interval() -> None:
+    """A value that never changes may be stale: it is reported with a wide interval, as not enough, and says why. A rail
+    that draws nothing, on a chip whose other rail moves, has as many updates and half a step each way.
+    """
     window, truth_j = measure(Signal(3.0), 0.422, True, 0.0, "iio", 4.0, 1)
     assert window.total is not None
     assert not window.enough
     assert "IN: its value never changed: constant, or stale" in window.note
     assert window.total.updates == 1
     assert window.total.energy_ci_j[1] - window.total.energy_ci_j[0] > 0.9 * truth_j
-
-
-def test_a_rail_without_load_is_zero_with_an_interval() -> None:
-    """A rail that draws nothing, on a chip whose other rail moves, has as many updates and half a step each way."""
     window, _ = measure(Signal(3.0), 0.422, True, 0.03, "iio", 4.0, 1)
     gpu = next(rail for rail in window.rails if rail.rail == "GPU")
     assert gpu.energy_j == 0
@@ -230,22 +228,25 @@ def test_a_rail_without_load_is_zero_with_an_interval() -> None:
     assert 0 < gpu.power_ci_w[1] < 0.03
 
 
-def test_a_short_window_has_a_wide_interval() -> None:
-    """Two updates tell nothing of what lies between them."""
+def test_what_is_short_or_missed_is_less_certain() -> None:
+    """Two updates tell nothing of what lies between them. A sensor that is read less often than it is refreshed has
+    gaps. A window ends after it began.
+    """
     window, truth_j = measure(Signal(3.0, steps=((1010.0, 2.0),)), 0.422, True, 0.03, "iio", 0.9, 1)
     assert window.total is not None
     assert not window.enough
     assert "1 updates where 3 are needed" in window.note
     assert window.total.energy_ci_j[0] <= truth_j <= window.total.energy_ci_j[1]
     assert window.total.energy_ci_j[1] > 1.4 * window.total.energy_j
-
-
-def test_missed_updates_are_counted() -> None:
-    """A sensor that is read less often than it is refreshed has gaps."""
     window, _ = measure(Signal(3.0), 0.0066, True, 0.03, "hwmon", 4.0, 1)
     assert window.total is not None
     assert window.total.updates == pytest.approx(400, abs=2)
     assert window.total.gaps == pytest.approx(4 / 0.0066 - 400, abs=20)
+    clock = Clock()
+    sensors = find_sensors(SignalTree(Signal(), clock, 0.1, True, 0.0, "iio", 0), _TYPE, clock=clock)
+    trace = sampler.collect(sensors, 1.0, 10.0, clock, clock.sleep)
+    with pytest.raises(ValueError, match="empty"):
+        energy.integrate(trace, 5.0, 5.0, sensors)
 
 
 def test_one_value_between_failures_is_no_energy() -> None:
@@ -262,15 +263,6 @@ def test_one_value_between_failures_is_no_energy() -> None:
     assert window is not None
     assert (window.rails, window.total, window.enough) == ((), None, False)
     assert "IN: Input/output error" in window.note
-
-
-def test_an_empty_window_is_refused() -> None:
-    """A window ends after it began."""
-    clock = Clock()
-    sensors = find_sensors(SignalTree(Signal(), clock, 0.1, True, 0.0, "iio", 0), _TYPE, clock=clock)
-    trace = sampler.collect(sensors, 1.0, 10.0, clock, clock.sleep)
-    with pytest.raises(ValueError, match="empty"):
-        energy.integrate(trace, 5.0, 5.0, sensors)
 
 
 def power(power_w: float, half_w: float, seconds: float, updates: int = 10) -> RailPower:

@@ -41,18 +41,16 @@ def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
         assert plan_power(row(**kept), FAILED, LOST_S, BOOT_S) is None
 
 
-def test_a_board_is_given_time_to_start_and_is_given_up_in_the_end() -> None:
-    """None is cycled while it may still boot; after three cycles in vain it is quarantined, and left alone then."""
+def test_what_is_not_cycled_now() -> None:
+    """None is cycled while it may still boot; after three cycles in vain it is quarantined, and left alone then. Where
+    most boards are out of reach at once, it is not they that hang.
+    """
     assert plan_power(row(power_cycled_s=[BOOT_S - 1]), FAILED, None, BOOT_S) is None
     assert plan_power(row(power_cycled_s=[900.0, BOOT_S]), FAILED, None, BOOT_S) is PowerOrder.CYCLE
     thrice = [900.0, 600.0, 300.0]
     assert plan_power(row(power_cycled_s=thrice), FAILED, None, BOOT_S) is PowerOrder.GIVE_UP
     over = row(power_cycled_s=thrice, health="quarantined", quarantine={"held": False})
     assert plan_power(over, FAILED, None, BOOT_S) is None
-
-
-def test_a_network_that_is_down_cycles_nothing() -> None:
-    """Where most boards are out of reach at once, it is not they that hang."""
     assert is_network_down(2, 3)
     assert not is_network_down(1, 1)
     assert not is_network_down(2, 4)

@@ -54,8 +54,11 @@ class Counter:
         return 0.422
 
 
-def test_reads_come_at_the_rate_that_was_asked_for() -> None:
-    """100 Hz for 10 s are 1000 reads that never drift, each within its own turn."""
+def test_a_sampler_keeps_its_turns() -> None:
+    """100 Hz for 10 s are 1000 reads that never drift, each within its own turn. Over many turns reads fall on every
+    part of the first half of a turn. A read of 25 ms at 100 Hz is not caught up with: fewer reads, no burst of them.
+    Half of the time that reading takes.
+    """
     clock = Clock()
     trace = collect(PowerSensors([Counter()]), 10.0, 100.0, clock, clock.sleep)
     (rail,) = trace.rails
@@ -63,28 +66,16 @@ def test_reads_come_at_the_rate_that_was_asked_for() -> None:
     turns = [int((time_s - 100.0) * 100 + 1e-6) for time_s in rail.times_s]
     assert turns == list(range(len(turns)))
     assert clock() == pytest.approx(110.0)
-
-
-def test_reads_are_not_in_step_with_a_load_at_the_same_rate() -> None:
-    """Over many turns reads fall on every part of the first half of a turn."""
     clock = Clock()
     (rail,) = collect(PowerSensors([Counter()]), 10.0, 100.0, clock, clock.sleep).rails
     phases = sorted(((time_s - 100.0) * 100) % 1.0 for time_s in rail.times_s)
     assert max(b - a for a, b in itertools.pairwise(phases)) < 0.01
     assert phases[-1] == pytest.approx(0.5, abs=0.01)
-
-
-def test_a_slow_sensor_leaves_turns_out() -> None:
-    """A read of 25 ms at 100 Hz is not caught up with: fewer reads, no burst of them."""
     clock = Clock()
     slow = Counter(reading=lambda: clock.sleep(0.025))
     (rail,) = collect(PowerSensors([slow]), 2.0, 100.0, clock, clock.sleep).rails
     assert rail.reads == pytest.approx(70, abs=12)
     assert min(b - a for a, b in zip(rail.times_s, rail.times_s[1:], strict=False)) >= 0.025 - 1e-9
-
-
-def test_a_time_is_the_middle_of_its_read() -> None:
-    """Half of the time that reading takes."""
     clock = Clock()
     (rail,) = collect(PowerSensors([Counter(reading=lambda: clock.sleep(0.002))]), 1.0, 10.0, clock, clock.sleep).rails
     assert rail.times_s[0] == pytest.approx(100.001)

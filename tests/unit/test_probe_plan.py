@@ -104,24 +104,19 @@ def test_pauses_grow_and_are_bounded(reports: list[dict[str, Any]]) -> None:
             assert pause_s == min(bound_s, 2 * plan_pause_s(before))
 
 
-def test_a_suspect_board_is_due_at_once() -> None:
-    """Before first use, and whenever it became suspect; but not again before the store could have said otherwise."""
+def test_a_good_board_waits_for_the_interval() -> None:
+    """Before first use, and whenever it became suspect; but not again before the store could have said otherwise. With
+    an interval of 0 it is probed only once something made it suspect. A probe that could not be made is tried again
+    soon.
+    """
     assert plan_next_s(row("suspect"), None, 100.0, 0.0) == 100.0
     passed = note_report(None, PASSED, 100.0)
     assert plan_next_s(row("suspect"), passed, 100.5, 0.0) == 100.0 + SETTLE_S
     assert plan_next_s(row("suspect"), passed, 500.0, 0.0) == 500.0
-
-
-def test_a_good_board_waits_for_the_interval() -> None:
-    """With an interval of 0 it is probed only once something made it suspect."""
     passed = note_report(None, PASSED, 100.0)
     assert plan_next_s(row("good"), passed, 101.0, INTERVAL_S) == 100.0 + INTERVAL_S
     assert plan_next_s(row("good"), passed, 101.0, 0.0) is None
     assert plan_next_s(row("good"), None, 101.0, INTERVAL_S) == 101.0
-
-
-def test_a_good_board_that_was_busy_is_still_due() -> None:
-    """A probe that could not be made is tried again soon."""
     skipped = note_report(note_report(None, PASSED, 0.0), SKIPPED, 700.0)
     assert plan_next_s(row("good"), skipped, 701.0, INTERVAL_S) == 700.0 + FIRST_PAUSE_S
 

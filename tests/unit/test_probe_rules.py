@@ -115,21 +115,22 @@ def test_a_real_board_is_held_to_three_percent_and_a_simulated_one_to_thirty() -
     assert "its own history" in probe_rules.find_drift(history, [1.5] * 5, simulated=True)
 
 
-def test_a_board_is_compared_with_a_bounded_number_of_others() -> None:
-    """Of a thousand boards some tell the type's time as well."""
+def test_what_a_probe_compares() -> None:
+    """Of a thousand boards some tell the type's time as well. A board in another power mode is slow for a reason that
+    can be read. Times of two targets, or of two compilers, are never compared.
+    """
     medians = {f"board-{number:03}": [1.0] * 10 for number in range(200)} | {"slow": [1.4] * 10}
     factor, why = probe_rules.find_outlier("slow", medians, simulated=False)
     assert factor == pytest.approx(1.4)
     assert f"{probe_rules.MOST_PEERS + 1} boards" in why
     assert probe_rules.find_outlier("slow", {"slow": [1.4] * 10}, simulated=False) == (None, "")
     assert probe_rules.find_outlier("slow", {}, simulated=False) == (None, "")
-
-
-def test_a_limited_clock_is_a_hint() -> None:
-    """A board in another power mode is slow for a reason that can be read."""
     limited = dataclasses.replace(OK, before=Evidence(cpu_max_hz={"0": 921_600_000}))
     assert "cpu0 is limited to 921.6 of 1479 MHz" in probe_rules.describe_limits(limited, DESCRIPTION)
     assert probe_rules.describe_limits(OK, DESCRIPTION) == ""
+    names = {golden.name_kernel(golden.plan_target(None, machine))[0] for machine in ("x86_64", "aarch64")}
+    assert len(names) == 2
+    assert all(name.startswith(f"{golden.NAME}+") for name in names)
 
 
 def test_the_golden_kernels_target_is_the_boards() -> None:
@@ -141,10 +142,3 @@ def test_the_golden_kernels_target_is_the_boards() -> None:
     assert golden.plan_target(None, platform.machine())["mtriple"].startswith(platform.machine())
     with pytest.raises(UnavailableError, match="riscv64"):
         golden.plan_target(nano.to_tvm(), "riscv64")
-
-
-def test_a_kernels_name_changes_with_what_it_is_made_from() -> None:
-    """Times of two targets, or of two compilers, are never compared."""
-    names = {golden.name_kernel(golden.plan_target(None, machine))[0] for machine in ("x86_64", "aarch64")}
-    assert len(names) == 2
-    assert all(name.startswith(f"{golden.NAME}+") for name in names)

@@ -195,16 +195,25 @@ def test_every_message_survives_the_wire(message: Any) -> None:
     assert type(message).from_json(message.to_json()) == message
 
 
-def test_keys_with_defaults_may_be_left_out() -> None:
-    """A peer sends only what it means to say."""
+def test_messages_are_plain_values() -> None:
+    """A peer sends only what it means to say. JSON writers drop the point of 1.0; such a value is taken as the float it
+    is meant to be. Leave to reboot is no wish of its own. A status without a side could reach the cost model by
+    accident. Statuses print and compare as plain text, also on Python 3.10. A message is a value: changing a field
+    raises.
+    """
     assert MeasureSpec.from_json('{"arguments": []}') == MeasureSpec(arguments=())
-
-
-def test_a_whole_number_is_a_float_too() -> None:
-    """JSON writers drop the point of 1.0; such a value is taken as the float it is meant to be."""
     limits = Limits.from_json('{"timeout_s": 3}')
     assert limits.timeout_s == 3.0
     assert type(limits.timeout_s) is float
+    assert OperatingPoint().is_empty
+    assert OperatingPoint(allow_reboot=True).is_empty
+    assert not OperatingPoint(gpu_freq_hz=1).is_empty
+    assert Status.OK.fault_side is None
+    assert all(isinstance(status.fault_side, FaultSide) for status in Status if status is not Status.OK)
+    assert f"{Status.RUN_TIMEOUT}" == "run_timeout"
+    assert json.dumps({"status": Status.OK}) == '{"status": "ok"}'
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Limits().threads = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -249,31 +258,6 @@ def test_what_is_no_message_is_refused(kind: Any, text: str, said: str) -> None:
     """Unknown and missing keys, wrong types and impossible values are named."""
     with pytest.raises(ProtocolError, match=said):
         kind.from_json(text)
-
-
-def test_a_point_that_asks_for_nothing_is_empty() -> None:
-    """Leave to reboot is no wish of its own."""
-    assert OperatingPoint().is_empty
-    assert OperatingPoint(allow_reboot=True).is_empty
-    assert not OperatingPoint(gpu_freq_hz=1).is_empty
-
-
-def test_every_status_but_ok_blames_one_side() -> None:
-    """A status without a side could reach the cost model by accident."""
-    assert Status.OK.fault_side is None
-    assert all(isinstance(status.fault_side, FaultSide) for status in Status if status is not Status.OK)
-
-
-def test_statuses_are_their_own_text() -> None:
-    """Statuses print and compare as plain text, also on Python 3.10."""
-    assert f"{Status.RUN_TIMEOUT}" == "run_timeout"
-    assert json.dumps({"status": Status.OK}) == '{"status": "ok"}'
-
-
-def test_messages_cannot_be_changed() -> None:
-    """A message is a value: changing a field raises."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Limits().threads = 3  # type: ignore[misc]
 
 
 @given(st.text(max_size=50), st.binary(max_size=200))

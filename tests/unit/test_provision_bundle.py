@@ -29,16 +29,14 @@ def make(folder: pathlib.Path, name: str = "x.tar", managed: str = "") -> Bundle
     return write_bundle(folder, BundleManifest("1.0", "aarch64", ("3.11",), managed, 5000, files), folder / name)
 
 
-def test_equal_contents_are_equal_bytes(tmp_path: pathlib.Path) -> None:
-    """Whenever it was made; and it reads back as it was written."""
+def test_contents_decide_bytes_and_key(tmp_path: pathlib.Path) -> None:
+    """Whenever it was made; and it reads back as it was written. The folder of a version is named after all that is in
+    it.
+    """
     first, second = make(tmp_path, "a.tar"), make(tmp_path, "b.tar")
     assert first.path.read_bytes() == second.path.read_bytes()
     assert open_bundle(first.path).manifest == first.manifest
     assert first.manifest.key.startswith("1.0-")
-
-
-def test_every_other_content_has_another_key(tmp_path: pathlib.Path) -> None:
-    """The folder of a version is named after all that is in it."""
     assert make(tmp_path).manifest.key != make(tmp_path, managed="cpython-3.11.9-linux-aarch64-gnu").manifest.key
 
 
@@ -113,15 +111,11 @@ def test_pins_are_chosen_for_the_boards_python(python: str, numpy: str) -> None:
     assert " ; " not in to_requirements(pins)
 
 
-def test_what_is_no_pin_is_a_bug_of_ours() -> None:
-    """A range, or a pin without its hash, is never installed."""
+def test_pins_and_wheels_are_what_boards_take() -> None:
+    """A range, or a pin without its hash, is never installed. 2.27 is what JetPack 4 has."""
     for text in ("numpy>=2\n", "numpy==2.0\n"):
         with pytest.raises(InternalError, match="no pin"):
             choose_pins(text, "3.11", "x86_64")
-
-
-def test_only_wheels_for_the_oldest_glibc_are_taken() -> None:
-    """2.27 is what JetPack 4 has."""
     tags = plan_platforms("aarch64")
     assert tags[0] == "manylinux_2_27_aarch64"
     assert "manylinux_2_28_aarch64" not in tags

@@ -71,16 +71,12 @@ def test_a_board_that_cannot_have_an_agent(change: dict[str, object], message: s
         check_board(dataclasses.replace(BOARD, **change), ROOT, NOW)  # type: ignore[arg-type]
 
 
-def test_a_clock_that_is_off_is_told_and_nothing_more() -> None:
-    """A year behind is no reason not to install."""
+def test_notes_tell_what_is_off_or_lacking() -> None:
+    """A year behind is no reason not to install. Neither root nor sudo: no clock helper, no start at boot."""
     assert check_board(BOARD, ROOT, NOW + 30) == []
     (note,) = check_board(dataclasses.replace(BOARD, clock_s=NOW - 365.25 * 86400), ROOT, NOW)
     assert note.startswith("its clock is 1.0 years behind")
     assert [describe_span(seconds) for seconds in (5, 120, 7200, 172800)] == ["5 s", "2 min", "2 h", "2 days"]
-
-
-def test_what_a_login_lacks_is_told() -> None:
-    """Neither root nor sudo: no clock helper, no start at boot."""
     (note,) = check_board(BOARD, HUMBLE, NOW)
     assert "no clock helper" in note
     assert "boots" in note
@@ -161,17 +157,15 @@ def test_a_prefix_that_cannot_be(prefix: str) -> None:
         plan_layout(prefix, 0, False, False, "/root")
 
 
-def test_where_an_installation_goes() -> None:
-    """Root's and sudo's under /opt, a login's below its home; units from a home would not be seen by systemd."""
+def test_installations_have_places_and_names_of_their_own() -> None:
+    """Root's and sudo's under /opt, a login's below its home; units from a home would not be seen by systemd. Another
+    prefix, other units, folders and users; the usual one has the plain names.
+    """
     assert plan_layout("", 0, False, True, "/root") == Layout(ROOT_PREFIX, True, True, "/root")
     assert plan_layout("", 1000, True, True, "/home/me").systemd
     assert plan_layout("", 1000, False, True, "/home/me") == HUMBLE
     with pytest.raises(UsageError, match="cannot run from"):
         plan_layout("/home/me/farm", 0, False, True, "/root")
-
-
-def test_two_installations_share_no_name() -> None:
-    """Another prefix, other units, folders and users; the usual one has the plain names."""
     assert ROOT.units == ("tvm-farm-clock-helper.service", "tvm-farm-agent.service")
     other = dataclasses.replace(ROOT, prefix="/srv/farm")
     assert not {*other.units, *other.outside, other.user} & {*ROOT.units, *ROOT.outside, ROOT.user}

@@ -33,17 +33,15 @@ def test_no_other_page_has_generated_parts(reference: types.ModuleType) -> None:
     assert [path.stem for path in reference.find_pages()] == ["commands", "faults", "folders", "settings"]
 
 
-def test_every_command_has_a_row_and_its_options(reference: types.ModuleType) -> None:
-    """Each command with an example stands in the table, and on the site with its options."""
+def test_tables_have_every_command_and_status(reference: types.ModuleType) -> None:
+    """Each command with an example stands in the table, and on the site with its options. No cell of the table of
+    statuses is empty, but for those of `ok`.
+    """
     rows, options = reference.list_commands(), reference.list_options()
     for words in examples.EXAMPLES:
         assert f"| `farm {words}` |" in rows
         assert f"## farm {words}\n" in options
     assert options.count("```sh\n") == len(examples.EXAMPLES)
-
-
-def test_every_status_has_a_meaning_and_an_effect(reference: types.ModuleType) -> None:
-    """No cell of the table of statuses is empty, but for those of `ok`."""
     rows = [row.split(" | ") for row in reference.list_statuses().splitlines()[2:]]
     assert len(rows) == len(Status)
     assert all(all(cell.strip("| ") for cell in row) for row in rows if "`ok`" not in row[0])

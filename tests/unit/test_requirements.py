@@ -26,20 +26,15 @@ def test_only_pins_markers_and_hashes(name: str) -> None:
         assert LINE.fullmatch(line), line
 
 
-def test_agent_set_is_part_of_the_whole() -> None:
-    """A board and the coordinator run the same versions of what both have."""
+def test_pins_belong_together() -> None:
+    """A board and the coordinator run the same versions of what both have. The pair that works is pinned: later tvm-ffi
+    releases crash TuneContext. Of NVIDIA there is what makes code for boards' GPUs; the 335 MB NCCL wheel of plain
+    xgboost stays out.
+    """
     whole = pins("all.txt")
     assert {k: v for k, v in pins("agent.txt").items() if whole.get(k) != v} == {}
-
-
-def test_tvm_and_its_ffi_move_together() -> None:
-    """The pair that works is pinned: later tvm-ffi releases crash TuneContext."""
     assert pins("all.txt")["apache-tvm"] == {"0.27.0.post1"}
     assert pins("all.txt")["apache-tvm-ffi"] == {"0.1.14.post1"}
-
-
-def test_nothing_drags_in_more_of_cuda() -> None:
-    """Of NVIDIA there is what makes code for boards' GPUs; the 335 MB NCCL wheel of plain xgboost stays out."""
     assert "xgboost" not in pins("all.txt")
     assert {name: versions for name, versions in pins("all.txt").items() if name.startswith("nvidia-")} == {
         "nvidia-cuda-nvcc-cu12": {"12.9.86"},

@@ -143,13 +143,19 @@ def test_a_link_without_descriptors_goes_on_trying(tmp_path: pathlib.Path) -> No
     assert not state.final
 
 
-def test_a_process_that_cannot_be_started_is_said(tmp_path: pathlib.Path) -> None:
-    """Any resource that the machine lacks raises an error of ours that a retry may repair."""
+def test_what_cannot_be_started_is_no_process(tmp_path: pathlib.Path) -> None:
+    """Any resource that the machine lacks raises an error of ours that a retry may repair. One that could not be
+    started again is not taken for one that another process runs.
+    """
     with pytest.raises(TransientError, match="cannot be started"), no_descriptors():
         children.start(["true"], tmp_path / "log", {})
     (tmp_path / "file").touch()
     with pytest.raises(TransientError, match="cannot be started"):
         children.start(["true"], tmp_path / "file" / "log", {})
+    tracker = Tracker("127.0.0.1", 1, children.start(["sleep", "60"], pathlib.Path(os.devnull), os.environ))
+    before = tracker.is_alive
+    tracker.stop()
+    assert (before, tracker.is_alive, Tracker("127.0.0.1", 1).is_alive) == (True, False, True)
 
 
 def test_a_virtual_board_that_cannot_be_started_is_tried_again(tmp_path: pathlib.Path) -> None:
@@ -182,14 +188,6 @@ def test_a_probe_that_there_is_no_room_for_is_not_made_and_tried_again(tmp_path:
         assert "no board 'a'" in answered.result(0.0)["reason"]
     finally:
         probing.close()
-
-
-def test_a_tracker_that_was_stopped_is_not_alive() -> None:
-    """One that could not be started again is not taken for one that another process runs."""
-    tracker = Tracker("127.0.0.1", 1, children.start(["sleep", "60"], pathlib.Path(os.devnull), os.environ))
-    before = tracker.is_alive
-    tracker.stop()
-    assert (before, tracker.is_alive, Tracker("127.0.0.1", 1).is_alive) == (True, False, True)
 
 
 def test_the_limit_of_descriptors_is_raised() -> None:

@@ -106,14 +106,19 @@ def test_of_this_machines_type_it_takes_our_own_alone(store: Store) -> None:
     assert not crew.host_wanted
 
 
-def test_an_order_keeps_what_it_names() -> None:
-    """Through JSON and back it is the same; one that was written before boards could be named has none."""
+def test_names_of_boards_are_kept_and_waited_for(store: Store) -> None:
+    """Through JSON and back it is the same; one that was written before boards could be named has none. There is
+    nothing to connect to.
+    """
     order = campaign_orders.make_order("c", boards=("n1",))
     order = dataclasses.replace(order, types=(dataclasses.replace(order.types[0], is_host=True),))
     document = json.loads(json.dumps(order.to_document()))
     assert Order.from_document(document) == order
     del document["boards"], document["types"][0]["is_host"], document["measure"]["repeat_alone"]
     assert Order.from_document(document) == campaign_orders.make_order("c")
+    store.boards.remove("n1", "n2")
+    found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
+    assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")
 
 
 def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Store) -> None:
@@ -129,10 +134,3 @@ def test_a_campaign_whose_boards_are_being_connected_to_does_not_wait(store: Sto
     assert "client" in reason
     crew.taken = {"n2"}
     assert made.explain_absence(active("c"), "no board is here") == (CampaignState.CONNECTING, "2 boards may be used")
-
-
-def test_a_campaign_without_any_board_of_its_types_waits(store: Store) -> None:
-    """There is nothing to connect to."""
-    store.boards.remove("n1", "n2")
-    found = roster(store, Crew()).explain_absence(active("c"), "no board of type jetson-nano is here")
-    assert found == (CampaignState.WAITING, "no board of type jetson-nano is here")

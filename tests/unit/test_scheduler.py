@@ -58,9 +58,13 @@ def test_the_same_states_give_the_same_decision(states: list[WorkloadState], rem
     assert priority.decide_next(states, remaining, SETTINGS) == priority.decide_next(states, remaining, SETTINGS)
 
 
-def test_untouched_workloads_come_heaviest_first() -> None:
-    """Of workloads never tried, the one with most work per inference is first: calls count, not size alone."""
+def test_the_weightiest_comes_first() -> None:
+    """Of workloads never tried, the one with most work per inference is first: calls count, not size alone. A share
+    below two thousandths of the model is worth one trial at first.
+    """
     states = [state(flop=3e8), state(flop=1e8, weight=5.0), state(flop=1e8)]
+    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
+    states = [state(flop=1e9, asked=4, best_s=(1e-2,)), state(flop=1e5, kind="softmax")]
     assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
@@ -75,12 +79,6 @@ def test_every_workload_has_a_trial_before_any_has_two() -> None:
         index, count = decision
         states[index] = dataclasses.replace(states[index], asked=states[index].asked + count, best_s=(1e-3,))
     assert given == [(1, 1), (0, 1), (2, 1), (1, 3), (0, 3)]
-
-
-def test_a_light_workload_starts_with_one_trial() -> None:
-    """A share below two thousandths of the model is worth one trial at first."""
-    states = [state(flop=1e9, asked=4, best_s=(1e-2,)), state(flop=1e5, kind="softmax")]
-    assert priority.decide_next(states, 100, SETTINGS) == (1, 1)
 
 
 def test_with_fewer_trials_than_workloads_the_heaviest_get_them() -> None:
@@ -126,22 +124,17 @@ def test_a_small_budget_is_spread() -> None:
     assert all(s.asked >= 1 for s in states)
 
 
-def test_the_greater_recent_gain_decides() -> None:
-    """Between equals, the workload that just got faster is tried again rather than the one that stands still."""
+def test_gains_decide_among_the_tried() -> None:
+    """Between equals, the workload that just got faster is tried again rather than the one that stands still. A
+    millisecond saved in a function that is called ten times counts ten times. A convolution far below the speed that
+    another one reached has more to gain than that one.
+    """
     still = state(asked=40, best_s=(1e-3, 1e-3, 1e-3, 1e-3))
     falling = state(asked=40, best_s=(4e-3, 3e-3, 2e-3, 1e-3))
     assert priority.decide_next([still, falling], 100, SETTINGS) == (1, 8)
-
-
-def test_weight_multiplies_the_gain() -> None:
-    """A millisecond saved in a function that is called ten times counts ten times."""
     once = state(asked=8, best_s=(3e-3, 2e-3))
     often = state(asked=8, best_s=(3e-3, 2e-3), weight=10.0)
     assert priority.decide_next([once, often], 100, SETTINGS) == (1, 8)
-
-
-def test_a_laggard_of_its_kind_is_preferred() -> None:
-    """A convolution far below the speed that another one reached has more to gain than that one."""
     fast = state(asked=16, best_s=(1e-3,))
     slow = state(asked=16, best_s=(2e-2,))
     assert priority.decide_next([fast, slow], 100, SETTINGS) == (1, 8)

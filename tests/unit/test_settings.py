@@ -11,18 +11,20 @@ from farm import settings
 from farm.errors import UsageError
 
 
-def test_an_empty_environment_gives_the_defaults() -> None:
-    """Nothing has to be set."""
+def test_settings_have_defaults_variables_and_meanings() -> None:
+    """Nothing has to be set. Names are unique, begin with FARM_, and each says what it means. Zero build workers means
+    one per core. Version 0.2 had virtual boards run this machine's code on request.
+    """
     assert settings.load({}) == settings.Settings()
-
-
-def test_every_setting_has_a_variable_of_its_own_and_a_meaning() -> None:
-    """Names are unique, begin with FARM_, and each says what it means."""
     fields = dataclasses.fields(settings.Settings)
     names = [field.metadata["env"] for field in fields]
     assert len(set(names)) == len(names)
     assert all(name.startswith("FARM_") for name in names)
     assert all(len(field.metadata["meaning"]) > 10 for field in fields)
+    assert settings.load({"FARM_BUILD_WORKERS": "0"}).build_workers == 0
+    with pytest.raises(UsageError, match="FARM_VIRTUAL_CODE is gone"):
+        settings.load({"FARM_VIRTUAL_CODE": "native"})
+    assert settings.load({"FARM_VIRTUAL_CODE": "emulated"}) == settings.Settings()
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(settings.Settings), ids=lambda field: field.name)
@@ -59,11 +61,6 @@ def test_an_impossible_value_is_refused_by_name(name: str, text: str, words: str
     assert text in str(caught.value)
 
 
-def test_zero_is_allowed_where_the_default_is_zero() -> None:
-    """Zero build workers means one per core."""
-    assert settings.load({"FARM_BUILD_WORKERS": "0"}).build_workers == 0
-
-
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """FARM_HOME may be relative, for processes in other folders too; without it the platform's data folder is used."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -98,10 +95,3 @@ def test_a_store_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         settings.load({"FARM_STORE": text}).store_location  # noqa: B018
     assert "secret" not in str(caught.value)
-
-
-def test_a_setting_that_is_gone_is_refused() -> None:
-    """Version 0.2 had virtual boards run this machine's code on request."""
-    with pytest.raises(UsageError, match="FARM_VIRTUAL_CODE is gone"):
-        settings.load({"FARM_VIRTUAL_CODE": "native"})
-    assert settings.load({"FARM_VIRTUAL_CODE": "emulated"}) == settings.Settings()

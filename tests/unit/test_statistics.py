@@ -11,23 +11,22 @@ from farm.measure import statistics
 
 
 def test_known_values() -> None:
-    """Median, mean, extremes and the sample standard deviation are the textbook's."""
+    """Median, mean, extremes and the sample standard deviation are the textbook's. A single sample is its own median,
+    with an interval of no width and a deviation of zero. No samples is the caller's mistake. In milliseconds
+    everything is a thousand times the seconds, except how many samples there were.
+    """
     summary = statistics.summarise([4.0, 1.0, 3.0, 2.0])
     assert (summary.count, summary.median, summary.mean) == (4, 2.5, 2.5)
     assert (summary.min, summary.max) == (1.0, 4.0)
     assert summary.std == pytest.approx(np.sqrt(5 / 3))
-
-
-def test_one_sample_has_no_spread() -> None:
-    """A single sample is its own median, with an interval of no width and a deviation of zero."""
     summary = statistics.summarise([0.5])
     assert (summary.median, summary.ci_low, summary.ci_high, summary.std) == (0.5, 0.5, 0.5, 0.0)
-
-
-def test_nothing_cannot_be_summarised() -> None:
-    """No samples is the caller's mistake."""
     with pytest.raises(ValueError, match="no samples"):
         statistics.summarise([])
+    scaled = statistics.summarise([0.001, 0.003]).scaled(1e3)
+    assert scaled["median"] == pytest.approx(2.0)
+    assert scaled["max"] == pytest.approx(3.0)
+    assert scaled["count"] == 2
 
 
 @settings(max_examples=25)
@@ -61,11 +60,3 @@ def test_the_interval_covers_the_true_median() -> None:
         summary = statistics.summarise(1e-3 * rng.lognormal(mean=0.0, sigma=0.3, size=40))
         hits += summary.ci_low <= 1e-3 <= summary.ci_high
     assert 0.91 <= hits / 300 <= 0.99
-
-
-def test_scaling_leaves_the_count() -> None:
-    """In milliseconds everything is a thousand times the seconds, except how many samples there were."""
-    scaled = statistics.summarise([0.001, 0.003]).scaled(1e3)
-    assert scaled["median"] == pytest.approx(2.0)
-    assert scaled["max"] == pytest.approx(3.0)
-    assert scaled["count"] == 2

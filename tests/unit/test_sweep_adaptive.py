@@ -85,20 +85,22 @@ def test_a_few_points_give_the_front_and_the_pick() -> None:
     assert len(pick.runners_up) == 3
 
 
-def test_the_same_visits_give_the_same_decision() -> None:
-    """So a sweep goes on from what is stored, under any user."""
+def test_the_anchor_budget_and_order_are_kept() -> None:
+    """So a sweep goes on from what is stored, under any user. Every other visit lies between two of the anchor, none
+    farther than agreed. Points beyond it are not measured; the anchor's repeats do not count.
+    """
     visits = swept()[0][:14]
     assert Planner(GRID).decide_next(visits) == Planner(GRID).decide_next(list(visits))
-
-
-def test_the_anchor_comes_first_in_between_and_last() -> None:
-    """Every other visit lies between two of the anchor, none farther than agreed."""
     planner = Planner(GRID)
     visits, decision = swept()
     anchor = planner.find_anchor(visits)
     places = [index for index, visit in enumerate(visits) if visit.key == anchor]
     assert (places[0], places[-1], decision.step) == (0, len(visits) - 1, Step.STOP)
     assert max(np.diff(places)) <= ANCHOR_EVERY + 1
+    planner = Planner(GRID, settings=PlannerSettings(budget_points=9))
+    visits, decision = World().sweep(planner)
+    assert len({visit.key for visit in visits}) == 9
+    assert "budget" in decision.reason
 
 
 def test_an_exhaustive_sweep_measures_all_in_no_steady_order() -> None:
@@ -109,14 +111,6 @@ def test_an_exhaustive_sweep_measures_all_in_no_steady_order() -> None:
     assert {visit.key for visit in visits} == {point.key for point in SHORT.points}
     order = [SHORT.find(visit.key).point.cpu_freq_hz["cpu"] for visit in visits]  # type: ignore[union-attr]
     assert abs(float(np.corrcoef(order, np.arange(len(order)))[0, 1])) < 0.6
-
-
-def test_a_budget_is_kept() -> None:
-    """Points beyond it are not measured; the anchor's repeats do not count."""
-    planner = Planner(GRID, settings=PlannerSettings(budget_points=9))
-    visits, decision = World().sweep(planner)
-    assert len({visit.key for visit in visits}) == 9
-    assert "budget" in decision.reason
 
 
 def test_drift_is_taken_out_of_what_is_reported() -> None:
@@ -131,15 +125,13 @@ def test_drift_is_taken_out_of_what_is_reported() -> None:
 
 
 def test_too_much_drift_voids_the_sweep() -> None:
-    """What changed by a fifth while it was measured is not reported at all."""
+    """What changed by a fifth while it was measured is not reported at all. Of many visits of the anchor only every
+    fifth more is looked at: enough to stop long before the end.
+    """
     visits, decision = World(drift=0.2 / 100).sweep(Planner(GRID, settings=PlannerSettings(anchor_every=4)))
     assert decision.step is Step.VOID
     assert "moved by" in decision.reason
     assert len(visits) < len(GRID)
-
-
-def test_drift_late_in_an_exhaustive_sweep_voids_it() -> None:
-    """Of many visits of the anchor only every fifth more is looked at: enough to stop long before the end."""
     settings = PlannerSettings(exhaustive=True, anchor_every=2)
     visits, decision = World(drift=0.2 / 1000).sweep(Planner(GRID, settings=settings))
     assert decision.step is Step.VOID

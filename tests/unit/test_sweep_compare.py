@@ -58,18 +58,16 @@ def test_boards_of_different_types_are_compared_at_their_best() -> None:
     assert pair.summarise("latency") is None
 
 
-def test_simulated_never_meets_real_unless_told_to() -> None:
-    """The refusal names both sweeps; with `mixed` the document says that it is mixed."""
+def test_what_cannot_be_compared_is_refused() -> None:
+    """The refusal names both sweeps; with `mixed` the document says that it is mixed. Series of other variants, with
+    several of them, leave open which belong together.
+    """
     simulated, real = sweep_documents.nano(), sweep_documents.nano()
     real |= {"sweep": 4, "board": real["board"] | {"simulated": False}}
     with pytest.raises(UsageError, match="sweep 3 is of a simulated board, sweep 4 of a real one"):
         compare.compare_sweeps(simulated, real)
     pairs = compare.compare_sweeps(simulated, real, mixed=True)
     assert compare.comparison_to_dict(simulated, real, pairs)["mixed"] is True
-
-
-def test_nothing_in_common_is_refused() -> None:
-    """Series of other variants, with several of them, leave open which belong together."""
     one, other = sweep_documents.nano(variants=("tuned",)), sweep_documents.nano(variants=("untuned", "untuned"))
     with pytest.raises(UsageError, match="no series in common"):
         compare.compare_sweeps(one, other)

@@ -60,8 +60,10 @@ def run(conductor: Conductor, *boards: str) -> list[tuple[str, VisitTask]]:
     return made
 
 
-def test_all_series_are_measured_at_a_point_once_it_is_pinned() -> None:
-    """Every point of an exhaustive sweep has both variants, in one visit; the anchor, too."""
+def test_all_series_are_measured_at_each_point_that_is_one() -> None:
+    """Every point of an exhaustive sweep has both variants, in one visit; the anchor, too. Its twin stays, and the grid
+    says so.
+    """
     conductor = begin(UNTUNED, TUNED, exhaustive=True)
     made = run(conductor, "a")
     assert {task.point.key for _, task in made} == {point.key for point in GRID.points}
@@ -69,6 +71,11 @@ def test_all_series_are_measured_at_a_point_once_it_is_pinned() -> None:
     assert len(made) <= len(GRID) + 3
     assert not conductor.void
     assert conductor.reason
+    conductor = begin(UNTUNED, exhaustive=True)
+    assert conductor.merge(GRID.points[0], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
+    assert len(conductor.grid) == len(GRID) - 1
+    assert conductor.grid.merged[0].dropped == (GRID.points[0].key,)
+    assert not conductor.merge(GRID.points[1], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
 
 
 def share_out(conductor: Conductor, boards: Sequence[str], dice: random.Random, last: str = "") -> list[Any]:
@@ -184,15 +191,6 @@ def test_a_sweep_goes_on_from_its_visits() -> None:
     later = [task.point.key for _, task in run(second, "a")]
     assert not set(made[1:]) & (set(later) - {first.anchor.key})
     assert {*made, *later} == {point.key for point in GRID.points}
-
-
-def test_a_point_that_the_board_makes_another_of_is_left_out() -> None:
-    """Its twin stays, and the grid says so."""
-    conductor = begin(UNTUNED, exhaustive=True)
-    assert conductor.merge(GRID.points[0], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
-    assert len(conductor.grid) == len(GRID) - 1
-    assert conductor.grid.merged[0].dropped == (GRID.points[0].key,)
-    assert not conductor.merge(GRID.points[1], OperatingPoint(cpu_freq_hz={"cpu": 200_000_000}))
 
 
 @pytest.mark.parametrize("boards", [("a",), ("a", "b")])

@@ -95,11 +95,17 @@ def test_what_nvpmodel_cannot_say_is_refused(board_type: str, point: dict[str, A
         export_nvpmodel(chosen_point(board_type, **point), require_board_type(board_type))
 
 
-def test_stock_ids_are_kept() -> None:
-    """A stanza never takes the ID of a mode that boards are shipped with."""
+def test_what_a_stanza_or_script_may_not_say_is_refused() -> None:
+    """A stanza never takes the ID of a mode that boards are shipped with. A cluster that the type does not know is
+    refused, since its CPUs are unknown.
+    """
     kind = require_board_type("jetson-nano")
     with pytest.raises(UsageError, match="MAXN"):
         export_nvpmodel(chosen_point(kind.name, cpu_freq_hz={"a57": 102_000_000}), kind, mode_id=0)
+    with pytest.raises(UsageError, match="big"):
+        nvpmodel.export_script(
+            chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")
+        )
 
 
 def test_only_what_was_measured_is_exported() -> None:
@@ -120,16 +126,12 @@ def test_only_what_was_measured_is_exported() -> None:
         export.choose_point(document, tuned)
 
 
-def test_runners_up_follow_the_pick() -> None:
-    """Rank 1 is the pick, rank 2 the first runner-up."""
+def test_the_point_that_is_exported_is_chosen_and_whole() -> None:
+    """Rank 1 is the pick, rank 2 the first runner-up. The exported point is the protocol's, and null stays null."""
     document = sweep_documents.nano()
     tuned = document["series"][1]
     assert export.choose_point(document, tuned).is_pick
     assert export.choose_point(document, tuned, rank=2).row["key"] == tuned["pick"]["runners_up"][0]["key"]
-
-
-def test_json_holds_the_point_as_agents_know_it() -> None:
-    """The exported point is the protocol's, and null stays null."""
     kind = require_board_type("jetson-nano")
     chosen = chosen_point(kind.name, cpu_freq_hz={"a57": 921_600_000})
     content = json.loads(export.export_json(chosen, kind))
@@ -148,11 +150,3 @@ def test_comments_carry_the_evidence_in_ascii_and_one_line_each() -> None:
     text = "\n".join(lines)
     for word in ("sweep 3", "SIMULATED", "latency", "power", "energy per inference", " to ", "pick"):
         assert word in text
-
-
-def test_script_needs_known_clusters() -> None:
-    """A cluster that the type does not know is refused, since its CPUs are unknown."""
-    with pytest.raises(UsageError, match="big"):
-        nvpmodel.export_script(
-            chosen_point("jetson-nano", cpu_freq_hz={"big": 600_000_000}), require_board_type("jetson-nano")
-        )

@@ -35,21 +35,16 @@ ALL: tuple[int, ...] = ()
 FLOORS = {"a57": ((450 * MHZ, 408 * MHZ), (1400 * MHZ, 1866 * MHZ))}
 
 
-def test_nothing_asked_for_is_the_board_as_it_is() -> None:
-    """A board whose clocks cannot be set is still swept: at one point."""
+def test_clusters_move_together_where_they_are_alike() -> None:
+    """A board whose clocks cannot be set is still swept: at one point. All CPU clocks of a TX2 are every pair, since
+    nothing is scheduled on Denver by itself. The kernel spreads work over clusters that are alike, so that one clock
+    for all is what is asked for.
+    """
     grid = plan_grid(Clocks(), GridRequest())
     assert [(point.key, point.point) for point in grid.points] == [("default", OperatingPoint())]
-
-
-def test_isolated_clusters_move_by_themselves() -> None:
-    """All CPU clocks of a TX2 are every pair, since nothing is scheduled on Denver by itself."""
     grid = plan_grid(TX2, GridRequest({EVERY_CLUSTER: ALL}))
     assert len(grid) == 3 * 2
     assert len({point.key for point in grid.points}) == len(grid)
-
-
-def test_clusters_of_one_kind_move_together() -> None:
-    """The kernel spreads work over clusters that are alike, so that one clock for all is what is asked for."""
     alike = tuple(DomainClocks(f"carmel-{i}", available_hz=(1, 2, 3), cpus=(2 * i, 2 * i + 1)) for i in range(3))
     grid = plan_grid(Clocks(clusters=alike), GridRequest({EVERY_CLUSTER: ALL}))
     assert [set(point.point.cpu_freq_hz.values()) for point in grid.points] == [{1}, {2}, {3}]
@@ -75,23 +70,40 @@ def test_what_the_board_lacks_is_refused_with_what_it_has(request_: GridRequest,
     assert hint in (caught.value.hint or "")
 
 
-def test_what_the_board_does_not_report_is_refused() -> None:
-    """A board without clocks that can be held says so before anything is measured."""
+def test_what_makes_no_grid_is_refused() -> None:
+    """A board without clocks that can be held says so before anything is measured. Tens of thousands of points are a
+    mistake, said before the board is touched. A power mode without its word is no point; the error shows how points
+    are written.
+    """
     for request in (GridRequest({EVERY_CLUSTER: ALL}), GridRequest(gpu_freqs_hz=ALL), GridRequest(power_modes=())):
         with pytest.raises(UsageError):
             plan_grid(Clocks(), request)
     blind = Clocks(memory=DomainClocks("memory"))
     with pytest.raises(UsageError, match="does not say which frequencies"):
         plan_grid(blind, GridRequest(memory_freqs_hz=ALL))
+    table = tuple(range(1, 200))
+    wide = Clocks(gpu=DomainClocks("gpu", available_hz=table), memory=DomainClocks("memory", available_hz=table))
+    with pytest.raises(UsageError, match="39601 operating points"):
+        plan_grid(wide, GridRequest(gpu_freqs_hz=ALL, memory_freqs_hz=ALL))
+    with pytest.raises(UsageError, match="'MAXN' is not NAME=VALUE"):
+        parse_point("MAXN")
 
 
-def test_clocks_of_offline_clusters_are_merged() -> None:
-    """With Denver offline its clock does not matter: those points are one, which does not ask for it."""
+def test_points_that_come_to_the_same_are_merged() -> None:
+    """With Denver offline its clock does not matter: those points are one, which does not ask for it. What a board
+    reaches when it is held counts, not what was planned.
+    """
     grid = plan_grid(TX2, GridRequest({EVERY_CLUSTER: ALL}, cores=((0, 3, 4, 5),)))
     assert len(grid) == 3
     assert all(set(point.point.cpu_freq_hz) == {"a57"} for point in grid.points)
     assert {len(merge.dropped) for merge in grid.merged} == {1}
     assert "all cores of denver are offline" in grid.merged[0].reason
+    grid = plan_grid(TX2, GridRequest(memory_freqs_hz=(408 * MHZ, 1866 * MHZ)))
+    low, high = (point.key for point in grid.points)
+    merged = merge_reached(grid, low, OperatingPoint(memory_freq_hz=1866 * MHZ))
+    assert [point.key for point in merged.points] == [high]
+    assert merged.merged[-1].dropped == (low,)
+    assert merge_reached(grid, low, OperatingPoint(memory_freq_hz=408 * MHZ)) is grid
 
 
 def test_a_memory_floor_merges_what_it_raises() -> None:
@@ -121,26 +133,10 @@ def test_power_modes_that_leave_nothing_open_are_merged() -> None:
     assert not any(domain.held for domain in free.points[1].domains if domain.units)
 
 
-def test_a_point_that_the_board_turns_into_another_is_left_out() -> None:
-    """What a board reaches when it is held counts, not what was planned."""
-    grid = plan_grid(TX2, GridRequest(memory_freqs_hz=(408 * MHZ, 1866 * MHZ)))
-    low, high = (point.key for point in grid.points)
-    merged = merge_reached(grid, low, OperatingPoint(memory_freq_hz=1866 * MHZ))
-    assert [point.key for point in merged.points] == [high]
-    assert merged.merged[-1].dropped == (low,)
-    assert merge_reached(grid, low, OperatingPoint(memory_freq_hz=408 * MHZ)) is grid
-
-
-def test_a_grid_that_nobody_could_use_is_refused() -> None:
-    """Tens of thousands of points are a mistake, said before the board is touched."""
-    table = tuple(range(1, 200))
-    wide = Clocks(gpu=DomainClocks("gpu", available_hz=table), memory=DomainClocks("memory", available_hz=table))
-    with pytest.raises(UsageError, match="39601 operating points"):
-        plan_grid(wide, GridRequest(gpu_freqs_hz=ALL, memory_freqs_hz=ALL))
-
-
-def test_frequencies_are_read_as_people_write_them() -> None:
-    """Units, lists, ranges over what the board has, and `all`."""
+def test_frequencies_and_cores_are_read_as_people_write_them() -> None:
+    """Units, lists, ranges over what the board has, and `all`. Sets are divided by a slash; what is written back is the
+    same.
+    """
     table = (307_200_000, 921_600_000, 1_428_000_000)
     assert parse_freqs("all", table) == table
     assert parse_freqs("921.6, 1.428GHz", table) == table[1:]
@@ -148,10 +144,6 @@ def test_frequencies_are_read_as_people_write_them() -> None:
     for text in ("fast", "0", "", "1..2"):
         with pytest.raises(UsageError):
             parse_freqs(text, table)
-
-
-def test_core_sets_are_read_as_the_kernel_writes_them() -> None:
-    """Sets are divided by a slash; what is written back is the same."""
     assert parse_core_sets("0-3/0,3-5") == ((0, 1, 2, 3), (0, 3, 4, 5))
     assert format_cpus((0, 3, 4, 5)) == "0,3-5"
     with pytest.raises(UsageError):
@@ -165,17 +157,15 @@ XAVIER = Clocks(
 )
 
 
-def test_a_power_mode_that_takes_a_reboot_is_left_out_and_said() -> None:
-    """All modes means all that can be had now; the one left out is named with the command that sets it."""
+def test_power_modes_that_take_a_reboot_are_left_out_or_refused() -> None:
+    """All modes means all that can be had now; the one left out is named with the command that sets it. With the
+    command to run first; once that mode is set it is swept, and the others take a reboot.
+    """
     coupling = Coupling.of(require_board_type("jetson-agx-xavier"))
     assert find_reboot_modes(XAVIER, coupling) == ("10W",)
     grid, notes = plan_order(SweepOrder("m", power_modes="all"), XAVIER, coupling)
     assert {point.point.power_mode for point in grid.points} == {"MAXN", "15W"}
     assert "sudo nvpmodel -m 1" in notes[-1]
-
-
-def test_a_named_power_mode_that_takes_a_reboot_is_refused() -> None:
-    """With the command to run first; once that mode is set it is swept, and the others take a reboot."""
     coupling = Coupling.of(require_board_type("jetson-agx-xavier"))
     request = GridRequest(power_modes=("10W",))
     with pytest.raises(UsageError, match="sudo nvpmodel -m 1"):
@@ -205,9 +195,3 @@ def test_what_a_board_refuses_after_all_is_left_out_with_its_power_mode() -> Non
 def test_a_point_is_read_as_it_is_written(point: OperatingPoint) -> None:
     """What records are called by their operating point is taken back as one."""
     assert parse_point(format_point(point)) == point
-
-
-def test_what_is_no_point_is_refused() -> None:
-    """A power mode without its word is no point; the error shows how points are written."""
-    with pytest.raises(UsageError, match="'MAXN' is not NAME=VALUE"):
-        parse_point("MAXN")

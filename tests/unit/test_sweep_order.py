@@ -29,21 +29,13 @@ def keys(wanted: SweepOrder, clocks: Clocks = CLOCKS) -> list[str]:
     return [each.key for each in order.plan_order(wanted, clocks, NO_COUPLING)[0].points]
 
 
-def test_all_cpu_clocks_are_swept_where_nothing_is_said() -> None:
-    """And `all` says the same."""
+def test_clocks_are_swept_as_asked_for() -> None:
+    """And `all` says the same. What is not named is left as it is. In MHz, all of them."""
     assert keys(SweepOrder("m")) == ["a57=100MHz", "a57=200MHz", "a57=300MHz"]
     assert keys(SweepOrder("m", cpu_freqs=("all",))) == keys(SweepOrder("m"))
-
-
-def test_other_clocks_are_swept_alone() -> None:
-    """What is not named is left as it is."""
     assert keys(SweepOrder("m", gpu_freqs="all")) == ["gpu=50MHz", "gpu=60MHz"]
     assert keys(SweepOrder("m", cpu_freqs=("a57=150..300",))) == ["a57=200MHz", "a57=300MHz"]
     assert keys(SweepOrder("m", cores="0/0-1", cpu_freqs=("100",))) == ["cores=0 a57=100MHz", "cores=0-1 a57=100MHz"]
-
-
-def test_a_frequency_that_the_board_lacks_is_refused_with_what_it_has() -> None:
-    """In MHz, all of them."""
     with pytest.raises(UsageError, match="no 150 MHz") as refused:
         keys(SweepOrder("m", cpu_freqs=("100,150",)))
     assert "100, 200, 300 MHz" in refused.value.hint

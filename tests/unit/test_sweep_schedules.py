@@ -14,21 +14,15 @@ ROWS = [
 ]
 
 
-def test_the_records_schedule_is_tried_beside_the_fastest_others() -> None:
-    """It comes first, since all others are compared with it; failed ones are never tried."""
+def test_schedules_worth_trying_are_chosen() -> None:
+    """It comes first, since all others are compared with it; failed ones are never tried. One schedule, or none that
+    the record knows. What makes up the last twentieth of the model's time cannot pay for a board's.
+    """
     assert [row["candidate"] for row in choose_candidates(ROWS, "c", 3)] == ["c", "b", "a"]
     assert [row["candidate"] for row in choose_candidates(ROWS, "b", 9)] == ["b", "c", "a", "d"]
-
-
-def test_where_there_is_nothing_to_choose_from_nothing_is_tried() -> None:
-    """One schedule, or none that the record knows."""
     assert choose_candidates(ROWS[:1], "a", 3) == []
     assert choose_candidates(ROWS, "gone", 3) == []
     assert choose_candidates(ROWS, "a", 1) == []
-
-
-def test_workloads_that_take_no_time_are_left_alone() -> None:
-    """What makes up the last twentieth of the model's time cannot pay for a board's."""
     assert choose_workloads({"big": 0.9, "middle": 0.08, "small": 0.02}) == {"big", "middle"}
 
 

@@ -68,15 +68,13 @@ def test_the_faster_one_wins_over_a_slow_board_and_drift() -> None:
     assert all("y" in (judgement.leader, *judgement.tied) for judgement, _ in outcomes)
 
 
-def test_odd_samples_cost_rounds_and_no_winner() -> None:
-    """With every tenth measurement 30 % off, what is 10 % faster is hardly ever called slower."""
+def test_odd_and_quiet_boards_cost_what_they_must() -> None:
+    """With every tenth measurement 30 % off, what is 10 % faster is hardly ever called slower. Where noise is small,
+    equals are within the band after the first looks: no measurement is wasted.
+    """
     outcomes = repeat(300, {"x": 1e-3, "y": 1.1e-3, "z": 1.1e-3}, odd=0.1)
     assert sum("x" not in (judgement.leader, *judgement.tied) for judgement, _ in outcomes) <= 3
     assert sum(judgement.leader == "x" and not judgement.tied for judgement, _ in outcomes) >= 240
-
-
-def test_quiet_boards_call_a_tie_early() -> None:
-    """Where noise is small, equals are within the band after the first looks: no measurement is wasted."""
     outcomes = repeat(100, {"x": 1e-3, "y": 1.001e-3, "z": 1.002e-3}, noise=0.002)
     assert np.mean([len(rounds) for _, rounds in outcomes]) < 6
 
@@ -100,29 +98,25 @@ def rounds_of(*latencies: Sequence[float], boards: str = "ab") -> list[Round]:
     ]
 
 
-def test_equals_are_told_apart_by_name() -> None:
-    """Of candidates that measure exactly the same, the first by name leads, in any order."""
+def test_rounds_that_tell_nothing_count_for_nothing() -> None:
+    """Of candidates that measure exactly the same, the first by name leads, in any order. Ratios are compared over
+    rounds in which all were measured. A single candidate leads, and nothing is open.
+    """
     rounds = rounds_of(*[(0.1, 0.1, 0.1)] * 4)
     for names in itertools.permutations("xyz"):
         judgement = tie.judge(rounds, names, RULE, last=False)
         assert (judgement.leader, judgement.tied) == ("x", ("y", "z"))
-
-
-def test_a_round_that_lacks_a_candidate_does_not_count() -> None:
-    """Ratios are compared over rounds in which all were measured."""
     rounds = [*rounds_of((1.0, 1.2), (1.0, 1.21), (1.0, 1.19), (1.0, 1.2)), Round(9, "a", {"x": 5.0})]
     (ratio,) = tie.judge(rounds, "xy", RULE, last=False).ratios
     assert ratio.rounds == 4
     assert ratio.is_slower
-
-
-def test_one_candidate_has_nobody_to_be_told_from() -> None:
-    """A single candidate leads, and nothing is open."""
     assert tie.judge(rounds_of((1.0,)), "x", RULE, last=False) == tie.Judgement("x", (), (), ())
 
 
-def test_boards_that_disagree_are_named() -> None:
-    """What is 10 % faster on one board and 10 % slower on the other is a tie, and both boards are named."""
+def test_boards_that_disagree_are_named_and_no_others() -> None:
+    """What is 10 % faster on one board and 10 % slower on the other is a tie, and both boards are named. Two boards
+    with nothing but noise between them hardly ever seem to disagree.
+    """
     rng = np.random.default_rng(5)
     turned = lambda board, candidate: 1.1 if (board == "a") == (candidate == "x") else 1.0  # noqa: E731
     judgement, rounds = simulate(rng, {"x": 1e-3, "y": 1e-3}, noise=0.01, board_factor=turned)
@@ -130,10 +124,6 @@ def test_boards_that_disagree_are_named() -> None:
     (found,) = tie.find_contradictions(rounds, judgement.leader, judgement.tied, RULE)
     faster = {"x": "b", "y": "a"}
     assert (found.faster_on, found.slower_on) == (faster[found.candidate], faster[found.other])
-
-
-def test_boards_that_agree_are_not_accused() -> None:
-    """Two boards with nothing but noise between them hardly ever seem to disagree."""
     outcomes = repeat(200, {"x": 1e-3, "y": 1e-3})
     found = [tie.find_contradictions(rounds, judgement.leader, judgement.tied, RULE) for judgement, rounds in outcomes]
     assert sum(map(bool, found)) <= 4

@@ -73,16 +73,12 @@ def test_runs_are_spread_over_all_rounds_and_a_baselines_over_three(runs: int) -
     assert (first, last > len(order) / 2) == (1, True)
 
 
-def test_fewer_runs_than_rounds_are_so_many() -> None:
-    """Turns without a run are left out."""
+def test_few_runs_and_one_energy_window() -> None:
+    """Turns without a run are left out. Its window takes seconds; reports show that of the last turn."""
     board = Board()
     timed = time_in_turns(board.run, VARIANTS, 2, LIMITS, energy=EnergySpec())
     assert {name: len(samples) for name, samples in timed.samples.items()} == {"ours": 2, "untuned": 2}
     assert [bool(spec.energy) for spec in board.specs(b"ours")] == [False, True]
-
-
-def test_energy_is_read_once_for_each() -> None:
-    """Its window takes seconds; reports show that of the last turn."""
     board = Board()
     energy = EnergySpec()
     time_in_turns(board.run, VARIANTS, 16, LIMITS, energy=energy)

@@ -16,11 +16,6 @@ def trial(status: Status, samples: tuple[float, ...]) -> Trial:
     return Trial(1, "w", "c", DEFAULT_POINT, 1, Outcome(status, latency_s=samples), trace_json="[]")
 
 
-def test_a_boards_key_is_its_type_and_name() -> None:
-    """The tracker knows a board as type/name."""
-    assert Board("rack-3", "jetson-nano", simulated=False).key == "jetson-nano/rack-3"
-
-
 @pytest.mark.parametrize(("samples", "median"), [((3.0,), 3.0), ((3.0, 1.0, 2.0), 2.0), ((4.0, 1.0, 2.0, 3.0), 2.5)])
 def test_the_median_of_a_good_trial(samples: tuple[float, ...], median: float) -> None:
     """The middle sample, or the mean of the middle two."""
@@ -33,18 +28,13 @@ def test_a_failed_trial_has_no_median(status: Status) -> None:
     assert trial(status, (1.0, 2.0)).median_s is None
 
 
-def test_a_good_trial_without_samples_has_no_median() -> None:
-    """No number is made up."""
+def test_good_trials_alone_have_medians_and_facts_stay() -> None:
+    """No number is made up. A fact stays as it was written. The tracker knows a board as type/name. A board type as its
+    GPU's has a pipeline that says so, and no other one does.
+    """
     assert trial(Status.OK, ()).median_s is None
-
-
-def test_values_cannot_be_changed() -> None:
-    """A fact stays as it was written."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         trial(Status.OK, (1.0,)).attempt = 2  # type: ignore[misc]
-
-
-def test_what_a_pipeline_is_for_is_in_its_name() -> None:
-    """A board type as its GPU's has a pipeline that says so, and no other one does."""
+    assert Board("rack-3", "jetson-nano", simulated=False).key == "jetson-nano/rack-3"
     for name in PIPELINES:
         assert is_for_gpu(name) == (name == gpus.PIPELINE)

@@ -14,8 +14,10 @@ def make_clock(strict: bool = True, rounds: bool = True, governor: str = "schedu
     return LimitedClock(TABLE, ("schedutil", "performance", "powersave", "userspace"), governor, strict, rounds)
 
 
-def test_an_old_kernel_refuses_limits_that_cross() -> None:
-    """Raising the lower limit above the upper one, or the upper below the lower, is EINVAL and changes nothing."""
+def test_kernels_differ_in_limits_that_cross() -> None:
+    """Raising the lower limit above the upper one, or the upper below the lower, is EINVAL and changes nothing. The
+    upper limit wins for as long as they cross, and the lower one comes back.
+    """
     clock = make_clock()
     clock.set_max(200)
     with pytest.raises(OSError, match="Invalid"):
@@ -24,10 +26,6 @@ def test_an_old_kernel_refuses_limits_that_cross() -> None:
     with pytest.raises(OSError, match="Invalid"):
         clock.set_max(100)
     assert (clock.min_hz, clock.max_hz) == (200, 200)
-
-
-def test_a_new_kernel_remembers_limits_that_cross() -> None:
-    """The upper limit wins for as long as they cross, and the lower one comes back."""
     clock = make_clock(strict=False)
     clock.set_min(300)
     clock.set_max(200)
@@ -36,21 +34,28 @@ def test_a_new_kernel_remembers_limits_that_cross() -> None:
     assert (clock.min_hz, clock.max_hz) == (300, 400)
 
 
-def test_limits_between_entries_are_rounded_up_on_tegra_only() -> None:
-    """A cap of 250 lets 300 run on Tegra, and 200 elsewhere."""
+def test_limits_beyond_or_between_entries() -> None:
+    """A cap of 250 lets 300 run on Tegra, and 200 elsewhere. 0 and the largest number mean the table's ends. Within the
+    limits, under any load. The clamp shows in the clock alone.
+    """
     tegra, other = make_clock(governor="performance"), make_clock(rounds=False, governor="performance")
     for clock in (tegra, other):
         clock.set_max(250)
     assert (tegra.max_hz, tegra.decide(0.0, 400)) == (300, 300)
     assert (other.max_hz, other.decide(0.0, 400)) == (250, 200)
-
-
-def test_limits_beyond_the_hardware_are_the_hardwares() -> None:
-    """0 and the largest number mean the table's ends."""
     clock = make_clock()
     clock.set_min(0)
     clock.set_max(2**32)
     assert (clock.min_hz, clock.max_hz) == (100, 400)
+    clock = make_clock()
+    clock.set_governor("userspace")
+    clock.speed_hz = 200
+    assert clock.decide(1.0, 400) == 200
+    with pytest.raises(OSError, match="Invalid"):
+        clock.set_governor("warp")
+    clock = make_clock(governor="performance")
+    assert clock.decide(1.0, 250) == 200
+    assert clock.max_hz == 400
 
 
 @pytest.mark.parametrize(
@@ -66,23 +71,6 @@ def test_limits_beyond_the_hardware_are_the_hardwares() -> None:
 def test_governors_follow_load_between_the_limits(governor: str, utilisation: float, expected: int) -> None:
     """Each governor decides as its name says."""
     assert make_clock(governor=governor).decide(utilisation, 400) == expected
-
-
-def test_userspace_sets_its_own_speed() -> None:
-    """Within the limits, under any load."""
-    clock = make_clock()
-    clock.set_governor("userspace")
-    clock.speed_hz = 200
-    assert clock.decide(1.0, 400) == 200
-    with pytest.raises(OSError, match="Invalid"):
-        clock.set_governor("warp")
-
-
-def test_throttling_lowers_the_clock_and_leaves_the_limits() -> None:
-    """The clamp shows in the clock alone."""
-    clock = make_clock(governor="performance")
-    assert clock.decide(1.0, 250) == 200
-    assert clock.max_hz == 400
 
 
 def test_a_locked_memory_clock_holds_its_rate_up_to_the_cap() -> None:

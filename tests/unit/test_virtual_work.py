@@ -39,23 +39,22 @@ class Machine:
         return self._call_s * factor
 
 
-def test_waiting_for_the_host_is_not_work() -> None:
-    """A host that was busy with something else half of the time makes no difference."""
+def test_the_least_of_batches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was busy with something else half of the time makes no difference. Of a machine that is mostly busy,
+    what came three times close to the least is believed. Two threads that share a call are seen to do so on a
+    machine that keeps them waiting all the time. A call that takes longer than all of the time there is counts as it
+    is.
+    """
     assert split_work(2.0, 1.0, 1) == split_work(1.0, 1.0, 1) == Work(1.0, 0.0)
     assert split_work(1.0, 2.0, 2) == Work(0.0, 2.0)
     assert split_work(1.0, 1.5, 2) == Work(0.5, 1.0)
-
-
-def test_the_least_of_several_batches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine that is mostly busy, what came three times close to the least is believed."""
     machine = Machine(monkeypatch, 1e-3, iter([9.0, 4.0, 3.0, 1.0, 5.0, 2.5, 1.005, 8.0, 7.0, 1.001, 9.0]))
     assert establish(machine.run, 0, 1).alone_s == pytest.approx(1e-3)
-
-
-def test_shared_work_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads that share a call are seen to do so on a machine that keeps them waiting all the time."""
     machine = Machine(monkeypatch, 1e-3, itertools.repeat(1.9), helpers=1)
     assert establish(machine.run, 0, 2).shared_s == pytest.approx(2e-3, rel=0.1)
+    machine = Machine(monkeypatch, 3.0, iter(()))
+    assert establish(machine.run, 0, 1, 2.0).alone_s == pytest.approx(3.0)
+    assert machine.calls == 1
 
 
 def test_batches_of_short_calls_are_long_enough_for_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +65,6 @@ def test_batches_of_short_calls_are_long_enough_for_the_clock(monkeypatch: pytes
     long = Machine(monkeypatch, 1.0, iter(()))
     assert establish(long.run, 0, 1).alone_s == pytest.approx(1.0)
     assert long.calls <= 4
-
-
-def test_establishing_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that takes longer than all of the time there is counts as it is."""
-    machine = Machine(monkeypatch, 3.0, iter(()))
-    assert establish(machine.run, 0, 1, 2.0).alone_s == pytest.approx(3.0)
-    assert machine.calls == 1
 
 
 def test_what_is_kept_never_changes(tmp_path: Path) -> None:

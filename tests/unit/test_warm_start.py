@@ -37,23 +37,25 @@ def test_rank_correlation_knows_order_and_ties() -> None:
     assert spearman([1, 1, 2, 2], [1, 2, 3, 4]) == pytest.approx(0.894, abs=1e-3)
 
 
-def test_groups_that_agree_are_believed_and_noise_is_not() -> None:
-    """What two groups teach ranks the third; where latencies are chance, nothing does."""
+def test_what_teaches_is_believed() -> None:
+    """What two groups teach ranks the third; where latencies are chance, nothing does. One task's trials are split;
+    below eight there is no telling. For people: how many teach, how many not, and why.
+    """
     together = cross_validate([make_group(40, seed) for seed in range(3)], "reg", 0)
     chance = cross_validate([make_group(40, seed, noise=True) for seed in range(3)], "reg", 0)
     assert together is not None
     assert chance is not None
     assert together > 0.5
     assert abs(chance) < 0.35
-
-
-def test_a_single_group_is_judged_by_its_halves_and_few_trials_not_at_all() -> None:
-    """One task's trials are split; below eight there is no telling."""
     alone = cross_validate([make_group(80, 1)], "reg", 0)
     assert alone is not None
     assert alone > 0.35
     assert cross_validate([make_group(7, 1)], "reg", 0) is None
     assert cross_validate([], "reg", 0) is None
+    assert (
+        str(WarmStart(40, 2, 0.6, 8, "because"))
+        == "the search begins with 40 trials of other tasks, 2 are left out: because"
+    )
 
 
 def test_each_task_has_its_share_of_what_is_looked_at() -> None:
@@ -66,14 +68,6 @@ def test_each_task_has_its_share_of_what_is_looked_at() -> None:
     assert [t.median_s for t in chosen if t.workload.hash == "a"] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
     assert choose(large, 1000) == large
     assert choose([], 10) == []
-
-
-def test_a_report_is_one_sentence() -> None:
-    """For people: how many teach, how many not, and why."""
-    assert (
-        str(WarmStart(40, 2, 0.6, 8, "because"))
-        == "the search begins with 40 trials of other tasks, 2 are left out: because"
-    )
 
 
 def test_traits_are_numbers_and_not_names() -> None:
