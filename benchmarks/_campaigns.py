@@ -142,8 +142,9 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     """Run one on the first `boards` boards, to its end; raises SystemExit where that is not a good one."""
     import farm
     import farm.settings
-    from farm.campaign.engine.client import watch
+    from farm.campaign.engine.client import wait_settled
     from farm.store import Store
+    from farm.values import FleetCampaign
 
     campaign = farm.Campaign(
         name=name, models=str(model), boards={"types": BOARD_TYPE, "labels": {f"first-{boards}": "yes"}}, budget=budget,
@@ -155,28 +156,29 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     said = time.monotonic()
     sizes: list[tuple[int, int]] = []
     began_at = 0.0
-    deadline = time.monotonic() + _CAMPAIGN_S
     engine = spent = None
     from_trial = to_trial = 0
+
+    def look(seen: FleetCampaign) -> None:
+        nonlocal said, began_at, engine, spent, from_trial, to_trial
+        engine = engine or _find_engine(seen)
+        counted = int((seen.progress or {}).get("counted", 0))
+        if spent is None and engine is not None and counted >= _SETTLED:
+            spent, from_trial = Spent([engine.pid, find_running_pid(loaded)]), counted
+            spent.begin()
+        if spent is not None and counted > to_trial and seen.state == "running":
+            to_trial = counted
+            spent.look()
+        began_at = began_at or (time.time() if seen.engine else 0.0)
+        if engine is not None and (not sizes or counted > sizes[-1][0]):
+            with contextlib.suppress(psutil.Error):
+                sizes.append((counted, engine.memory_info().rss))
+        if time.monotonic() - said > _NOTE_INTERVAL_S:
+            said = time.monotonic()
+            _machine.say(f"  {name}: {seen.state}, {counted} trials counted")
+
     with Store(loaded.home_path / "farm.db") as store:
-        for seen in watch(loaded, store, name):
-            engine = engine or _find_engine(seen)
-            counted = int((seen.progress or {}).get("counted", 0))
-            if spent is None and engine is not None and counted >= _SETTLED:
-                spent, from_trial = Spent([engine.pid, find_running_pid(loaded)]), counted
-                spent.begin()
-            if spent is not None and counted > to_trial and seen.state == "running":
-                to_trial = counted
-                spent.look()
-            began_at = began_at or (time.time() if seen.engine else 0.0)
-            if engine is not None and (not sizes or counted > sizes[-1][0]):
-                with contextlib.suppress(psutil.Error):
-                    sizes.append((counted, engine.memory_info().rss))
-            if time.monotonic() - said > _NOTE_INTERVAL_S:
-                said = time.monotonic()
-                _machine.say(f"  {name}: {seen.state}, {counted} trials counted")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{name} did not end within {_CAMPAIGN_S:g} s")
+        seen = wait_settled(loaded, store, name, _CAMPAIGN_S, look)
         ended_at = time.time()
         if seen.state != "finished":
             raise SystemExit(f"campaign {name} is {seen.state}: {seen.reason}")

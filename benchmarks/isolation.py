@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,7 @@ def measure(options: Any) -> dict[str, Any]:
         for mode in MODES:
             _machine.say(f"{mode}, seed {seed}: {options.trials} trials")
             settings = dataclasses.replace(base, isolation=mode, seed=seed)
+            os.environ["FARM_ISOLATION"] = mode  # for the engine's process
 
             threads = len(share_cores(mode)[0])
             quiet.append(_machine.wait_until_quiet(options.quick))

@@ -14,16 +14,17 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
-from farm.campaign.order import ModelOrder, Order, SearchOrder, TypeOrder
+from farm.campaign.order import Order, SearchOrder
 from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import Form, ModelVariant
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
-from farm.campaign.submit import to_measure, to_row
+from farm.campaign.submit import to_measure, to_model, to_row, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import keep_model
+from farm.processes.machine import process_identity
 from farm.search import gpus
 from farm.search import workloads as search_workloads
 from farm.search.cores import find_clock_factor
@@ -109,11 +110,6 @@ def choose_workloads(
     return tuple(workload for workload in workloads if not ops or workload.kind in ops)
 
 
-def to_search(request: OneModelRequest, settings: Settings) -> SearchOrder:
-    """How candidates are found."""
-    return SearchOrder(XGB, None, None, not request.fresh, settings.seed)
-
-
 def drop_known(
     request: OneModelRequest, workloads: Sequence[search_workloads.Workload], store: Store
 ) -> tuple[search_workloads.Workload, ...]:
@@ -135,35 +131,27 @@ def submit(
     by: str,
 ) -> str:
     """Write a campaign of these workloads to the store; return its name."""
-    model, kind = request.model, request.board_type
-    gpus.prepare_boards(workloads[0].target, settings)
-    factor = find_clock_factor(workloads[0].target, kind)
-    planned = merge_workloads([(model, dataclasses.replace(survey, workloads=tuple(workloads)))], (), factor)
+    model, kind, target = request.model, request.board_type, workloads[0].target
+    gpus.prepare_boards(target, settings)
+    planned = merge_workloads(
+        [(model, dataclasses.replace(survey, workloads=tuple(workloads)))], (), find_clock_factor(target, kind)
+    )
+    points = {DEFAULT_POINT: OperatingPoint()}
     order = Order(
         name=_find_name(store, f"{request.command}-{model.name}"),
         owner=by,
-        models=(ModelOrder(model.name, model.source.origin, model.source.sha256, model.batch, model.shapes),),
-        types=(
-            TypeOrder(
-                board_type=kind.name,
-                simulated=place.simulated,
-                target=dict(workloads[0].target),
-                threads=1 if place.simulated and place.target.is_for_host else place.target.threads,
-                pipeline=kind.pipeline,
-                points={DEFAULT_POINT: OperatingPoint()},
-                workloads=planned,
-                is_host=place.is_host,
-            ),
-        ),
+        models=(to_model(model),),
+        types=(to_type(kind, place.simulated, place.target, target, points, planned),),
         budget=Budget(trials=request.trials),
-        search=to_search(request, settings),
+        search=SearchOrder(XGB, None, None, not request.fresh, settings.seed),
         measure=dataclasses.replace(to_measure(MeasureOptions(verify_top=1), settings), repeat_alone=False),
         boards=() if request.board is None else (request.board,),
         rivals=request.rivals,
+        process=process_identity(),
     )
-    keep_model(settings.models_path, model.source)
     found = {each.hash: each for each in workloads}
     rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]
+    keep_model(settings.models_path, model.source)
     store.campaigns.submit(order.to_document(), request.command, rows)
     return order.name
 

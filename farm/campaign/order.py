@@ -96,7 +96,8 @@ class Order:
     """A whole campaign. `labels` are required of its boards; `priority` is against its owner's other campaigns.
 
     `boards` are the only ones to use, by name; empty: all that fit. `rivals` are what its models are timed beside at
-    the end. `compile_to` is the folder for the finished campaign's artifacts; None: none are wanted.
+    the end. `compile_to` is the folder for the finished campaign's artifacts; None: none are wanted. `process` is the
+    command that watches it (`process_identity`): where that is killed, the campaign is paused; None: it goes on.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Order:
     boards: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     compile_to: str | None = None
+    process: Mapping[str, Any] | None = None
 
     def may_use(self, board: str, labels: Mapping[str, str]) -> bool:
         """Whether a board of one of its types may be used, by its name and labels."""

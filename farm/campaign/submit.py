@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from device_agent.protocol import NAME_RULE, is_name
+from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
 from farm.artifacts import import_check
 from farm.campaign import plan
 from farm.campaign.order import (
@@ -15,11 +15,15 @@ from farm.campaign.order import (
     Order,
     SearchOrder,
     TypeOrder,
+    WorkloadOrder,
 )
-from farm.campaign.plan import Gathered, PlannedType, gather, to_document
+from farm.campaign.plan import Gathered, gather, to_document
+from farm.campaign.plan_models import ModelVariant
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
+from farm.crew.choice import TargetPlan
 from farm.errors import UsageError
+from farm.inventory.board_types import BoardType
 from farm.models.source import keep_model
 from farm.search import gpus, workloads
 from farm.settings import Settings
@@ -71,7 +75,7 @@ def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: 
     order = Order.from_document(source.order)
     budget = Budget(**{**source.budget, **changes})
     # Its artifacts would replace the other's.
-    order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None)
+    order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None, process=None)
     store.campaigns.submit(order.to_document(), command, store.workloads.fetch(source.id))
     return new
 
@@ -99,12 +103,16 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
     return Order(
         name=spec.name,
         owner=owner,
-        models=tuple(
-            ModelOrder(each.name, each.source.origin, each.source.sha256, each.batch, each.shapes)
-            for each in gathered.plan.models
-        ),
+        models=tuple(map(to_model, gathered.plan.models)),
         types=tuple(
-            _to_type(planned, target)
+            to_type(
+                planned.boards.board_type,
+                planned.boards.simulated,
+                planned.boards.target,
+                target,
+                {each.at.key: each.at.point for each in planned.points},
+                planned.workloads,
+            )
             for planned in gathered.plan.types
             if (target := targets[planned.boards.board_type.name]) and planned.workloads and planned.points
         ),
@@ -140,19 +148,31 @@ def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None
     return next((each.target for _, survey in surveys for each in survey.workloads), None)
 
 
-def _to_type(planned: PlannedType, target: Mapping[str, Any]) -> TypeOrder:
-    boards = planned.boards
+def to_model(model: ModelVariant) -> ModelOrder:
+    """Convert a planned model to an order's."""
+    return ModelOrder(model.name, model.source.origin, model.source.sha256, model.batch, model.shapes)
+
+
+def to_type(
+    board_type: BoardType,
+    simulated: bool,
+    plan: TargetPlan,
+    target: Mapping[str, Any],
+    points: Mapping[str, OperatingPoint],
+    chosen: Sequence[WorkloadOrder],
+) -> TypeOrder:
+    """Return the work on boards of one type; `target` is that of its workloads."""
     return TypeOrder(
-        board_type=boards.board_type.name,
-        simulated=boards.simulated,
+        board_type=board_type.name,
+        simulated=simulated,
         target=dict(target),
         # Simulated boards share this host's cores with each other and with the search. One thread's time is measured as
         # CPU time at any load; several threads would wait for each other. Emulated code is counted.
-        threads=1 if boards.simulated and boards.target.is_for_host else boards.target.threads,
-        pipeline=boards.board_type.pipeline,
-        points={each.at.key: each.at.point for each in planned.points},
-        workloads=planned.workloads,
-        is_host=boards.board_type.host_is_board,
+        threads=1 if simulated and plan.is_for_host else plan.threads,
+        pipeline=board_type.pipeline,
+        points=points,
+        workloads=tuple(chosen),
+        is_host=board_type.host_is_board,
     )
 
 

@@ -24,7 +24,7 @@ from farm.artifacts.make import find_target, to_config
 from farm.artifacts.timing import ordered
 from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
-from farm.campaign.tune import Tuned, TuneListener, tuning
+from farm.campaign.tune import Tuned, TuneListener, tune
 from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import InputSpec, make_inputs
@@ -176,28 +176,26 @@ def run(
         "quickstart", to_variant(source, request.inputs), board_type, request.trials, fresh=request.fresh,
         wait_s=request.wait_s, rivals=RIVALS, since=request.since,
     )  # fmt: skip
-    with tuning(order, settings, store, listener) as tuned:
-        target, workloads = tuned.target, tuned.workloads
-        final = tuned.final or {}
-        if not final.get("taken"):
-            raise PermanentError(f"{source.name} is {final.get('said') or 'nothing that can be tuned'}")
-        kind = board_type.name
-        records = store.records.fetch(
-            workloads=[w.hash for w in workloads], board_type=kind, operating_point=DEFAULT_POINT
+    tuned = tune(order, settings, store, listener)
+    target, workloads = tuned.target, tuned.workloads
+    final = tuned.final or {}
+    if not final.get("taken"):
+        raise PermanentError(f"{source.name} is {final.get('said') or 'nothing that can be tuned'}")
+    kind = board_type.name
+    records = store.records.fetch(workloads=[w.hash for w in workloads], board_type=kind, operating_point=DEFAULT_POINT)
+    decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
+    book = Records(records, decisions=decided)
+    shapes = {spec.name: spec.static_shape for spec in request.inputs}
+    jobs: dict[str, Callable[[], Any]] = {
+        "as it was fastest": functools.partial(_compile, source, shapes, target, workloads, book, board_type)
+    }
+    if request.sweep:
+        jobs[f"for a virtual {BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
+        jobs["as untuned TVM does, for the same"] = functools.partial(
+            _compile_untuned, source, shapes, target, board_type
         )
-        decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
-        book = Records(records, decisions=decided)
-        shapes = {spec.name: spec.static_shape for spec in request.inputs}
-        jobs: dict[str, Callable[[], Any]] = {
-            "as it was fastest": functools.partial(_compile, source, shapes, target, workloads, book, board_type)
-        }
-        if request.sweep:
-            jobs[f"for a virtual {BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
-            jobs["as untuned TVM does, for the same"] = functools.partial(
-                _compile_untuned, source, shapes, target, board_type
-            )
-        compiled, *others = _compile_all(jobs, source.name, listener)
-        to_sweep = {UNTUNED: others[1], COMPILED: others[0] or compiled} if others else {}
+    compiled, *others = _compile_all(jobs, source.name, listener)
+    to_sweep = {UNTUNED: others[1], COMPILED: others[0] or compiled} if others else {}
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
     swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     document = _document(request, settings, tuned, final, compiled, records, notes)

@@ -68,7 +68,7 @@ def test_killed_while_tuning(home: Home) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "number", "state"),
-    [("is verifying", signal.SIGTERM, "interrupted"), ("compiling the model as", signal.SIGINT, "finished")],
+    [("is verifying", signal.SIGTERM, "paused"), ("compiling the model as", signal.SIGINT, "finished")],
 )
 def test_interrupted_after_tuning(home: Home, moment: str, number: signal.Signals, state: str) -> None:
     """SIGTERM while winners are verified, or Ctrl-C while the model is compiled: all ends, every trial is kept."""

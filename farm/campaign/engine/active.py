@@ -96,6 +96,8 @@ class Active:
     tasks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     # The clocks that candidates ran at, by board type and point.
     clocks: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    # The command that watches it; its death pauses the campaign once.
+    process: Mapping[str, Any] | None = None
 
     # Latencies of records by board type, point and workload; they count once verification has `decided`.
     recorded: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)

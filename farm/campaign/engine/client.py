@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from farm.campaign.engine.control import close_abandoned
+from farm.campaign.engine import control
 from farm.campaign.engine.state import ANOTHER_RUNS, find_engine, is_held
-from farm.errors import DeadlineError, FarmError, InternalError, PermanentError, UnavailableError
+from farm.errors import (
+    DeadlineError,
+    FarmError,
+    PermanentError,
+    StoreFaultError,
+    UnavailableError,
+)
 from farm.processes import children, home_log
 from farm.processes.machine import is_here
 from farm.settings import Settings
@@ -81,9 +87,13 @@ def tail(settings: Settings) -> str:
     return f": {children.explain_end(logs / _OUTPUT, logged=home_log.read_end(logs, 'engine'))}"
 
 
-def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def spawn_engine(settings: Settings, stdin: int = subprocess.DEVNULL, *words: str) -> subprocess.Popen[bytes]:
     """Start a detached engine, which ends when no campaign needs it. `stdin`: see `engine_prestart`."""
-    return children.start_for_home(settings.home_path, ["farm.campaign.engine"], _OUTPUT, stdin)
+    return children.start_for_home(settings.home_path, ["farm.campaign.engine", *words], _OUTPUT, stdin)
+
+
+# The engine's argument: a campaign for its own machine is about to be submitted.
+FOR_HOST = "--for-host"
 
 
 _STDIN = 0
@@ -96,10 +106,10 @@ class EnginePrestart:
         self._settings = settings
         self.process: subprocess.Popen[bytes] | None = None
 
-    def begin(self) -> None:
-        """Start an engine, unless one runs."""
+    def begin(self, for_host: bool = False) -> None:
+        """Start an engine, unless one runs; with `for_host` it prepares this machine as a board at once."""
         if not is_held(self._settings.home_path):
-            self.process = spawn_engine(self._settings, stdin=subprocess.PIPE)
+            self.process = spawn_engine(self._settings, subprocess.PIPE, *([FOR_HOST] if for_host else []))
 
     def ensure(self) -> None:
         """Make sure that an engine executes the store's orders. Raises what `ensure_engine` raises."""
@@ -138,30 +148,6 @@ _FOLLOW_S = 0.2
 _ENGINE_GRACE_S = 10.0
 
 
-def watch(settings: Settings, store: Store, name: str) -> Iterator[FleetCampaign]:
-    """Yield the campaign several times a second, until it is settled.
-
-    The last one is over, paused or interrupted. Raises UsageError where there is none of this name.
-    """
-    gone_since: float | None = None
-    while True:
-        campaign = store.campaigns.require(name)
-        if campaign.engine is not None and not is_held(settings.home_path):
-            close_abandoned(store)
-            campaign = store.campaigns.require(name)
-        yield campaign
-        if is_settled(campaign):
-            return
-        if is_held(settings.home_path) or (campaign.engine is not None and not is_here(campaign.engine)):
-            gone_since = None
-        elif gone_since is None:
-            gone_since = time.monotonic()
-        elif time.monotonic() - gone_since > _ENGINE_GRACE_S:
-            # Submitted to an engine that was killed before it looked: no engine will take it.
-            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
-        time.sleep(_FOLLOW_S)
-
-
 def is_settled(campaign: FleetCampaign) -> bool:
     """Whether a campaign stays as it is until an operator acts."""
     if campaign.state is CampaignState.PAUSED:
@@ -176,15 +162,40 @@ def wait_settled(
     timeout_s: float | None = None,
     on_progress: Callable[[FleetCampaign], None] = lambda campaign: None,
 ) -> FleetCampaign:
-    """Wait until a campaign is settled; return it. Raises DeadlineError after `timeout_s`."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    for campaign in watch(settings, store, name):
+    """Wait until a campaign is over, paused or interrupted; return it. `on_progress` gets it several times a second.
+
+    Raises UsageError where there is none of this name, DeadlineError after `timeout_s`.
+    """
+    deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    gone_since: float | None = None
+    failing_since: float | None = None
+    while True:
+        now = time.monotonic()
+        try:
+            campaign = store.campaigns.require(name)
+            if campaign.engine is not None and not is_held(settings.home_path):
+                control.close_abandoned(store)
+                campaign = store.campaigns.require(name)
+        except StoreFaultError:
+            failing_since = failing_since or now
+            if now - failing_since > control.STORE_PATIENCE_S:
+                raise
+            time.sleep(_FOLLOW_S)
+            continue
+        failing_since = None
         on_progress(campaign)
         if is_settled(campaign):
             return campaign
-        if deadline is not None and time.monotonic() > deadline:
+        if now > deadline:
             raise DeadlineError(f"campaign {name} was still {campaign.state} after {timeout_s:g} s")
-    raise InternalError(f"the watch of campaign {name} ended before it was settled")
+        if is_held(settings.home_path) or (campaign.engine is not None and not is_here(campaign.engine)):
+            gone_since = None
+        elif gone_since is None:
+            gone_since = now
+        elif now - gone_since > _ENGINE_GRACE_S:
+            # Submitted to an engine that was killed before it looked: no engine will take it.
+            store.campaigns.note(campaign.id, CampaignState.INTERRUPTED, f"its engine ended{tail(settings)}")
+        time.sleep(_FOLLOW_S)
 
 
 def find_error(campaign: FleetCampaign) -> FarmError | None:

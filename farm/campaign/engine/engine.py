@@ -18,6 +18,7 @@ from device_agent.protocol import FaultSide, Outcome, Status
 from farm.campaign.engine import boards, builds, searches
 from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.client import is_expected
+from farm.campaign.engine.control import needs_engine
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard, KeptServices
 from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
@@ -27,6 +28,7 @@ from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
+from farm.campaign.spec import XGB
 from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
@@ -84,14 +86,31 @@ _TICK_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-def run_engine(settings: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
+def run_engine(
+    settings: Settings,
+    store: Store,
+    stopping: Callable[[], bool],
+    note: Callable[[str], None],
+    for_host: bool = False,
+) -> None:
     """Run the store's campaigns until none is left or `stopping` returns true; `note` gets messages.
 
-    Running campaigns then stay as they are in the store. Raises UnavailableError where a part of the farm is missing.
+    Running campaigns then stay as they are in the store. `for_host`: the command that started this engine is about to
+    submit a campaign for this machine, whose agent starts at once. Raises UnavailableError where a part of the farm is
+    missing.
     """
     orders = [Order.from_document(each.order) for each in store.campaigns.fetch(over=False)]
-    only_host = orders and not is_expected() and all(of.is_host for order in orders for of in order.types)
-    with engine_up(settings, store, note, () if only_host else None) as engine:
+    expected = is_expected()
+    on_host = for_host and expected
+    only_host = on_host or (orders and not expected and all(of.is_host for order in orders for of in order.types))
+    with engine_up(settings, store, note, () if only_host else None, on_host) as engine:
+        if expected:
+            engine.prepare(on_host)
+        # The loop leaves boards that no campaign wants.
+        while on_host and is_expected() and not stopping():
+            if any(map(needs_engine, store.campaigns.fetch(over=False))):
+                break
+            time.sleep(_TICK_S)
         engine.run(stopping)
 
 
@@ -153,8 +172,9 @@ class CampaignEngine:
         self._wake_s: float | None = None
         self._waiting = Waiter()
 
-    def prepare(self, search: SearchOrder, on_host: bool) -> None:
+    def prepare(self, on_host: bool) -> None:
         """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
+        search = SearchOrder(XGB, None, None, True, self._settings.seed)
         self._searches.prepare(to_search_settings(search, self._settings, on_host))
         if on_host:
             self._boards.want({BOARD_TYPE: [self._boards.want_host(True)]})

@@ -11,16 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
-from farm.campaign.engine.state import engine_lock
 from farm.closing import Closing
 from farm.connectivity.services import Services, find_services, using_services
 from farm.connectivity.services_state import was_killed
 from farm.connectivity.tracker import Tracker
 from farm.crew.local import LocalFarm
-from farm.errors import DeadlineError, FarmError, MachineBusyError, UnavailableError, UsageError
-from farm.processes.machine import machine_lock, wait_for_machine
+from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
+from farm.processes.machine import machine_lock
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Board
@@ -192,34 +190,3 @@ def share_cores(isolation: str) -> tuple[set[int], set[int]]:
         raise UsageError("FARM_ISOLATION=own-core needs at least two cores", "Use exclusive on this machine.")
     half = len(cores) // 2
     return set(cores[half:]), set(cores[:half])
-
-
-def lock_engine(
-    home: Path,
-    engine: contextlib.ExitStack,
-    machine: contextlib.ExitStack | None,
-    wait_s: float,
-    note: Callable[[str], None],
-) -> bool:
-    """Take the lock of a home's engine and, where `machine` is given, this machine's; False where an engine runs.
-
-    Another farm on this machine is waited for without holding the engine's lock: other boards stay
-    usable. Raises MachineBusyError where it does not end in time.
-    """
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            engine.enter_context(engine_lock(home))
-        except UnavailableError:
-            return False
-        if machine is None:
-            return True
-        try:
-            machine.enter_context(machine_lock())
-        except MachineBusyError:
-            engine.close()
-            if (left_s := deadline - time.monotonic()) <= 0:
-                raise
-            wait_for_machine(left_s, note)
-        else:
-            return True

@@ -5,6 +5,7 @@ Between two engines a campaign exists in the store alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -22,8 +23,8 @@ from farm.campaign.order import Order, SearchOrder, leave_search_s
 from farm.campaign.plan_estimate import leave_room
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.errors import FarmError, StoreFaultError
-from farm.processes.machine import process_identity
+from farm.errors import FarmError, StoreFaultError, UsageError
+from farm.processes.machine import is_gone, process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import SEARCH_TRIAL, FleetCampaign
@@ -179,6 +180,10 @@ class CampaignOrders:
             return []
         if known is None:
             return []
+        if is_gone(active.process):
+            active.process = None  # an operator may resume it
+            with contextlib.suppress(UsageError):
+                row = self._store.campaigns.want(row.name, "pause", "its command, which was killed")
         if row.wanted != "run" and known.status is v.Status.FINISHED:
             verifying.stop(row.name)
             # Without an engine, so that a resume submits it anew.
@@ -213,6 +218,7 @@ class CampaignOrders:
         active.warm = dict(progress.get("warm_start", {}))
         active.searched_s = float(progress.get("search_s", 0.0))
         active.recorded = fetch_recorded(self._store, order)
+        active.process = order.process if row.progress is None else None
         self.active[row.name] = active
         self._budgets[row.name] = dict(row.budget)
         self._open_search(active)

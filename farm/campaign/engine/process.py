@@ -6,6 +6,7 @@ It ends by itself when no campaign needs it any more.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -52,8 +53,11 @@ _STOPPED = "its engine was ended by a signal"
 _log = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Be the engine until there is nothing left to do, or until a signal. Returns the exit code."""
+def main(for_host: bool = False) -> int:
+    """Be the engine until there is nothing left to do, or until a signal. Returns the exit code.
+
+    `for_host`: see `engine.run_engine`.
+    """
     try:
         settings = farm_settings.load()
         raise_descriptor_limit()
@@ -64,7 +68,7 @@ def main() -> int:
             except UnavailableError as error:
                 return _fail(str(error), ANOTHER_RUNS)
             store = stack.enter_context(Store(settings.store_location))
-            serve(settings, store, engine.run_engine)
+            serve(settings, store, functools.partial(engine.run_engine, for_host=for_host))
     except FarmError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
