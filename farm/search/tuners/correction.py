@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import solve_triangular
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,10 +74,10 @@ class Correction:
             np.array([numbers[each.function] for each in taught for _ in each.rows], np.int64),
         )
         off = np.concatenate([plans.log_s[:0], *(_log_error(each) for each in taught)])
-        root = np.asarray(np.linalg.cholesky(_covariance(known, known) + _NOISE**2 * np.eye(self.count)), np.float64)
+        root = np.linalg.cholesky(_covariance(known, known) + _NOISE**2 * np.eye(self.count))
         # Whitened covariance of each plan with the trials.
-        self._whitened = _solve(root, _covariance(known, self._all))
-        self._off = np.asarray(self._whitened.T @ _solve(root, off))
+        self._whitened = np.linalg.solve(root, _covariance(known, self._all))
+        self._off: Floats = self._whitened.T @ np.linalg.solve(root, off)
 
     def expect(self) -> Floats:
         """Return log2 of the expected seconds of each plan."""
@@ -139,10 +138,6 @@ def _covariance(left: _Points, right: _Points) -> Floats:
 def _variance(facets: Floats) -> Floats:
     fixed = _FAMILY**2 + _FUNCTION**2 + _NEAR**2 + _NEAR_OWN**2
     return np.asarray(fixed + _ALONG**2 * (facets**2).sum(axis=1))
-
-
-def _solve(root: Floats, values: Floats) -> Floats:
-    return np.asarray(solve_triangular(root, values, lower=True, check_finite=False)) if len(root) else values
 
 
 def _align(lesson: Lesson, names: tuple[str, ...]) -> Floats:

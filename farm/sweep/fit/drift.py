@@ -13,7 +13,7 @@ import numpy as np
 import scipy.special
 
 from farm.points.values import Z95
-from farm.sweep.fit.terms import Floats, factor_many, halve_many
+from farm.sweep.fit.terms import Floats
 
 # A larger correction is a guess, so the sweep is void. Thermal throttling and a weak supply look like this.
 MAX_DRIFT = 0.10
@@ -93,7 +93,7 @@ def estimate_drift(
     choices, scores, factors, half = _weigh(choices, known, values, own)
     cross = _scale(choices, lambda walk: _paths(known, asked, walk))
     ahead = _scale(choices, lambda walk: _spread(asked, walk))
-    across = halve_many(factors, cross)
+    across = np.linalg.solve(factors, cross)
     visits, believed = _find_noise(choices)
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
@@ -119,8 +119,8 @@ def _weigh(
     visits, believed = _find_noise(choices)
     # The anchor's level is unknown, too: a constant with a vague prior.
     noise = np.eye(known.size) * (believed[:, None] * own[None] + visits[:, None])[:, :, None]
-    factors = factor_many(moves + _VAGUE**2 + noise)
-    half = halve_many(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
+    factors = np.asarray(np.linalg.cholesky(moves + _VAGUE**2 + noise), np.float64)
+    half = np.linalg.solve(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
     sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
     scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
     left = np.flatnonzero(scores > scores.max() - _RULED_OUT)

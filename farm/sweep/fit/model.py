@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.optimize
 
-from farm.sweep.fit.terms import Floats, Indices, Knee, Terms, factor_many, halve_many, latency_terms, power_terms
+from farm.sweep.fit.terms import Floats, Indices, Knee, Terms, latency_terms, power_terms
 
 # Prior of a term's correction: at the point where it matters most, a term may be wrong by this share of the whole.
 TERM_SD = 0.6
@@ -135,15 +135,15 @@ def condition(
                 covariances.append(basis + amplitude**2 * shape)
                 residuals.append(logs - fit.log_mean[index])
                 priors.append(prior)
-    factors = factor_many(np.stack(covariances))
-    halves = halve_many(factors, np.stack(residuals)[..., None])[..., 0]
+    factors = np.linalg.cholesky(np.stack(covariances))
+    halves = np.linalg.solve(factors, np.stack(residuals)[..., None])[..., 0]
     sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
     scores = -0.5 * (halves**2).sum(axis=1) - sizes + np.log(priors)
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
     order = [int(i) for i in np.argsort(-weights) if weights[i] >= _LEAST_WEIGHT] or [int(np.argmax(weights))]
     kept = weights[order] / weights[order].sum()
-    roots = halve_many(factors[order], np.broadcast_to(np.eye(logs.size), (len(order), logs.size, logs.size)))
+    roots = np.linalg.inv(factors[order])
     answers = [_settle(*tried[i], root, halves[i]) for i, root in zip(order, roots, strict=True)]
     return Posterior(answers, kept, place, index, sds, shared_sd)
 
