@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+import tempfile
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from farm.crew.crew import Crew
 from farm.errors import BoardLostError
 from farm.selection.decision import Conclusion
+from farm.settings import Settings
 from farm.sweep.run.refit import _decide, _describe
 from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload
 
@@ -39,29 +41,14 @@ class Board:
         return Outcome(Status.OK, latency_s=(seconds,) * 3)
 
 
-class Boards:
-    """A crew that has work done at once."""
-
-    def __init__(self, boards: list[Board]) -> None:
-        self.boards = boards
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            work.send(None)
-        except StopIteration as end:
-            future.set_result(end.value)
-        except BoardLostError as error:
-            future.set_exception(error)
-        return future
-
-
 def play(boards: list[Board], latencies_s: Mapping[str, float]) -> tuple[Conclusion | None, dict[str, Any]]:
     """The end of one workload's contest, and what the sweep's document says of it."""
     rivals = tuple(Rival(name, seconds, "[]", "", str(seconds).encode()) for name, seconds in latencies_s.items())
     tried = TriedWorkload("w", "dense", 1e6, 1, "graph/1", (), "", rivals)
-    retrials = Retrials(Boards(boards), [tried], POINT, lambda rival: SimpleNamespace(), 0, lambda text: None)  # type: ignore[arg-type,return-value]
-    retrials.play()
+    with tempfile.TemporaryDirectory() as home, Crew(Settings(home=home), print) as crew:
+        crew.boards = boards  # type: ignore[assignment]
+        retrials = Retrials(crew, [tried], POINT, lambda rival: SimpleNamespace(), 0, print)  # type: ignore[arg-type,return-value]
+        retrials.play()
     end = _decide(retrials.contests["w"], tried, None)
     return end, _describe(tried, retrials.contests["w"], end, {"w"})
 

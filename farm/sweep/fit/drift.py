@@ -120,7 +120,8 @@ def _weigh(
     # The anchor's level is unknown, too: a constant with a vague prior.
     noise = np.eye(known.size) * (believed[:, None] * own[None] + visits[:, None])[:, :, None]
     factors = np.asarray(np.linalg.cholesky(moves + _VAGUE**2 + noise), np.float64)
-    half = np.linalg.solve(factors, np.broadcast_to(values[:, None], (len(choices), known.size, 1)))[..., 0]
+    repeated = np.broadcast_to(values[:, None], (len(choices), known.size, 1))
+    half = np.asarray(np.linalg.solve(factors, repeated)[..., 0], np.float64)
     sizes = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
     scores = -0.5 * (half**2).sum(axis=1) - sizes + np.log(priors)
     left = np.flatnonzero(scores > scores.max() - _RULED_OUT)

@@ -11,13 +11,13 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
+from farm.crew.coroutines import until
 from farm.crew.crew import Crew
 from farm.crew.driven_board import DrivenBoard
-from farm.errors import BoardUnsafeError, FarmError, InternalError, PermanentError, TransientError, UnavailableError
+from farm.errors import BoardUnsafeError, InternalError, PermanentError, TransientError, UnavailableError
 from farm.models.batches import set_batch
 from farm.search import traces
 from farm.search.build import builder
@@ -99,20 +99,11 @@ RULE = TieRule()
 # How often signals are handled while boards measure.
 _LOOK_S = 0.2
 
-
-@dataclasses.dataclass
-class _Lane:
-    """A board, its round, and its running measurement."""
-
-    board: DrivenBoard
-    contest: Contest | None = None
-    run: RoundRun | None = None
-    candidate: str = ""
-    future: Future[Outcome] | None = None
+_Work = tuple[Contest, Mapping[str, Rival], RoundRun]
 
 
 class Retrials:
-    """The contests of some workloads at one point. Used from the main thread, with up to two of the crew's boards."""
+    """The contests of some workloads at one point, with up to two of the crew's boards."""
 
     def __init__(
         self,
@@ -126,8 +117,9 @@ class Retrials:
         self.contests: dict[str, Contest] = {}
         self._crew = crew
         self._rivals: dict[str, Mapping[str, Rival]] = {}
-        self._lanes = [_Lane(board) for board in crew.boards[:BOARDS]]
+        self._boards = crew.boards[:BOARDS]
         self._point, self._plan_spec, self._say = point, plan_spec, say
+        self._is_stopped = False
         for each in tried:
             contest = self.contests[each.workload] = Contest(seed, RULE)
             self._rivals[each.workload] = {rival.candidate: rival for rival in each.rivals}
@@ -138,69 +130,53 @@ class Retrials:
 
         A lost board spoils its round, and the others go on. Raises what the last board's calls raise.
         """
-        while not all(contest.is_over or not contest.alive for contest in self.contests.values()):
-            for lane in self._lanes:
-                if lane.future is None:
-                    self._give_work(lane)
-            under_way = [lane.future for lane in self._lanes if lane.future is not None]
-            if under_way:
-                concurrent.futures.wait(under_way, _LOOK_S, concurrent.futures.FIRST_COMPLETED)
-            else:
-                time.sleep(_LOOK_S)  # a board that spoils rounds waits for the other one to do them
-            for lane in list(self._lanes):
-                if lane.future is not None and lane.future.done():
-                    self._take_in(lane, lane.future)
-
-    def _give_work(self, lane: _Lane) -> None:
-        """Return the next measurement of the lane's round, or of a new one."""
-        if lane.run is not None and not lane.run.left:
-            self._end(lane)
-        if lane.run is None:
-            names = [each.board.name for each in self._lanes]
-            for contest in self.contests.values():
-                run = contest.begin(lane.board.name, time.monotonic(), names, len(names))
-                if run is not None:
-                    lane.contest, lane.run = contest, run
-                    break
-            else:
-                return
-        if lane.run is None or not lane.run.left:
-            return
-        workload = next(name for name, contest in self.contests.items() if contest is lane.contest)
-        lane.candidate = lane.run.left.pop(0)
-        rival = self._rivals[workload][lane.candidate]
-        lane.future = self._crew.start(self._measure(lane.board, self._plan_spec(rival), rival.library))
-
-    async def _measure(self, board: DrivenBoard, spec: MeasureSpec, library: bytes) -> Outcome:
-        await board.pin(self._point)  # the replacement of a lost board is not connected yet
-        return await board.measure(spec, library)
-
-    def _take_in(self, lane: _Lane, future: Future[Outcome]) -> None:
-        lane.future = None
-        if lane.contest is None or lane.run is None:
-            return
+        serving = {self._crew.start(self._serve(board)) for board in list(self._boards)}
         try:
-            outcome = future.result()
-        except (TransientError, UnavailableError) as error:
-            if isinstance(error, BoardUnsafeError):
+            while serving:
+                done, serving = concurrent.futures.wait(serving, _LOOK_S, concurrent.futures.FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+        finally:
+            self._is_stopped = True
+
+    async def _serve(self, board: DrivenBoard) -> None:
+        """Measure round after round, until every contest is over or the board is lost."""
+        while True:
+            found: _Work | bool = await until(lambda: self._is_over or self._begin(board.name))
+            if isinstance(found, bool):
+                return
+            contest, rivals, run = found
+            candidate = ""
+            try:
+                while run.left:
+                    candidate = run.left.pop(0)
+                    await board.pin(self._point)  # the replacement of a lost board is not connected yet
+                    outcome = await board.measure(self._plan_spec(rivals[candidate]), rivals[candidate].library)
+                    contest.on_measured(run, candidate, outcome.status, outcome.message, _find_median_s(outcome))
+            except BoardUnsafeError:
                 raise
-            self._lose(lane, error)
-            return
-        latency_s = statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
-        lane.contest.on_measured(lane.run, lane.candidate, outcome.status, outcome.message, latency_s)
+            except (TransientError, UnavailableError) as error:
+                contest.on_measured(run, candidate, Status.BOARD_LOST, error.message, None)
+                self._boards.remove(board)
+                if not self._boards:
+                    raise
+                self._say(f"going on without {board.name}: {error.message}")
+                return
+            finally:
+                contest.end(run)
 
-    def _lose(self, lane: _Lane, error: FarmError) -> None:
-        """Drop the lane's board and its round."""
-        if lane.contest is not None and lane.run is not None:
-            lane.contest.on_measured(lane.run, lane.candidate, Status.BOARD_LOST, error.message, None)
-            self._end(lane)
-        self._lanes.remove(lane)
-        if not self._lanes:
-            raise error
-        self._say(f"going on without {lane.board.name}: {error.message}")
+    @property
+    def _is_over(self) -> bool:
+        return self._is_stopped or all(each.is_over or not each.alive for each in self.contests.values())
 
-    @staticmethod
-    def _end(lane: _Lane) -> None:
-        if lane.contest is not None and lane.run is not None:
-            lane.contest.end(lane.run)
-        lane.contest, lane.run = None, None
+    def _begin(self, board: str) -> _Work | None:
+        """Begin a round of the first contest that has one for this board."""
+        names = [each.name for each in self._boards]
+        for workload, contest in self.contests.items():
+            if (run := contest.begin(board, time.monotonic(), names, len(names))) is not None:
+                return contest, self._rivals[workload], run
+        return None
+
+
+def _find_median_s(outcome: Outcome) -> float | None:
+    return statistics.median(outcome.latency_s) if outcome.status is Status.OK and outcome.latency_s else None
