@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import platform
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from farm.inventory.board_types import load_board_types
 from farm.processes.machine import machine_lock
 from farm.search.build import golden
 from farm.services.board_doctor import check_boards, describe_home
-from farm.services.checks import Check, run_check
+from farm.services.checks import Level, Show, Work, run_chain, run_each
 from farm.settings import Settings
 from farm.store import Store
 
@@ -33,25 +32,16 @@ _OPEN_TIMEOUT_S = 10.0
 _PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
 
-def examine(settings: Settings, show: Callable[[Check], None]) -> None:
+def examine(settings: Settings, show: Show) -> None:
     """Check all hops in order; a hop that needs a failed one is skipped. `show` gets each result at once."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Any] = {}
-
-        def hop(name: str, work: Callable[[], str]) -> bool:
-            check = run_check(name, work)
-            show(check)
-            return check.ok
 
         def store() -> str:
             found["store"] = stack.enter_context(Store(settings.store_location))
             records = found["store"].records.fetch(simulated=None)
             simulated = sum(each.simulated for each in records)
             return f"{settings.store_location}, {len(records)} records, {simulated} of them simulated"
-
-        def boards() -> None:
-            for check in check_boards(settings, found["store"]):
-                show(check)
 
         def machine() -> str:
             stack.enter_context(machine_lock())
@@ -78,26 +68,22 @@ def examine(settings: Settings, show: Callable[[Check], None]) -> None:
                 f"{len(about['cores_online'])} cores, engines {', '.join(about['engines'])}"
             )
 
-        everything = all(
-            [
-                hop("packages", _packages),
-                hop("settings", lambda: describe_home(settings)),
-                hop("board types", lambda: ", ".join(sorted(load_board_types()))),
-                hop("linker", _link),
-            ]
-        )
-        hop("emulator", lambda: _emulate(settings))
-        if not hop("store", store):
+        parts: list[tuple[str, Work]] = [
+            ("packages", _packages),
+            ("settings", lambda: describe_home(settings)),
+            ("board types", lambda: ", ".join(sorted(load_board_types()))),
+            ("linker", _link),
+        ]
+        everything = run_each(parts, show)
+        run_each([("emulator", lambda: _emulate(settings))], show)
+        if not run_each([("store", store)], show):
             return
-        boards()
-        if (
-            hop("machine", machine)
-            and hop("ray", start_ray)
-            and hop("tracker", farm)
-            and hop("agent", agent)
-            and everything
-        ):
-            hop("kernel", lambda: _kernel(found["crew"], found["board"]))
+        for check in check_boards(settings, found["store"]):
+            show(check)
+        hops: list[tuple[str, Work]] = [("machine", machine), ("ray", start_ray), ("tracker", farm), ("agent", agent)]
+        if everything:
+            hops.append(("kernel", lambda: _kernel(found["crew"], found["board"])))
+        run_chain(hops, lambda check: None if check.level is Level.NOT_TRIED else show(check))
 
 
 def _packages() -> str:

@@ -67,19 +67,23 @@ def run_check(name: str, work: Work) -> Check:
     return Check(name, Level.OK, found, seconds=took_s)
 
 
-def run_each(hops: Sequence[tuple[str, Work]], show: Show, is_over: Callable[[], str]) -> None:
-    """Run independent hops; the rest is shown as not tried once `is_over` returns a reason."""
+def run_each(hops: Sequence[tuple[str, Work]], show: Show, is_over: Callable[[], str] = lambda: "") -> bool:
+    """Run independent hops; return whether none failed. Once `is_over` returns a reason, the rest is not tried."""
+    good = True
     for name, work in hops:
         reason = is_over()
-        show(Check(name, Level.NOT_TRIED, reason) if reason else run_check(name, work))
+        check = Check(name, Level.NOT_TRIED, reason) if reason else run_check(name, work)
+        good = good and check.level is not Level.FAILED
+        show(check)
+    return good
 
 
 def run_chain(hops: Sequence[tuple[str, Work]], show: Show) -> bool:
     """Run hops in order until one fails; the rest is shown as not tried. Return whether none failed."""
-    failed = ""
-    for name, work in hops:
-        check = Check(name, Level.NOT_TRIED, f"needs {failed}") if failed else run_check(name, work)
-        if check.level is Level.FAILED:
-            failed = name
+    failed: list[str] = []
+
+    def note(check: Check) -> None:
+        failed.extend([check.name] if check.level is Level.FAILED else [])
         show(check)
-    return not failed
+
+    return run_each(hops, note, lambda: f"needs {failed[0]}" if failed else "")
