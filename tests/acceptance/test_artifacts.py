@@ -309,22 +309,6 @@ def test_a_quantised_model_keeps_its_weights(made: Made, tmp_path: pathlib.Path)
         (("package", "ARTIFACT", "--format", "exe"), "there is no format 'exe'"),
         (("compile", "tiny-cnn", "--out", "ARTIFACT", "--missing", "maybe"), "--missing 'maybe' is unknown"),
         (("compile", "tiny-cnn", "--out", "ARTIFACT", "--operating-point", "mode=MAXN"), "mode=MAXN"),
-        (("compile", "tiny-cnn", "--out", "ARTIFACT", "--weights", "fp8"), "--weights 'fp8' is unknown"),
-        (
-            (
-                "compile",
-                "tiny-cnn",
-                "--board-type",
-                "jetson-nano",
-                "--device",
-                "gpu",
-                "--weights",
-                "bf16",
-                "--out",
-                "X",
-            ),
-            "gpu/1 cannot store weights as bf16",
-        ),
         (("compile", "tiny-cnn", "--out", "."), "holds something that is no artifact"),
     ],
 )

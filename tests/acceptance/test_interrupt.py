@@ -45,27 +45,6 @@ def test_interrupted_while_starting(home: Home, process: str) -> None:
     assert home.count_trials() == 0
 
 
-@pytest.mark.core
-def test_killed_while_tuning(home: Home) -> None:
-    """After kill -9 every process ends by itself, no trial is lost, and the campaign can be resumed."""
-    running = begin(home, 200)
-    wait_until(lambda: home.count_trials() >= 3, "the first trials")
-    running.send(signal.SIGKILL)
-    assert running.wait().code == -signal.SIGKILL
-    wait_until(lambda: not home.processes(), "every process to be gone", ORPHAN_TIMEOUT_S)
-    kept = home.count_trials()
-
-    [(name, made)] = home.rows(
-        "SELECT name, count(*) FROM fleet_campaigns JOIN trials USING (campaign) WHERE counted = 1"
-    )
-    assert home.run("campaign", "budget", name, "--trials", str(made + 2)).code == 0
-    resumed = home.run("campaign", "resume", name, "--json")
-    assert resumed.code == 0, resumed.err
-    assert resumed.json()["progress"]["counted"] == made + 2
-    assert home.count_trials() >= kept + 2
-    wait_until(lambda: not home.processes(), "the engine to be gone", ORPHAN_TIMEOUT_S)
-
-
 @pytest.mark.parametrize(
     ("moment", "number", "state"),
     [("is verifying", signal.SIGTERM, "paused"), ("compiling the model as", signal.SIGINT, "finished")],

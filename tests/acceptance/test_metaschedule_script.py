@@ -19,29 +19,6 @@ BOARDS = ("nano-01", "nano-02")
 # What a user accepts between Ctrl-C and the prompt.
 END_TIMEOUT_S = 15.0
 
-# Half of what it tunes aborts as soon as it runs, with any schedule.
-_CRASHING = """
-import tvm
-from tvm import te
-from tvm.s_tir import meta_schedule as ms
-from farm.search import FarmBuilder, FarmDatabase, FarmRunner
-
-a = te.placeholder((64,), "float32", name="a")
-good = te.compute((64,), lambda i: a[i] + 1.0, name="good")
-bad = te.compute((64,), lambda i: a[i] + tvm.tirx.call_extern("float32", "abort"), name="bad")
-module = tvm.IRModule({
-    name: te.create_prim_func([a, result]).with_attr("global_symbol", name)
-    for name, result in (("good", good), ("bad", bad))
-})
-with FarmRunner(board_type="jetson-nano", repeat=2, wait="90s") as runner, FarmBuilder(max_workers=2) as builder:
-    database = ms.tune_tir(
-        module, runner.target, "crashing", 8, num_trials_per_iter=4, builder=builder, runner=runner,
-        database=FarmDatabase(), cost_model="random", task_scheduler="round-robin",
-    )
-    for record in database.get_all_tuning_records():
-        print([float(sample) for sample in record.run_secs])
-"""
-
 
 def read_script() -> str:
     """The page's script."""
@@ -132,19 +109,3 @@ def test_a_script_that_is_ended_gives_its_boards_back(home: Home, number: signal
     assert killed or (done.code in (1, -signal.SIGINT) and number == signal.SIGINT), done.err
     wait_until(lambda: not holders(home) and not children(home), "the boards to be given back", END_TIMEOUT_S)
     assert killed or not list(home.temporary.glob("farm-script-*"))
-
-
-def test_a_crashing_candidate_does_not_take_the_board_down(home: Home) -> None:
-    """Candidates that abort are errors; the others are measured, and both boards stay in service."""
-    done = start(home, _CRASHING).wait()
-    assert done.code == 0, done.err
-    records = [
-        [float(word) for word in line.strip("[]").split(",")] for line in done.out.splitlines() if line.startswith("[")
-    ]
-    assert {min(record) < 1.0 for record in records} == {True, False}
-    shown = {board["name"]: board["health"] for board in home.run("board", "list", "--json").json()}
-    assert shown == dict.fromkeys(BOARDS, "good")
-    # Only what was measured is in the store, and says that it is a model's.
-    trials = home.rows("SELECT status, simulated, board FROM trials")
-    assert {(status, simulated) for status, simulated, _ in trials} == {("ok", 1)}
-    assert home.rows("SELECT command, state FROM campaigns") == [("script", "finished")]

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.conftest import wait_until
 from tests.acceptance.rack import NAME, Rack, running_rack
 from tests.integration import candidates
 
@@ -75,29 +74,6 @@ def stock_script(rack: Rack, library: pathlib.Path) -> Iterator[subprocess.Popen
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def test_a_farm_command_queues_behind_a_stock_client(rack: Rack, library: pathlib.Path) -> None:
-    """While the script is on the board a probe waits; when the script leaves, the probe goes on and passes."""
-    assert "farm" not in _SCRIPT
-    with stock_script(rack, library) as script:
-        assert script.stdout is not None
-        latencies = json.loads(script.stdout.readline())
-        assert len(latencies) == 3
-        assert all(0 < latency < 1 for latency in latencies)
-        wait_until(lambda: rack.home.rows("SELECT owner FROM leases") == [("an unknown client",)], "its holder to show")
-        [board] = rack.home.run("board", "list", "--json").json()
-        assert (board["state"], board["lease"]["owner"]) == ("leased", "an unknown client")
-        assert "an unknown client" in rack.home.run("status").out
-        waiting = rack.home.start("board", "probe", NAME, "--timeout", "60s", "--json")
-        wait_until(lambda: rack.home.rows("SELECT board FROM leases") == [(NAME,)], "the farm's lease of the board")
-        assert waiting.process.poll() is None
-        assert script.stdin is not None
-        script.stdin.close()
-        assert script.wait(20) == 0
-        done = waiting.wait(60)
-    assert done.code == 0, done.err
-    assert done.json()[0]["passed"], done.out
 
 
 def test_the_tracker_answers_tvms_own_query(rack: Rack) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 from tests.acceptance.conftest import Done, Home, Running, new_home, wait_until
 
 # The Nanos' time is not waited for. The Raspberry Pis are live, so that there is something to interrupt.
@@ -193,45 +192,6 @@ def test_a_board_that_dies_in_the_middle_is_waited_for(rack: Home) -> None:
     assert document["state"] == "finished"
     assert document["grid"]["measured"] == 6
     assert "hung up" in done.err
-
-
-def test_boards_of_a_type_share_the_points(rack: Home) -> None:
-    """Each measures the anchor, by which figures are scaled; one that dies leaves its part to the other."""
-    running = begin(rack, "--board-type", "raspberry-pi-4", "--boards", "2", "--window", "1s", *SIX)
-    number = newest(rack)["sweep"]
-    names = f"SELECT DISTINCT board FROM sweep_points WHERE sweep = {number}"  # noqa: S608  a number of ours
-    wait_until(lambda: len(rack.rows(names)) == 2 or running.process.poll() is not None, "both boards' visits")
-    find_agent(rack, PIS[1]).kill()
-    done = running.wait()
-    assert done.code == 0, done.err
-    document = json.loads(done.out)
-    assert document["grid"]["measured"] == 6
-    assert document["board"]["names"] == list(PIS)
-    assert any("2 boards" in note for note in document["notes"])
-    [series] = document["series"]
-    anchor = next(row for row in series["rows"] if row["key"] == series["anchor"])
-    assert set(anchor["board"].split(", ")) == set(PIS)
-
-
-def test_throttled_visits_do_not_count(rack: Home) -> None:
-    """They are kept and marked, and made again; a board that goes on throttling voids the sweep."""
-    agent = find_agent(rack, PIS[0])
-    # The simulator's socket lies in a folder that the agent's children name.
-    words = " ".join(word for child in agent.children(recursive=True) for word in child.cmdline())
-    socket = next(word for word in words.split() if word.endswith("board.sock"))
-    hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
-    hardware.write("/sys/virtual/fault", "throttle")
-    try:
-        void = sweep(rack, "--board", PIS[0], "--window", "0.2s", code=1)
-    finally:
-        hardware.write("/sys/virtual/fault", "clear")
-    assert "slowed itself down" in void.err
-    document = void.json()
-    assert document["state"] == "voided"
-    assert document["grid"]["measured"] == 0
-    [series] = document["series"]
-    assert any(row["throttled"] and row["invalid"] for row in series["rows"])
-    assert series["pick"] is None
 
 
 def test_this_machine_is_swept_with_what_it_has(home: Home) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.crew.health import HealthLimits, Kind, Observation, decide_by, transition
+from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, boards, parse_transport
 from farm.store.standing import find_cause
-from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, HealthHistory, Standing, Trial, Virtual
+from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, Trial, Virtual
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import execute
 
@@ -197,22 +197,6 @@ def test_a_refused_command_changes_nothing(store: Store) -> None:
     with pytest.raises(UsageError, match="does not apply"):
         observe(store, Kind.DRAIN)
     assert kinds(store) == before
-
-
-def test_the_rule_and_the_store_agree_on_leases(store: Store) -> None:
-    """What the store does to a lease is what the rule says of one taken and ended."""
-    for before, kind, act in (
-        (Standing(True, False, Health.GOOD), Kind.LEASE_TAKEN, lambda: take(store)),
-        (
-            Standing(True, True, Health.GOOD),
-            Kind.LEASE_ENDED,
-            lambda: store.leases.force_release("nano-01", "op", "test"),
-        ),
-    ):
-        act()
-        expected = transition(before, Observation(kind), HealthHistory(), HealthLimits(), 0.0).standing
-        shown = store.boards.require("nano-01")
-        assert (shown["state"], shown["health"]) == (expected.state, expected.health)
 
 
 # The golden kernel

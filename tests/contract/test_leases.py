@@ -88,17 +88,6 @@ def test_stores_are_told_apart(store: Store, places: Places) -> None:
         assert other.leases.acquire("b", "left", "tuning").store != take(store).store
 
 
-def test_a_lease_is_renewed(store: Store, clocks: Clocks) -> None:
-    """For as long as it is, it lasts; the token stays."""
-    lease = take(store, ttl_s=30)
-    for _ in range(10):
-        clocks.pass_s(29)
-        renewed = store.leases.renew(lease)
-        assert (renewed.token, renewed.expires_at) == (lease.token, clocks.wall + 30)
-    with pytest.raises(TransientError):
-        take(store, "right")
-
-
 def test_a_lease_that_is_not_renewed_expires(store: Store, clocks: Clocks) -> None:
     """Another takes the board at once; the old holder can neither renew nor give back what is not its own."""
     old = take(store, ttl_s=30)
@@ -109,17 +98,6 @@ def test_a_lease_that_is_not_renewed_expires(store: Store, clocks: Clocks) -> No
     assert not store.leases.release(old)
     assert store.leases.renew(new).token == new.token
     assert kinds(store)[-3:] == ["lease_taken", "lease_expired", "lease_taken"]
-
-
-def test_an_expired_lease_is_over_even_if_nobody_took_the_board(store: Store, clocks: Clocks) -> None:
-    """Everybody agrees: the list says idle, renewing is refused."""
-    lease = take(store, ttl_s=30)
-    clocks.pass_s(31)
-    [shown] = store.boards.fetch()
-    assert (shown["state"], shown["lease"]) == ("idle", None)
-    assert "left expired" in shown["state_reason"]
-    with pytest.raises(PermanentError):
-        store.leases.renew(lease)
 
 
 def test_expired_leases_are_swept(store: Store, clocks: Clocks) -> None:
@@ -135,29 +113,6 @@ def test_expired_leases_are_swept(store: Store, clocks: Clocks) -> None:
 
 
 # Time
-
-
-@pytest.mark.parametrize("jump_s", [365 * 86400.0, -365 * 86400.0], ids=["a year ahead", "a year back"])
-def test_the_time_may_be_set(store: Store, clocks: Clocks, jump_s: float) -> None:
-    """A wall clock that jumps ends no lease and keeps none alive."""
-    lease = take(store, ttl_s=30)
-    clocks.wall += jump_s
-    assert store.leases.expire() == []
-    store.leases.renew(lease)
-    clocks.pass_s(29)
-    assert store.boards.require("nano-01")["state"] == "leased"
-    clocks.pass_s(1)
-    assert store.leases.expire() == ["nano-01"]
-
-
-def test_leases_end_with_the_machine(store: Store, clocks: Clocks) -> None:
-    """After a reboot of the coordinator no holder is left, so the board is free at once."""
-    lease = take(store, ttl_s=1e6)
-    clocks.reboot()
-    assert store.boards.require("nano-01")["state"] == "idle"
-    with pytest.raises(PermanentError):
-        store.leases.renew(lease)
-    assert take(store, "right").token > lease.token
 
 
 def test_a_cool_down_starts_over_with_the_machine(store: Store, clocks: Clocks) -> None:
@@ -210,22 +165,6 @@ def test_a_probe_may_have_a_board_that_work_may_not(store: Store) -> None:
     store.leases.release(take(store, allowed=PROBE))
     observe(store, Kind.UNSAFE)
     with pytest.raises(BoardUnsafeError):
-        take(store, allowed=PROBE)
-
-
-def test_an_offline_board_is_not_leased(store: Store) -> None:
-    """And one that is lost under a lease is offline, keeps the lease, and is leased again when it is back."""
-    take(store)
-    observe(store, Kind.LOST)
-    assert (store.boards.require("nano-01")["state"], store.boards.require("nano-01")["lease"]["owner"]) == (
-        "offline",
-        "left",
-    )
-    observe(store, Kind.BACK)
-    assert store.boards.require("nano-01")["state"] == "leased"
-    observe(store, Kind.LOST)
-    store.leases.force_release("nano-01", "operator", "gone")
-    with pytest.raises(TransientError, match="offline"):
         take(store, allowed=PROBE)
 
 

@@ -18,7 +18,7 @@ from device_agent.clocks.transaction import LocalAccess
 from device_agent.errors import BadPointError, ClockError
 from device_agent.platforms.board_types import BoardType, detect, load_board_types
 from device_agent.platforms.platform import Platform
-from device_agent.protocol import EVERY_CLUSTER, Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
+from device_agent.protocol import Clocks, DomainClocks, OperatingPoint, PinReport, PinStatus
 from device_agent.sysfs import FileTree
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.clocks import Load
@@ -228,14 +228,6 @@ def test_the_links_of_a_real_kernel_lead_to_files_that_may_be_written(tmp_path: 
     assert {path: path.read_text() for path in files} == files
 
 
-def test_every_cluster_means_those_that_have_a_core_online(case: Case) -> None:
-    """`*` becomes the names of the clusters it stands for."""
-    online = [domain for domain in case.show().clusters if domain.online]
-    lowest = min(online[0].available_hz)
-    report = case.pin(OperatingPoint(cpu_freq_hz={EVERY_CLUSTER: lowest}))
-    assert report.reached == OperatingPoint(cpu_freq_hz={domain.name: lowest for domain in online})
-
-
 def test_cores_go_offline_and_come_back(case: Case) -> None:
     """With the whole of a cluster if need be; what was offline before is offline again."""
     before = case.limits()
@@ -395,21 +387,6 @@ def test_denver_is_held_only_when_one_of_its_cores_is_online(tx2: Case) -> None:
     assert tx2.board.online == {0, 3, 4, 5}
 
 
-@pytest.mark.parametrize(
-    ("cores", "message"),
-    [
-        ((1, 2), "CPU 0 cannot be taken offline"),
-        ((0, 6), "no CPU 6 here"),
-        ((0, 1, 77, 78), "no CPUs 77, 78 here; there are CPUs 0, 1, 2, 3, 4, 5"),
-    ],
-)
-def test_impossible_cores_are_refused(tx2: Case, cores: tuple[int, ...], message: str) -> None:
-    """The boot core stays, and a core must be there."""
-    report = tx2.pin(OperatingPoint(cores_online=cores))
-    assert report.status is PinStatus.REFUSED
-    assert message in report.message
-
-
 def test_a_mode_and_a_point_on_top_of_it(tx2: Case) -> None:
     """Limits of the mode that fall between two entries are rounded up and noted; the point goes before them."""
     report = tx2.pin(OperatingPoint(power_mode="maxq", gpu_freq_hz=1_300_500_000))
@@ -498,24 +475,6 @@ def test_a_memory_cap_is_raised_and_put_back(tx2: Case) -> None:
     assert tx2.board.memory.cap_hz == 1_600_000_000
 
 
-def test_a_held_gpu_keeps_its_power(nano: Case) -> None:
-    """Its first kernel must not pay for power coming back; let go, it is gated again."""
-    assert nano.board.gpu is not None
-    assert nano.board.gpu.gated
-    nano.pin(OperatingPoint(gpu_freq_hz=921_600_000))
-    assert not nano.board.gpu.gated
-    nano.controller.unpin()
-    assert nano.board.gpu.gated
-
-
-def test_a_throttled_board_cannot_be_held(nano: Case) -> None:
-    """Limits close, but heat keeps the clock down: that is no point reached."""
-    nano.inject("throttle")
-    report = nano.pin(OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}), deadline_s=0.2)
-    assert report.status is PinStatus.FAILED
-    assert "a57 stays at" in report.message
-
-
 def test_clocks_that_jetson_clocks_holds_are_noted(nano: Case) -> None:
     """Letting go would restore that state, not a free one; shown, and in the report of the first pin."""
     root = nano.root
@@ -525,13 +484,3 @@ def test_clocks_that_jetson_clocks_holds_are_noted(nano: Case) -> None:
     report = nano.pin(OperatingPoint(cpu_freq_hz={"a57": 1_036_800_000}))
     assert any("jetson_clocks" in note for note in report.notes)
     assert not any("jetson_clocks" in note for note in nano.show().notes)
-
-
-def test_only_one_holds_the_clocks(nano: Case) -> None:
-    """The second learns who does."""
-    nano.pin(OperatingPoint(cpu_freq_hz={"a57": 102_000_000}))
-    other = LocalAccess(nano.root, nano.access._state_dir)
-    second = Controller(Platform.discover(nano.user, nano.known, other), other, "other")
-    report = second.pin(OperatingPoint(cpu_freq_hz={"a57": 1_479_000_000}))
-    assert report.status is PinStatus.BUSY
-    assert nano.board.clusters["a57"].hz == 102_000_000

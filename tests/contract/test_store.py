@@ -18,7 +18,7 @@ from farm.errors import InternalError, TransientError, UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
-from tests.places import Places, execute
+from tests.places import execute
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -260,21 +260,6 @@ def test_two_processes_write_at_once(store: Store, place: StoreLocation) -> None
         assert writer.returncode == 0, complaints
     names = [row["candidate"] for row in store.trials.fetch()]
     assert len(names) == len(set(names)) == 180
-
-
-def test_several_processes_make_the_same_store(places: Places) -> None:
-    """Commands that start at once on a fresh machine all find one complete schema."""
-    script = (
-        "import sys; from farm.settings import parse_store; from farm.store import Store;"
-        "Store(parse_store(sys.argv[1])).close()"
-    )
-    place = places.make(empty=True)
-    makers = [run_python(script, place) for _ in range(4)]
-    for maker in makers:
-        _, complaints = maker.communicate(timeout=60)
-        assert maker.returncode == 0, complaints
-    with Store(place) as store:
-        assert store.trials.fetch() == []
 
 
 def test_a_lock_that_stays_is_transient(store: Store, place: StoreLocation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
@@ -274,76 +273,6 @@ def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) ->
 
 
 # Killed
-
-
-_SWEEPING = """
-import os, pathlib, signal, sys
-import sqlalchemy as sa
-from farm.processes.machine import close_abandoned_sweeps, process_identity
-from farm.settings import parse_store
-from farm.store import Store
-
-when, number = sys.argv[2], int(sys.argv[3])
-writes = 0
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def write(method, *arguments, **named):
-    global writes
-    writes += 1
-    if (when, number) == ("during", writes):
-        sa.event.listen(sa.engine.Engine, "commit", die)
-    answer = method(*arguments, **named)
-    print(method.__name__, named.get("visit", ""), flush=True)
-    if (when, number) == ("after", writes):
-        die()
-    return answer
-
-with Store(parse_store(sys.argv[1])) as store:
-    close_abandoned_sweeps(store)
-    sweeps = store.sweeps.fetch()
-    if sweeps:
-        assert sweeps[0]["state"] == "interrupted", sweeps[0]["state"]
-        sweep = write(store.sweeps.resume, sweeps[0]["id"], process_identity())["id"]
-    else:
-        sweep = write(
-            store.sweeps.start, command="farm sweep run", model="tiny-cnn", model_sha256="00", board_type="local",
-            simulated=False, request={}, goal={}, grid={}, settings={"process": process_identity()},
-        )
-    done = len(store.sweeps.fetch_points(sweep))
-    for visit in range(done + 1, 5):
-        assert write(
-            store.sweeps.add_point, sweep, variant="tuned", batch=1, key=f"k{visit}", visit=visit, board="b",
-            measurement={"at_s": visit}, outcome={"status": "ok"},
-        )
-    write(store.sweeps.finish, sweep, "finished", {"visits": 4})
-"""
-
-
-def test_a_sweep_survives_a_kill_at_every_write(place: StoreLocation) -> None:
-    """Killed within and after each of its writes, and resumed each time, a sweep holds every visit exactly once."""
-    kills = [("during", 1), ("after", 1), ("during", 1), ("after", 1)]  # starting, resuming
-    kills += [("during", 2), ("after", 2)] * 4  # each of the four visits, just after resuming
-    kills += [("during", 2)]  # finishing
-    reported: list[str] = []
-    for when, number in [*kills, ("never", 0)]:
-        process = run_python(_SWEEPING, place, when, number)
-        answer, complaints = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == (0 if when == "never" else -signal.SIGKILL), complaints
-        reported += answer.splitlines()
-    assert [line for line in reported if "resume" not in line] == [
-        "start ",
-        *(f"add_point {number}" for number in range(1, 5)),
-        "finish ",
-    ]
-    with Store(place) as store:
-        [sweep] = store.sweeps.fetch()
-        points = store.sweeps.fetch_points(sweep["id"])
-    assert (sweep["state"], sweep["summary"], sweep["visits"]) == ("finished", {"visits": 4}, 4)
-    assert [(row["visit"], row["key"], row["measurement"]) for row in points] == [
-        (number, f"k{number}", {"at_s": number}) for number in range(1, 5)
-    ]
 
 
 def test_only_what_nobody_works_on_is_interrupted(store: Store) -> None:

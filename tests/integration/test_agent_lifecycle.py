@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,25 +130,6 @@ def test_a_connection_that_says_nothing_holds_up_nobody(tracker: Tracker, agent:
     with socket.create_connection(("127.0.0.1", agent.port)), socket.create_connection(("127.0.0.1", agent.port)) as s:
         s.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert_served_within(tracker, agent, matmul)
-
-
-def test_clients_wait_for_their_turn(tracker: Tracker, agent: Agent, matmul: bytes) -> None:
-    """While one client holds the board another waits, and is served when the first leaves."""
-    first = Board(tracker.request(agent.key))
-    served = threading.Event()
-
-    def second() -> None:
-        board = Board(tracker.request(agent.key))
-        assert board.measure(matmul).status is Status.OK
-        served.set()
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    assert first.measure(matmul, min_repeat_s=0.05).status is Status.OK
-    assert not served.is_set()
-    first.rpc = None
-    assert served.wait(10)
-    thread.join()
 
 
 def test_a_dead_session_leaves_no_folder(tracker: Tracker, agent: Agent, bad_path: pathlib.Path, matmul: bytes) -> None:

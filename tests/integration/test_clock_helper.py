@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 from device_agent.clocks import access
 from device_agent.clocks.access import AccessStatus
 from device_agent.clocks.client import HelperClient
-from device_agent.errors import AgentError, BusyError, ClockError, HelperUnavailableError, RefusedError, UnsafeError
+from device_agent.errors import AgentError, ClockError, HelperUnavailableError, RefusedError, UnsafeError
 from tests.clock_tree import A57, make_tree, read_all
 from tests.integration.conftest import ROOT, wait_until
 
@@ -259,16 +258,6 @@ def test_restores_at_boot(helper: Helper) -> None:
     assert os.listdir(helper.state) == []
 
 
-def test_two_holders(helper: Helper) -> None:
-    """The second one gets an error that names the first."""
-    holder = helper.hold()
-    with pytest.raises(BusyError, match=rf"a holder \(pid {holder.process.pid}, uid {os.getuid()}\)"):
-        helper.client.begin("another")
-    with pytest.raises(BusyError):
-        helper.client.clear_unsafe()
-    assert helper.client.status().holder.startswith("a holder")
-
-
 def test_taken_by_force(helper: Helper) -> None:
     """An operator may take the clocks from any holder."""
     holder = helper.hold()
@@ -428,18 +417,6 @@ def test_driver_that_hangs(helper: Helper) -> None:
     assert helper.now() == helper.before
 
 
-def test_force_gives_up_what_does_not_go_back(helper: Helper) -> None:
-    """By force an operator has a board trusted as it is."""
-    holder = helper.hold()
-    pathlib.Path(f"{helper.root}{GOVERNOR}").unlink()
-    holder.process.kill()
-    wait_until(lambda: ask_unsafe(helper), "the board to be unsafe")
-    notes = helper.client.clear_unsafe(force=True)
-    assert any("left as it is" in note for note in notes)
-    helper.client.begin("next")
-    helper.client.close()
-
-
 def test_state_folder_that_is_not_one(tmp_path: pathlib.Path) -> None:
     """A helper that cannot write its state serves all the same, and starts no new claim."""
     helper = Helper(tmp_path)
@@ -588,25 +565,6 @@ def test_standard_library_only() -> None:
     command = [sys.executable, "-S", "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
     assert set(done.stdout.split()) <= {"device_agent", "__main__"}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-def test_units_are_understood(tmp_path: pathlib.Path) -> None:
-    """The service manager takes both units without a complaint."""
-    for unit in (ROOT / "deploy" / "systemd").glob("*.service"):
-        folder = pathlib.Path(sys.executable).parent
-        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/tvm-farm/current/bin", str(folder)))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
-    )
-    complaints = [line for line in done.stderr.splitlines() if "tvm-farm" in line]
-    assert not complaints
-    assert len(list(tmp_path.glob("*.service"))) == 2
 
 
 def test_helper_that_is_just_coming_back(helper: Helper) -> None:

@@ -194,27 +194,6 @@ def test_a_point_is_held_for_the_trial_that_asks_for_it(bench: Bench, matmul: by
     assert all(set(each.after.cpu_freq_hz.values()) == {403_200_000} for each in outcomes[1:3] if each.after)
 
 
-def test_a_point_that_a_board_refuses_is_not_the_candidates_fault(bench: Bench, matmul: bytes) -> None:
-    """The trial is to be made again, and the message says what the board has instead."""
-    name = next(iter(bench.agents))
-    outcome = bench.measured(
-        bench.measure(name, matmul, point=OperatingPoint(cpu_freq_hz={"a57": 77_000_000_000}))
-    ).outcome
-    assert outcome.status.fault_side is FaultSide.SAMPLE
-    assert "the board does not have the operating point" in outcome.message
-    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
-
-
-def test_what_a_candidate_does_is_its_own_fault(bench: Bench, matmul: bytes, bad: bytes) -> None:
-    """A crash and a hang end as such, and the board goes on at once."""
-    name = next(iter(bench.agents))
-    crash = bench.measure(name, bad, MeasureSpec((SHAPE,) * 3, entry="segfault"))
-    hang = bench.measure(name, bad, MeasureSpec((SHAPE,) * 3, entry="loops", limits=Limits(0.5)))
-    assert bench.measured(crash).outcome.status is Status.CRASHED
-    assert bench.measured(hang).outcome.status is Status.RUN_TIMEOUT
-    assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
-
-
 def test_a_program_runs_on_a_board(bench: Bench, matmul: bytes) -> None:
     """Its outputs come back with the outcome."""
     name = next(iter(bench.agents))

@@ -64,6 +64,15 @@ def engine(settings: Settings, store: Store) -> Iterator[subprocess.Popen[bytes]
         process.wait(10)
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """An engine in this process takes signals over; afterwards they are as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def test_an_engine_told_to_end_leaves_campaigns_to_be_resumed(
     engine: subprocess.Popen[bytes], store: Store, settings: Settings
 ) -> None:
@@ -146,6 +155,7 @@ def test_an_engine_that_is_started_ahead_waits_for_its_campaign(
         assert engine.process.wait(60) == 0
 
 
+@pytest.mark.usefixtures("handlers")
 def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, store: Store) -> None:
     """A campaign that is submitted after the last look of the loop, and before the file goes, is begun all the same."""
     begun = []
@@ -157,34 +167,26 @@ def test_what_is_ordered_of_an_ending_engine_is_not_lost(settings: Settings, sto
         if begun == ["c"]:
             submit(store, make_order("late"))
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        with engine_lock(settings.home_path):
-            serve(settings, store, run)
-            assert find_engine(settings.home_path) is None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with engine_lock(settings.home_path):
+        serve(settings, store, run)
+        assert find_engine(settings.home_path) is None
     assert begun == ["c", "late"]
 
 
+@pytest.mark.usefixtures("handlers")
 def test_what_an_engine_that_fails_has_not_begun_is_told(settings: Settings, store: Store) -> None:
     """A broken farm interrupts also campaigns that its engine never came to: they say why, rather than wait."""
 
     def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
         raise UnavailableError("the disk is full")
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        with pytest.raises(UnavailableError):
-            serve(settings, store, run)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with pytest.raises(UnavailableError):
+        serve(settings, store, run)
     campaign = store.campaigns.require("c")
     assert (campaign.state, campaign.reason) == (CampaignState.INTERRUPTED, "its engine ended: the disk is full")
 
 
+@pytest.mark.usefixtures("handlers")
 def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, store: Store) -> None:
     """It cannot note in the store why it ends, but it leaves the reason in space that it took when it began."""
 
@@ -195,13 +197,8 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
         raise UnavailableError("the disk is full")
 
     home = settings.home_path
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        with Store(store.location) as full, engine_lock(home), pytest.raises(UnavailableError):
-            serve(settings, full, run)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with Store(store.location) as full, engine_lock(home), pytest.raises(UnavailableError):
+        serve(settings, full, run)
     assert store.campaigns.require("c").state is CampaignState.RUNNING
     store.campaigns.interrupt(lambda _: True, lambda engine: read_last_words(home, engine))
     assert store.campaigns.require("c").reason == "its engine ended: the disk is full"
@@ -210,35 +207,25 @@ def test_an_engine_that_a_full_disk_ended_was_not_killed(settings: Settings, sto
         assert read_last_words(home, process_identity()) == ""
 
 
+@pytest.mark.usefixtures("handlers")
 def test_an_engine_interrupts_what_it_did_not_begin(settings: Settings, store: Store) -> None:
     """A campaign that says it runs on a host that is unknown by now can be resumed once an engine has begun."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     store.campaigns.note(1, CampaignState.RUNNING, "", process_identity() | {"host": "as-it-was-called"})
-    try:
-        with engine_lock(settings.home_path):
-            serve(settings, store, lambda *_: pytest.fail("nothing is left to carry out"))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with engine_lock(settings.home_path):
+        serve(settings, store, lambda *_: pytest.fail("nothing is left to carry out"))
     assert store.campaigns.require("c").state is CampaignState.INTERRUPTED
 
 
+@pytest.mark.usefixtures("handlers")
 def test_a_campaign_that_an_engine_cannot_begin_does_not_keep_it_busy(settings: Settings, store: Store) -> None:
     """An engine whose loop gives up at once over and over ends, and says so where it had the campaign."""
     runs = []
 
     def run(given: Settings, store: Store, stopping: Callable[[], bool], note: Callable[[str], None]) -> None:
-        from farm.processes.machine import process_identity
-
         runs.append(1)
         store.campaigns.note(1, CampaignState.RUNNING, "", process_identity())
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        serve(settings, store, run)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    serve(settings, store, run)
     campaign = store.campaigns.require("c")
     assert (len(runs), campaign.state) == (5, CampaignState.INTERRUPTED)
     assert "could not begin with it" in campaign.reason

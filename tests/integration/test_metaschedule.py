@@ -136,19 +136,6 @@ def test_what_a_lost_board_was_doing_is_done_elsewhere(bench: Bench, matmul: byt
     bench.heal()
 
 
-def test_a_child_that_dies_costs_nothing_but_time(bench: Bench, matmul: bytes) -> None:
-    """Kill -9 of the process that holds a board: the candidate is measured again, under the same lease."""
-    slow = MeasureSpec(arguments=(MATRIX,) * 3, min_repeat_s=0.4, limits=Limits(timeout_s=90.0))
-    with bench.boards() as boards:
-        wait_until(lambda: len(boards.pool.pids()) == 2, f"both boards; {bench.notes}", PATIENCE_S)
-        works = [boards.submit(slow, matmul) for _ in range(2)]
-        name, pid = next(iter(boards.pool.pids().items()))
-        os.kill(pid, signal.SIGKILL)
-        assert [wait_for(work).outcome.status for work in works] == [Status.OK] * 2
-        assert any(f"{name}: the process that held the session ended" in note for note in bench.notes)
-        assert bench.store.boards.require(name)["health"] == "good"
-
-
 def test_without_boards_a_script_is_told_why(bench: Bench) -> None:
     """Boards that others have all the while: work ends with an error that names them, after the time that was set."""
     leases = [bench.store.leases.acquire(name, "bob", "other work") for name in bench.agents]

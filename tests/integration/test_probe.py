@@ -129,44 +129,6 @@ def test_a_board_that_becomes_slow_is_suspect_until_it_is_mended(fleet: Fleet, n
     assert fleet.probe(name).health == "good"
 
 
-def test_a_board_unlike_others_of_its_type_is_suspect(fleet: Fleet, name: str) -> None:
-    """Two boards with a history each that this one's times do not fit."""
-    report = fleet.probe(name)
-    assert report.median_s is not None
-    [[own]] = fleet.store.golden.fetch("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True).values()
-    for other in ("x", "y"):
-        fleet.add(other)
-        for _ in range(5):
-            fleet.store.golden.add(dataclasses.replace(own, board=other, median_s=own.median_s / 3))
-    for _ in range(3):
-        assert fleet.probe(name).passed  # unknown yet
-    report = fleet.probe(name)
-    assert report.kind == "drifted"
-    assert "against 3 boards of its type" in report.reason
-    assert report.factor == pytest.approx(3, rel=0.3)
-
-
-def test_a_board_that_throttles_is_suspect(fleet: Fleet, name: str, nano: Agent) -> None:
-    """Its time is not kept: it is not the board's."""
-    hardware = open_hardware(nano)
-    assert fleet.probe(name).health == "good"
-    hardware.write("/sys/virtual/fault", "throttle")
-    try:
-        report = fleet.probe(name)
-    finally:
-        hardware.write("/sys/virtual/fault", "clear")
-    assert (report.kind, report.health, report.median_s) == ("throttled", "suspect", None), report
-    assert fleet.probe(name).health == "good"
-
-
-def test_a_board_registered_as_another_type_does_not_pass(fleet: Fleet, nano: Agent) -> None:
-    """The agent says at the tracker what it is, and both are named."""
-    fleet.add(name_of(nano), "jetson-tx2")
-    report = fleet.probe(name_of(nano))
-    assert (report.passed, report.kind, report.health) == (False, "misfit", "suspect"), report
-    assert "registered as jetson-tx2, but its agent says that it is a jetson-nano" in report.reason
-
-
 def test_an_agent_that_calls_its_board_something_else_does_not_pass(
     fleet: Fleet, tracker: Any, start_agent: Callable[..., Agent]
 ) -> None:

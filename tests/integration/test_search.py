@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.errors import InternalError
 from farm.models import inputs as model_inputs
 from farm.models import source
 from farm.search import target, tvm_env, workloads
@@ -290,23 +289,6 @@ def test_names_of_a_script_do_not_reach_the_trace() -> None:
 # Search
 
 
-def test_the_same_seed_and_results_give_the_same_candidates(conv: Workload) -> None:
-    """Two searches with the same results propose the same, before and after the cost model is ready."""
-
-    def proposals() -> list[list[str]]:
-        search = OneSearch(conv)
-        rounds = []
-        for _ in range(3):
-            candidates = search.propose(8)
-            search.observe([(c.hash, made_up_latency(c)) for c in candidates])
-            rounds.append([c.hash for c in candidates])
-        return rounds
-
-    first, second = proposals(), proposals()
-    assert first == second
-    assert all(first)
-
-
 def test_a_candidate_is_proposed_once(conv: Workload) -> None:
     """Over rounds with good, failed and forgotten candidates no hash comes twice."""
     search = OneSearch(conv)
@@ -320,42 +302,9 @@ def test_a_candidate_is_proposed_once(conv: Workload) -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_what_was_recalled_is_not_proposed_again(conv: Workload) -> None:
-    """A new search that recalls an earlier run's candidates, good and failed ones, proposes others."""
-    first = OneSearch(conv)
-    known: list[tuple[str, str, float | None]] = [
-        *((c.hash, c.trace_json, made_up_latency(c)) for c in first.propose(12)),
-        *((c.hash, c.trace_json, None) for c in first.propose(4)),
-    ]
-    second = OneSearch(conv)
-    second.recall(known)
-    proposed = {c.hash for _ in range(3) for c in second.propose(8)}
-    assert proposed
-    assert not proposed & {candidate for candidate, *_ in known}
-
-
-def test_a_trace_leads_back_to_its_function(tiny_cnn: list[Workload]) -> None:
-    """Replayed, every candidate's trace gives the function that was measured, packed layouts and all."""
-    for workload in tiny_cnn[:3]:
-        search = OneSearch(workload)
-        for candidate in search.propose(4):
-            replayed = tvm.ir.load_json(search.replay(candidate.trace_json))
-            assert tvm_ffi.structural_equal(replayed, tvm.ir.load_json(candidate.module_json))
-
-
 def test_without_a_trace_there_is_the_unscheduled_function(conv: Workload) -> None:
     """That is what a workload without a record is compiled to where no family knows it."""
     assert OneSearch(conv).replay("") == conv.module_json
-
-
-@pytest.mark.parametrize("text", [" ", "[]", "{}", '[[[["Fuse"]], []], null, {}, []]'])
-def test_a_trace_that_fits_no_more_is_left_out(conv: Workload, text: str) -> None:
-    """A damaged record of an earlier run teaches nothing and stops nothing; its candidate is still not proposed."""
-    with pytest.raises(InternalError, match="does not fit"):
-        OneSearch(conv).replay(text)
-    search = OneSearch(conv)
-    search.recall([("0" * 16, text, 1e-3)])
-    assert search.propose(2)
 
 
 def test_unknown_results_are_ignored(conv: Workload) -> None:
@@ -364,22 +313,6 @@ def test_unknown_results_are_ignored(conv: Workload) -> None:
     search.observe([("0" * 16, 1.0)])
     search.forget("0" * 16)
     assert [c.hash for c in search.propose(4)] == [c.hash for c in other.propose(4)]
-
-
-def test_a_used_up_space_ends(tiny_cnn: list[Workload]) -> None:
-    """A transpose has few schedules: after a while nothing new is proposed, and asking on stays quick and empty."""
-    [tiny] = [w for w in tiny_cnn if w.name.startswith("transpose_reshape")]
-    search = OneSearch(tiny)
-    total = 0
-    for _ in range(30):
-        candidates = search.propose(8)
-        search.observe([(c.hash, made_up_latency(c)) for c in candidates])
-        total += len(candidates)
-        if search.exhausted:
-            break
-    assert search.exhausted
-    assert total > 0
-    assert search.propose(8) == []
 
 
 def test_a_proposed_candidate_builds_and_computes(tiny_cnn: list[Workload], tmp_path: pathlib.Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +13,12 @@ import pytest
 
 from device_agent.protocol import Engine, Limits, MeasureSpec, RunSpec, Status, TensorSpec
 from farm.connectivity.tracker import Tracker
-from farm.errors import BoardLostError, DeadlineError, UnavailableError
+from farm.errors import BoardLostError, DeadlineError
 from farm.measure import session as farm_session
 from farm.measure.session import BoardSession
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import PATIENCE_S, wait_until
-from tests.integration.stock_board import stock_board
 
 pytestmark = pytest.mark.core
 
@@ -37,15 +35,6 @@ def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
 @pytest.fixture(scope="module")
 def client(tracker: Any) -> Tracker:
     return Tracker(tracker.host, tracker.port)
-
-
-def test_it_measures_and_describes(client: Tracker, agent: Any, matmul: bytes) -> None:
-    """One session describes its board and measures twice."""
-    with BoardSession(client, agent.key) as session:
-        assert session.description.board_type == "local"
-        outcomes = [session.measure(spec(), matmul) for _ in range(2)]
-    assert [outcome.status for outcome in outcomes] == [Status.OK, Status.OK]
-    assert all(sample > 0 for outcome in outcomes for sample in outcome.latency_s)
 
 
 def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: bytes) -> None:
@@ -74,13 +63,6 @@ def test_a_program_travels_once(client: Tracker, agent: Any, matmul: bytes) -> N
     assert first > len(program)
     assert second == third < 100_000
     assert float(list(outputs.values())[-1][0, 0]) == SHAPE.shape[0]
-
-
-def test_a_crash_is_an_outcome_and_the_session_goes_on(client: Tracker, agent: Any, bad: bytes, matmul: bytes) -> None:
-    """A candidate that segfaults costs nothing but itself."""
-    with BoardSession(client, agent.key) as session:
-        assert session.measure(spec("segfault"), bad).status is Status.CRASHED
-        assert session.measure(spec(), matmul).status is Status.OK
 
 
 def test_an_overrun_raises_and_the_next_session_works(
@@ -140,21 +122,6 @@ def test_a_killed_agent_is_a_lost_board(
             session.measure(spec("loops", timeout_s=20.0), bad)
         assert time.monotonic() - started < 15
         killer.join()
-
-
-def test_a_board_that_is_not_there_is_a_deadline(client: Tracker) -> None:
-    """Waiting for a board that never comes ends with the time that was given."""
-    with pytest.raises(DeadlineError, match="local/absent"):
-        BoardSession(client, "local/absent", 0.2)
-
-
-def test_a_stock_server_is_refused(client: Tracker, tracker: Any, tmp_path: pathlib.Path) -> None:
-    """TVM's own RPC server lacks our functions: the error says so, and what to do."""
-    options = ("--tracker", f"{tracker.host}:{tracker.port}", "--key", "stock/board")
-    with stock_board(tmp_path, *options):
-        with pytest.raises(UnavailableError, match="stock/board does not speak our protocol") as caught:
-            BoardSession(client, "stock/board", PATIENCE_S)
-        assert "device-agent" in caught.value.hint
 
 
 def test_closing_twice_is_harmless(client: Tracker, agent: Any) -> None:

@@ -279,22 +279,6 @@ def test_every_way_to_fail_is_named_in_time(
         wait_until(lambda: count_threads() <= before, "our threads' end", 10)
 
 
-def test_both_fingerprints_are_named_when_a_key_changes(tmp_path: pathlib.Path) -> None:
-    """A board installed anew is refused, and the message has the old fingerprint and the new one."""
-    with running_sshd(tmp_path / "sshd") as server:
-        known = KnownHosts(tmp_path / "known_hosts")
-        old = server.host_key()
-        known.add("127.0.0.1", server.port, old)
-        SshConnection.connect(server.address, known).close()
-        server.stop()
-        server.renew_host_keys()
-        server.start()
-        with pytest.raises(HostKeyError) as caught:
-            SshConnection.connect(server.address, known)
-        assert old.fingerprint in caught.value.message
-        assert server.host_key().fingerprint in caught.value.message
-
-
 def test_a_board_that_stops_answering_is_found_within_ten_seconds(sshd: Sshd) -> None:
     """Its kernel still takes packets, as a hung board's does: keepalives go unanswered."""
     with SshConnection.connect(sshd.pinned) as connection:

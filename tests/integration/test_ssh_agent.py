@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shlex
-import socket
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from farm.processes.children import Backoff
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import ROOT, wait_until
-from tests.integration.sshd import Sshd, read_all, require_end, running_sshd
+from tests.integration.sshd import Sshd, running_sshd
 
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()
@@ -155,23 +154,3 @@ def test_a_tunnel_cut_during_a_measurement(
     print(f"{how}: offered again after {time.monotonic() - cut_at[0]:.2f} s")
     with BoardSession(client, real_board.key) as session:
         assert session.measure(spec(), matmul).status is Status.OK
-
-
-def test_a_board_cannot_speak_for_another(sshd: Sshd, tracker: Any, client: Tracker) -> None:
-    """What a board says to the tracker is read: a foreign key, or a request for a board, ends its connection."""
-    from tvm.rpc import base
-
-    link = BoardLink(sshd.pinned, backoff=QUICK)
-    back = link.add_tracker(0, (tracker.host, tracker.port), "local/honest", link.add_forward(0))
-    with link:
-        link.wait_up(PATIENCE_S)
-        for message in (
-            [base.TrackerCode.PUT, "local/other", [9090, "local/other:1"], None],
-            [4, "local/other", "", 1],
-        ):
-            with socket.create_connection(("127.0.0.1", back.board_port), PATIENCE_S) as sock:
-                sock.sendall((base.RPC_TRACKER_MAGIC).to_bytes(4, "little"))
-                assert read_all(sock, 4)
-                base.sendjson(sock, message)
-                require_end(sock)
-    assert "local/other" not in client.fetch_summary()["queue_info"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -100,62 +99,6 @@ def test_what_cannot_be_is_named(connection: SshConnection, board: pathlib.Path,
     (board / "x").write_bytes(b"x")
     with pytest.raises(UsageError, match="cannot be written"):
         get(connection, str(board / "x"), tmp_path / "missing" / "x")
-
-
-@pytest.fixture
-def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("a full disk is made with mount, which is not permitted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_a_full_disk_is_said_before_anything_is_sent(
-    connection: SshConnection, small_disk: pathlib.Path, big: pathlib.Path
-) -> None:
-    """The board is asked first; the old file stays."""
-    (small_disk / "model.bin").write_bytes(b"old")
-    began = time.monotonic()
-    with pytest.raises(PermanentError, match=r"is full: .* KiB left of 65536 needed"):
-        put(connection, big, str(small_disk / "model.bin"))
-    print(f"full disk: PermanentError after {time.monotonic() - began:.2f} s")
-    assert [path.name for path in small_disk.iterdir()] == ["model.bin"]
-    assert (small_disk / "model.bin").read_bytes() == b"old"
-
-
-def test_a_disk_that_fills_during_a_transfer(
-    connection: SshConnection, small_disk: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """SFTP calls it a failure; it is named all the same, and what was sent is removed."""
-    source = tmp_path / "source"
-    source.write_bytes(bytes(39 << 20))
-    stop = threading.Event()
-
-    def fill() -> None:
-        wait_until(lambda: list(small_disk.glob(".*.part")) or stop.is_set(), "the transfer")
-        # Unbuffered: closing the file must not try to write once more.
-        with (small_disk / "other").open("wb", buffering=0) as file:
-            try:
-                while not stop.is_set():
-                    file.write(bytes(1 << 16))
-            except OSError:
-                stop.wait(30)
-
-    # One of forty megabytes would be left over; the other program takes it long before the rest has been sent.
-    filler = threading.Thread(target=fill)
-    filler.start()
-    try:
-        with pytest.raises(PermanentError, match="is full"):
-            put(connection, source, str(small_disk / "model.bin"))
-    finally:
-        stop.set()
-        filler.join()
-    assert [path.name for path in small_disk.iterdir()] == ["other"]
 
 
 def test_a_connection_cut_during_a_transfer(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
 import urllib.request
 
 import pytest
 
 from farm.cli import services
-from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.services.keeper import Keeper
 from farm.services.probe_rules import plan_probes
@@ -18,8 +15,7 @@ from farm.services.telemetry import Telemetry
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import require_kept
-from farm.values import Board, Virtual
-from tests.integration.conftest import wait_until
+from farm.values import Board
 from tests.ports import find_free_port
 
 
@@ -30,39 +26,6 @@ def scrape(telemetry: Telemetry) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {series: float(value) for series, _, value in pairs}
-
-
-def test_boards_tracker_and_probes_are_exported(tmp_path: pathlib.Path) -> None:
-    """A board's health, a tracker that was killed, and a report, as soon as the keeper knows of them."""
-    settings = Settings(home=str(tmp_path), tracker_port=find_free_port(), metrics_port=find_free_port())
-    with Store(tmp_path / "farm.db") as store:
-        store.boards.register("b1", "jetson-nano", Virtual(0))
-        store.boards.observe("b1", Kind.DRAIN, "test", decide_by(Observation(Kind.DRAIN, ""), HealthLimits()))
-        keeper = Keeper(settings, store, 1, [], tmp_path / "logs")
-        telemetry = Telemetry(settings)
-        keeper.watchers.append(telemetry.watch)
-        try:
-            keeper.step()
-            before = scrape(telemetry)
-            telemetry.note_report({"board": "b1", "passed": False, "seconds": 3.0})
-            process = keeper.tracker._process
-            assert process is not None
-            os.kill(process.pid, signal.SIGKILL)
-
-            def restarted() -> bool:
-                keeper.step()
-                return scrape(telemetry)["tvm_farm_tracker_restarts_total"] == 1
-
-            wait_until(restarted, "the tracker's restart to be exported")
-            after = scrape(telemetry)
-        finally:
-            telemetry.close()
-            keeper.close()
-    assert before['tvm_farm_boards{health="maintenance",state="offline"}'] == 1
-    assert before["tvm_farm_tracker_up"] == 1
-    assert before['tvm_farm_trials_total{status="ok"}'] == 0
-    assert after['tvm_farm_probes_total{board="b1",result="failed"}'] == 1
-    assert after["tvm_farm_tracker_up"] == 1
 
 
 def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) -> None:

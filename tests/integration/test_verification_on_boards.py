@@ -13,7 +13,6 @@ from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, Wor
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.campaign.verify.verification import Verification
-from farm.errors import TransientError
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from farm.models import inputs as model_inputs
@@ -39,8 +38,6 @@ POINT, CLOCKS = "cpu_freq_hz=1428000000", OperatingPoint(cpu_freq_hz={"a57": 1_4
 # Short, to prove that the parts fit; tests/unit/test_tie.py covers the separation of noise from differences.
 RULE = TieRule(looks=(4,))
 THREADS = 1  # as campaigns use on virtual boards
-# By function and whether it packs weights itself: both tests compile the same ones.
-_libraries: dict[tuple[str, bool], bytes] = {}
 
 
 class Boards:
@@ -50,26 +47,13 @@ class Boards:
         self.agents = agents
         self.sessions: dict[str, BoardSession] = {}
 
-    def answer(self, verification: Verification, request: RunWanted | MeasureWanted) -> None:
-        """Do what is wanted; a board that is lost is taken from the verification, as an engine would."""
-        try:
-            asked = self._session(request.board)
-            asked.pin(request.point)
-            if isinstance(request, RunWanted):
-                outcome, outputs = asked.run_model(request.spec, request.program, request.inputs)
-                request.answer = (outcome, outputs)
-            else:
-                request.answer = (asked.measure(request.spec, request.library), 0.1)
-        except TransientError as error:
-            outcome = Outcome(Status.BOARD_LOST, error.message, board=request.board, simulated=True)
-            if isinstance(request, RunWanted):
-                request.answer = (outcome, {})
-            else:
-                request.answer = (outcome, 0.1)
-            verification.take(request.board)
-            verification.expect({NANO: 1})
-            if (session := self.sessions.pop(request.board, None)) is not None:  # it was asked for two things at once
-                session.close()
+    def answer(self, request: RunWanted | MeasureWanted) -> None:
+        asked = self._session(request.board)
+        asked.pin(request.point)
+        if isinstance(request, RunWanted):
+            request.answer = asked.run_model(request.spec, request.program, request.inputs)
+        else:
+            request.answer = (asked.measure(request.spec, request.library), 0.1)
 
     def measure(self, board: str, spec: MeasureSpec, library: bytes) -> Outcome:
         """Time a library at the test's point."""
@@ -166,7 +150,6 @@ def drive(
     verification: Verification,
     boards: Boards,
     replay: Callable[[str], str],
-    note: Callable[[Request], None] = lambda request: None,
 ) -> None:
     waiting: list[Request] = []
     for _ in range(400):
@@ -174,18 +157,14 @@ def drive(
         if verification.done:
             return
         request = waiting.pop(0)
-        note(request)
         if isinstance(request, ReplayWanted):
             request.answer = Replay(replay(request.trace_json))
         elif isinstance(request, BuildWanted):
-            program = (request.module_json, request.standalone)
-            if program not in _libraries:
-                _libraries[program] = builder.build_candidate(program[0], request.target, standalone=program[1])
-            library = _libraries[program]
+            library = builder.build_candidate(request.module_json, request.target, standalone=request.standalone)
             address = builder.content_address(library)
             request.answer = BuildResult(Status.OK, "", library, address, 1.0)
         elif request.board in boards.agents:
-            boards.answer(verification, request)
+            boards.answer(request)
     pytest.fail("the verification does not end")
 
 
@@ -225,31 +204,6 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
         assert [row["candidate"] for row in rows if row["status"] == Status.WRONG_RESULT] == [best["candidate"]]
         timed = [json.dumps(row["outcome"]["point"]) for row in rows if row["median_s"] is not None]
         assert set(timed) == {json.dumps(CLOCKS.to_dict())}
-
-
-def test_a_board_that_is_killed_is_done_without(
-    tmp_path: pathlib.Path, boards: Boards, workload: Workload, search: OneSearch, candidates: list[Candidate]
-) -> None:
-    """When a board dies in the middle of a round, the other one measures what it left, and the record comes."""
-    with Store(tmp_path / "farm.sqlite") as store:
-        campaign, order = submit(store, boards, workload, candidates[:2], "second")
-        verification = open_verification(campaign, order, store)
-        measured: list[Request] = []
-
-        def note(request: Request) -> None:
-            if isinstance(request, MeasureWanted) and request.board == "nano-2":
-                measured.append(request)
-                if len(measured) == 2:
-                    boards.agents["nano-2"].process.kill()
-                    boards.agents["nano-2"].process.wait()
-
-        drive(verification, boards, search.replay, note)
-        (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
-        assert record.evidence is not None
-        assert any(row["status"] == Status.BOARD_LOST for row in store.trials.fetch(campaign))
-        again = open_verification(campaign, order, store)
-        assert again.done
-        assert again.verdict.records == 1
 
 
 def spoil(module_json: str) -> str:

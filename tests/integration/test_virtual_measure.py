@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ import psutil
 import pytest
 import tvm.rpc
 
-from device_agent.clocks.client import HelperClient
 from device_agent.protocol import (
     EnergySpec,
     Limits,
@@ -27,12 +25,10 @@ from device_agent.protocol import (
     Outcome,
     PinStatus,
     PowerSpec,
-    StartConditions,
     Status,
     TensorSpec,
 )
 from device_agent.sysfs import VIRTUAL_PREFIX, Tree, open_tree
-from farm.errors import BoardUnsafeError
 from farm.measure.asking import AgentAddress
 from farm.measure.session import BoardSession
 from tests.integration import candidates
@@ -69,31 +65,9 @@ def measure(board: BoardSession, library: bytes, **fields: object) -> Outcome:
     return board.measure(spec, library)
 
 
-def settle_costs(agent: Agent) -> None:
-    """Let what is known of costs count as established in quiet: taken under load, it would be taken once more."""
-    for path in agent.work.glob("*/*.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"quiet": True}))
-
-
 def pin(board: BoardSession, freq_hz: int) -> None:
     report = board.pin(OperatingPoint(cpu_freq_hz={"a57": freq_hz}))
     assert report.status is PinStatus.OK, report.message
-
-
-def test_latency_answers_to_the_clock(board: BoardSession, matmul: bytes) -> None:
-    """The same candidate takes longer at a lower clock, by as much as the clock at most; both say where they were."""
-    latency_s = {}
-    for freq_hz in (FAST, SLOW):
-        pin(board, freq_hz)
-        outcome = measure(board, matmul, repeat=9, min_repeat_s=0.02)
-        assert outcome.status is Status.OK, outcome.message
-        assert outcome.simulated
-        assert outcome.point is not None
-        assert outcome.point.cpu_freq_hz == {"a57": freq_hz}
-        assert outcome.before is not None
-        assert set(outcome.before.cpu_freq_hz.values()) == {freq_hz}
-        latency_s[freq_hz] = statistics.median(outcome.latency_s)
-    assert 1.5 < latency_s[SLOW] / latency_s[FAST] < 1.3 * FAST / SLOW
 
 
 def test_energy_per_call_is_above_idle_and_covers_the_window(board: BoardSession, matmul: bytes) -> None:
@@ -113,17 +87,6 @@ def test_energy_per_call_is_above_idle_and_covers_the_window(board: BoardSession
     assert energy.above_idle_j is not None
     assert 0 < energy.above_idle_j < energy.per_call_j
     assert energy.busy.window_s < 6.5
-
-
-def test_too_few_updates_are_said(board: BoardSession, matmul: bytes) -> None:
-    """At the limit the window ends, and the outcome says that it was not enough."""
-    outcome = measure(board, matmul, energy=EnergySpec(min_updates=50, limit_s=1.0, idle_s=0.0))
-    assert outcome.status is Status.OK, outcome.message
-    assert outcome.energy is not None
-    assert not outcome.energy.busy.enough
-    assert "50" in outcome.energy.busy.note
-    assert outcome.energy.idle is None
-    assert outcome.energy.above_idle_j is None
 
 
 def test_a_board_that_throttles_is_found_out(board: BoardSession, hardware: Tree, matmul: bytes) -> None:
@@ -169,39 +132,6 @@ def test_what_takes_the_board_too_long_is_a_timeout(board: BoardSession, matmul:
     assert outcome.status is Status.RUN_TIMEOUT
 
 
-def test_a_measurement_again_in_another_session_is_the_same(nano: Agent, matmul: bytes) -> None:
-    """To the digit, with power and energy, whichever work came in between; within a session noise differs."""
-    key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
-        measure(session, matmul)
-    settle_costs(nano)
-    seen = []
-    for _ in range(2):
-        with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
-            pin(session, FAST)
-            spec = EnergySpec(min_updates=4, limit_s=20.0, idle_s=1.0)
-            first, second = (measure(session, matmul, repeat=5, energy=spec) for _ in range(2))
-            seen.append([(each.latency_s, each.energy, each.power) for each in (first, second)])
-    assert seen[0] == seen[1]
-    assert seen[0][0][0] != seen[0][1][0]
-    assert seen[0][0][1] is not None
-
-
-def test_samples_that_spread_are_noisy(board: BoardSession, matmul: bytes) -> None:
-    """A bound that no board keeps."""
-    outcome = measure(board, matmul, repeat=9, max_spread=1e-9)
-    assert outcome.status is Status.NOISY
-    assert "spread" in outcome.message
-
-
-def test_a_board_that_is_too_hot_is_waited_for_and_given_up(board: BoardSession, matmul: bytes) -> None:
-    """No candidate runs; the answer names the zone."""
-    outcome = measure(board, matmul, start=StartConditions(max_temperature_c=5.0, deadline_s=0.5))
-    assert outcome.status is Status.NOISY
-    assert "above 5 C" in outcome.message
-    assert outcome.latency_s == ()
-
-
 def test_a_cluster_that_the_board_lacks_is_no_fault_of_the_candidate(board: BoardSession, matmul: bytes) -> None:
     """The message names the clusters."""
     outcome = measure(board, matmul, limits=Limits(cluster="denver"))
@@ -218,16 +148,6 @@ def test_power_over_the_session(board: BoardSession) -> None:
     assert trace.window.total is not None
     assert 1.0 < trace.window.total.power_w < 3.0
     assert trace.samples["POM_5V_IN"]
-
-
-def test_the_clocks_are_free_after_the_session(nano: Agent, hardware: Tree) -> None:
-    """The session is the lease: its end, without any unpin, restores."""
-    before = hardware.read(f"{POLICY}/scaling_max_freq")
-    key = f"jetson-nano/{nano.key.partition('/')[2]}"
-    with BoardSession(AgentAddress("127.0.0.1", nano.port), key) as session:
-        pin(session, SLOW)
-        assert hardware.read(f"{POLICY}/scaling_max_freq") != before
-    wait_until(lambda: hardware.read(f"{POLICY}/scaling_max_freq") == before, "the clocks to be restored")
 
 
 def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
@@ -261,31 +181,6 @@ def test_threads_run_on_the_cores_of_the_cluster_that_was_asked_for(
             assert session.measure(spec, bad).status is Status.RUN_TIMEOUT
             watcher.join()
             assert seen[-1] == cores
-
-
-def test_a_board_whose_clocks_do_not_go_back_is_unsafe_until_an_operator_clears_it(
-    start_agent: Callable[..., Agent],
-) -> None:
-    """The farm does not measure on it, and says why; after `clocks restore` it does."""
-    agent = start_agent("--virtual", "jetson-nano", "--port", "9500", "--port-end", "9599")
-    key = f"jetson-nano/{agent.key.partition('/')[2]}"
-    (socket,) = agent.folder.glob("device-rig-*/board.sock")
-    hardware = open_tree(f"{VIRTUAL_PREFIX}{socket}.root")
-    address = AgentAddress("127.0.0.1", agent.port)
-    with BoardSession(address, key) as session:
-        pin(session, SLOW)
-        hardware.write("/sys/virtual/fault", "write_refused:*scaling_max_freq")
-        report = session.unpin()
-        assert report.status is PinStatus.UNSAFE
-        assert "scaling_max_freq" in report.message
-    with pytest.raises(BoardUnsafeError, match="scaling_max_freq"):
-        BoardSession(address, key)
-    hardware.write("/sys/virtual/fault", "clear")
-    helper = HelperClient(socket.with_name("clock-helper.sock"))
-    assert helper.clear_unsafe()
-    with BoardSession(address, key) as session:
-        assert not session.description.clocks.unsafe
-    assert agent.stop() == 0
 
 
 def test_timing_takes_a_set_time(board: BoardSession, hardware: Tree, matmul: bytes) -> None:

@@ -207,23 +207,6 @@ def test_a_slow_read_delays_its_own_answer_only(start: Start) -> None:
     assert time.monotonic() - began >= 0.3
 
 
-def test_faults_come_and_go_at_run_time(start: Start) -> None:
-    """Root injects, everybody suffers, clear ends it; a user may not, and nonsense is EINVAL."""
-    simulator = start()
-    user, root = simulator.user, simulator.root
-    root.write(FAULT, "sensor_error")
-    with pytest.raises(OSError, match="Input/output"):
-        user.read(_RAIL)
-    assert user.read(FAULT) == "sensor_error"
-    root.write(FAULT, "clear")
-    assert user.read(_RAIL).isdecimal()
-    with pytest.raises(PermissionError):
-        user.write(FAULT, "hang")
-    with pytest.raises(OSError, match="no fault 'melt'") as caught:
-        root.write(FAULT, "melt")
-    assert caught.value.errno == errno.EINVAL
-
-
 def test_a_simulator_that_is_gone_is_no_device(start: Start, tmp_path: Path) -> None:
     """ENODEV, before it starts, after it was killed, and again a board once there is a new one."""
     simulator = start()

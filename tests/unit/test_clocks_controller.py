@@ -196,18 +196,6 @@ def make_board(root: Path, memory: Memory | None = None, floors: tuple[tuple[int
     return Board(kernel, access, Controller(Platform.discover(kernel, known, access), access, "test"))
 
 
-def test_limits_are_written_in_the_order_that_the_kernel_takes(tmp_path: Path) -> None:
-    """Going up the upper limit moves first, going down the lower one; a kernel that is strict refuses nothing."""
-    board = make_board(tmp_path)
-    assert board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH})).status is PinStatus.OK
-    assert board.written == ["scaling_max_freq=2000000", "scaling_min_freq=2000000"]
-    board.access.writes.clear()
-    report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _LOW}))
-    assert board.written == ["scaling_min_freq=1000000", "scaling_max_freq=1000000"]
-    assert report.reached == OperatingPoint(cpu_freq_hz={"little": _LOW})
-    assert board.access.begun == ["test"]
-
-
 def test_points_add_up_until_they_are_let_go(tmp_path: Path) -> None:
     """What a second pin does not name stays; `*` goes before what was held by name."""
     board = make_board(tmp_path)
@@ -320,19 +308,6 @@ def test_limits_that_firmware_or_a_range_decides(tmp_path: Path) -> None:
     board.kernel.drivers[f"{_POLICY}/scaling_min_freq"] = lambda text: None
     report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH}))
     assert report.message.startswith("little does not hold 2000 MHz: its limits are 1000 MHz and 2000 MHz")
-
-
-def test_a_clock_that_does_not_follow_fails_and_everything_is_restored(tmp_path: Path) -> None:
-    """Limits hold, the clock stays: after the deadline nothing is held any more."""
-    board = make_board(tmp_path)
-    board.kernel.drivers[f"{_POLICY}/scaling_min_freq"] = lambda text: board.kernel.put(
-        f"{_POLICY}/scaling_min_freq", text
-    )
-    report = board.controller.pin(OperatingPoint(cpu_freq_hz={"little": _HIGH}), deadline_s=0.1)
-    assert report.status is PinStatus.FAILED
-    assert report.message == "little stays at 1000 MHz instead of 2000 MHz; everything was restored"
-    assert (report.reached, board.access.restored, board.controller.held) == (None, 1, None)
-    assert 0.1 <= report.took_s < 1.0
 
 
 @pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), RefusedError("not on the list")])

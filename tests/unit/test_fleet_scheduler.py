@@ -290,19 +290,6 @@ def test_a_straggler_is_doubled_and_counts_once() -> None:
     assert len(hands.of(v.Count)) == 4
 
 
-def test_a_board_without_work_takes_what_waits_elsewhere() -> None:
-    """At the end of a campaign no board idles beside one that has a candidate waiting."""
-    hands = Hands()
-    hands.boards("a")
-    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=2))))
-    hands.supply()
-    assert [m.board for m in hands.measures.values()] == ["a", "a"]
-    hands.boards("b")
-    assert sorted(m.board for m in hands.running()) == ["a", "b"]
-    assert [revoke.board for revoke in hands.of(v.Revoke)] == ["a"]
-    assert len(hands.measures) == 2
-
-
 # Clocks and shares
 
 
@@ -422,17 +409,6 @@ def test_without_boards_a_campaign_waits_and_says_so() -> None:
     assert not hands.of(v.Ban)
 
 
-def test_work_of_a_board_that_left_is_done_elsewhere() -> None:
-    """What a drained board had goes to others, blames no candidate and counts once."""
-    hands = fleet("a", "b")
-    had = {m.job for m in hands.measures.values() if m.board == "a"}
-    hands.tell(v.BoardLeft("a"))
-    hands.finish()
-    counted = [count.job for count in hands.of(v.Count)]
-    assert had <= set(counted)
-    assert len(counted) == len(set(counted)) == 100
-
-
 # Budgets and orders
 
 
@@ -459,19 +435,6 @@ def test_an_operator_changes_a_priority() -> None:
     hands.boards("a")
     hands.tell(v.CampaignAdded(campaign()), v.PriorityChanged("vision", 2))
     assert hands.state.campaigns["vision"].weight == 4
-
-
-def test_board_time_is_never_exceeded() -> None:
-    """However many boards there are, their time together stays within the budget, and most of it is used."""
-    hands = Hands(measure_limit_s=10.0)
-    hands.boards(*"abcdef")
-    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(board_s=200.0))))
-    hands.supply()
-    while hands.running():
-        hands.measure(hands.running()[0].assignment, board_s=9.0)
-        hands.supply()
-    assert hands.status() is Status.FINISHED
-    assert 180.0 < hands.state.campaigns["vision"].board_s <= 200.0
 
 
 def test_the_wall_clock_ends_a_campaign_and_pauses_do_not_count() -> None:

@@ -20,7 +20,7 @@ from device_agent.platforms.board_types import load_board_types
 from device_agent.sysfs import FileTree
 from device_agent.virtual.board import VirtualBoard
 from device_agent.virtual.tree import FAULT, VirtualTree
-from tests.clock_tree import A57, CPUS, DENVER, EMC, EMC_CAP, GPU, PIN, make_tree, read_all
+from tests.clock_tree import A57, CPUS, DENVER, EMC, EMC_CAP, GPU, make_tree, read_all
 
 _MIN, _MAX, _GOVERNOR = (f"{A57}/scaling_{name}" for name in ("min_freq", "max_freq", "governor"))
 
@@ -150,20 +150,6 @@ def test_memory_rate_is_a_reading_unless_locked(lock: str, written: bool) -> Non
     wanted = {f"{EMC}/rate": "408000000", f"{EMC}/mrq_rate_locked": lock}
     current = {f"{EMC}/rate": "1600000000", f"{EMC}/mrq_rate_locked": "1"}
     assert ((f"{EMC}/rate", "408000000") in guard.plan_restore(wanted, current)) is written
-
-
-def test_files_go_back(root: Path) -> None:
-    """After a restore every file is as it was; a second one finds nothing to do."""
-    tree = FileTree(root)
-    before = read_all(root)
-    snapshot = guard.take_snapshot(tree)
-    for path, text in PIN:
-        tree.write(path, text)
-    notes, problems = guard.restore(tree, snapshot)
-    assert problems == ()
-    assert len(notes) == 1
-    assert read_all(root) == before
-    assert guard.restore(tree, snapshot) == ((), ())
 
 
 @pytest.mark.parametrize("name", sorted(name for name, known in load_board_types().items() if known.simulation))
@@ -308,16 +294,3 @@ def test_a_board_has_one_state_folder_that_can_be_written(tmp_path: Path, root: 
     first.restore()
     second.begin("two")
     second.close()
-
-
-def test_next_begin_restores_what_a_killed_process_left(root: Path, tmp_path: Path) -> None:
-    """A snapshot that is found is put back before a new one is taken."""
-    before = read_all(root)
-    killed = Transaction(FileTree(root), tmp_path / "state")
-    killed.begin("killed")
-    for path, text in PIN:
-        killed.write(path, text)
-    access = LocalAccess(FileTree(root), tmp_path / "state")
-    access.begin("next")
-    assert read_all(root) == before
-    access.close()

@@ -82,24 +82,6 @@ def test_every_step_is_one_change_with_a_reason(standing: Standing, kind: Kind) 
     assert len(moved) <= 1 or (kind is Kind.BACK and moved == ["reachable", "health"])
 
 
-@pytest.mark.parametrize("health", sorted(OUT_OF_SERVICE))
-@pytest.mark.parametrize("kind", sorted(set(Kind) - COMMANDS - {Kind.UNSAFE, Kind.HOSTILE}))
-def test_nothing_but_an_operator_returns_a_board_to_service(health: Health, kind: Kind) -> None:
-    """A board in maintenance, unsafe or retired stays so under any observation."""
-    assert step(board(health, HealthHistory(passes=99)), kind, 1e9).standing.health is health
-
-
-@pytest.mark.parametrize("kind", sorted(COMMANDS))
-def test_no_command_makes_a_board_good_by_itself(kind: Kind) -> None:
-    """After every command that puts a board back in service a probe decides."""
-    for health in Health:
-        try:
-            after = step(board(health), kind)
-        except UsageError:
-            continue
-        assert after.standing.health is not Health.GOOD or health is Health.GOOD
-
-
 @pytest.mark.parametrize(
     ("kind", "done"),
     [

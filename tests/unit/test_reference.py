@@ -101,13 +101,6 @@ def test_functions_that_architecture_names_are_in_their_modules() -> None:
             assert part == "Store" or re.search(rf"(?m)^ *(def|class) {part}\b", source), (name, module)
 
 
-def test_links_of_documents_lead_somewhere() -> None:
-    """A relative link of a page is a file of the repository; `make docs` checks the places within pages, too."""
-    for page in _find_pages():
-        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
-
-
 def _find_examples(text: str) -> list[str]:
     """Find the farm's commands in a page's blocks and between its backquotes."""
     blocks = re.findall(r"(?s)```(?:sh|text)?\n(.*?)```", text) + re.findall(r"(?m)^    +(.*)$", text)

@@ -521,17 +521,6 @@ def test_nothing_new_costs_nothing(store: Store) -> None:
     assert third.verdict.held == 1
 
 
-def test_a_slow_board_changes_no_winner(store: Store) -> None:
-    """A second board that is 30 % slow leaves the winner as it is; the record's time is the middle of both boards."""
-    rack = Rack(store, make_order(), FOUR, {"nano-1": 1.0, "nano-2": 1.3})
-    assert rack.drive(rack.open(rack.search("vision", FOUR)))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "b"
-    assert record.median_s == pytest.approx(1.15e-3, rel=0.01)
-    assert rack.evidence()["boards"]["nano-2"]["median_s"] == pytest.approx(1.3e-3, rel=0.01)
-
-
 def test_what_only_a_liar_measured_takes_part_if_it_could_be_the_best(store: Store) -> None:
     """A candidate that a drifting board made look too slow for the best three is measured again, and wins."""
     seemed = {"a": 1.2e-3, "b": 1.0e-3, "c": 1.1e-3, "d": 1.3e-3, "e": 9e-3}
