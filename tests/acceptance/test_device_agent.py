@@ -13,13 +13,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
+from tests.acceptance.conftest import wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_S = 60.0
@@ -148,14 +148,6 @@ class VirtualBoard:
         return open_tree(self.root).read(path)
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.02)
-    return value
-
-
 @contextlib.contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
@@ -175,20 +167,20 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
 def running_virtual_board(folder: pathlib.Path, board_type: str) -> Iterator[VirtualBoard]:
     board, helper, state = folder / "board", folder / "helper", folder / "state"
     with running("device_agent.virtual.server", board_type, "--socket", str(board)):
-        wait_for(board.exists, "the simulator")
+        wait_until(board.exists, "the simulator")
         root = f"{VIRTUAL_PREFIX}{board}"
         with running(
             *("device_agent.clocks.helper", "--socket", str(helper), "--state-dir", str(state)),
             *("--root", f"{root}.root"),
         ):
-            wait_for(helper.exists, "the clock helper")
+            wait_until(helper.exists, "the clock helper")
             yield VirtualBoard(root, str(helper), state)
 
 
 @contextlib.contextmanager
 def pinning(board: VirtualBoard, *words: str) -> Iterator[subprocess.Popen[str]]:
     with running("device_agent", "clocks", "pin", *board.options, *words) as process:
-        wait_for(lambda: board.read(f"{_CPU0}/scaling_max_freq") == "921600", "the clock to be held")
+        wait_until(lambda: board.read(f"{_CPU0}/scaling_max_freq") == "921600", "the clock to be held")
         yield process
 
 
@@ -214,7 +206,7 @@ def test_a_killed_command_leaves_nothing_held(tmp_path: pathlib.Path) -> None:
         before = board.read(f"{_CPU0}/scaling_max_freq")
         with pinning(board, "--cpu-freq", "921.6MHz") as holder:
             holder.kill()
-            wait_for(lambda: board.read(f"{_CPU0}/scaling_max_freq") == before, "the clocks to be restored")
+            wait_until(lambda: board.read(f"{_CPU0}/scaling_max_freq") == before, "the clocks to be restored")
 
 
 def test_an_operator_takes_the_clocks_away(tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +14,8 @@ from farm.settings import StoreLocation
 from farm.store import Store
 from tests.fleet_store import Clocks, open_fleet
 from tests.places import Files, Places, ServerDatabases
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +56,11 @@ def clocks() -> Clocks:
 def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
     with open_fleet(place, clocks) as store:
         yield store
+
+
+def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own that knows this checkout."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +16,7 @@ from farm.errors import InternalError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, Record, Trial
+from tests.contract.conftest import run_python
 from tests.places import Places, execute
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -68,12 +67,6 @@ def add(store: Store, candidate: str, median_s: float | None = 1.0, status: Stat
     given: dict[str, Any] = {"campaign": 1, "workload": "w1", "operating_point": "default", "attempt": 1}
     given |= {"board_type": NANO, "trace_json": f"[{candidate}]"}
     return store.trials.add(Trial(candidate=candidate, outcome=outcome, **(given | fields)))
-
-
-def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # Orders

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,6 +14,7 @@ from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import read_clock
 from farm.values import Board, Lease, Trial
+from tests.contract.conftest import run_python
 from tests.fleet_store import kinds
 from tests.postgresql import Cluster
 from tests.store_cable import cable_to_store
@@ -24,17 +22,6 @@ from tests.store_cable import cable_to_store
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 60.0
 GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b0")
-
-
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture
@@ -74,7 +61,7 @@ print(*tokens)
 def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation, tmp_path: pathlib.Path) -> None:
     """Processes that take and give back the same boards exclude each other every time, and every token is new."""
     rounds = 60
-    takers = [start(_TAKER, place, name, rounds, tmp_path) for name in ("left", "right", "third")]
+    takers = [run_python(_TAKER, place, name, rounds, tmp_path) for name in ("left", "right", "third")]
     tokens: list[str] = []
     for taker in takers:
         answer, complaints = taker.communicate(timeout=PATIENCE_S)
@@ -116,7 +103,7 @@ def poll(attempt: Callable[[], Lease], timeout_s: float) -> Lease:
 
 def test_a_killed_coordinators_lease_expires(real: Store, place: StoreLocation) -> None:
     """A board that was not released is free when the lease has expired, not before."""
-    holder = start(_HOLDER, place, 1.0)
+    holder = run_python(_HOLDER, place, 1.0)
     assert holder.stdout
     token, acquired_s = holder.stdout.readline().split()
     holder.kill()
@@ -140,7 +127,7 @@ with Store(parse_store(sys.argv[1])) as store:
 
 def test_no_observation_of_two_is_lost(real: Store, place: StoreLocation) -> None:
     """Two health loops on one board: every fault is counted."""
-    for observer in [start(_OBSERVER, place, name) for name in ("left", "right")]:
+    for observer in [run_python(_OBSERVER, place, name) for name in ("left", "right")]:
         _, complaints = observer.communicate(timeout=PATIENCE_S)
         assert observer.returncode == 0, complaints
     assert "100 of 1000" in real.events.fetch_of_boards("b0")[-1]["reason"]
@@ -161,7 +148,7 @@ while True:
 def test_a_kill_in_the_middle_leaves_the_store_whole(real: Store, place: StoreLocation) -> None:
     """Killed at any moment, a coordinator leaves a lease with its event, or none; the next one works."""
     for steps in (1, 2, 3, 5, 8):
-        victim = start(_KILLED, place)
+        victim = run_python(_KILLED, place)
         assert victim.stdout
         tokens = [int(victim.stdout.readline()) for _ in range(steps)]
         victim.kill()

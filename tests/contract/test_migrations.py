@@ -7,8 +7,6 @@ import os
 import pathlib
 import re
 import sqlite3
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -26,15 +24,10 @@ from farm.store import Store, database, schema
 from farm.store.schema import APPEND_ONLY
 from farm.values import DEFAULT_POINT, Board, Trial
 from tests import later_schema
+from tests.contract.conftest import run_python
 from tests.places import Places, connect, execute
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_newer_schema_is_refused(place: StoreLocation) -> None:

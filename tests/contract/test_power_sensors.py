@@ -19,23 +19,11 @@ from device_agent.sysfs import FileTree
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import FAULT, VirtualTree
+from tests.clocks import Clock
 
 _DEVICES = "sys/bus/i2c/devices"
 _TYPES = load_board_types()
 _PERIOD_S = 0.1
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 500.0
-        self.passing: Callable[[float], None] = lambda now_s: None
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.passing(self.now_s)
 
 
 class RootOnly(FileTree):
@@ -173,7 +161,7 @@ def make_rapl(root: Path, clock: Clock) -> Case:
 @pytest.fixture(params=[make_iio, make_hwmon, make_rapl], ids=["ina3221-iio", "ina3221-hwmon", "rapl"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     """One driver's board."""
-    made: Case = request.param(tmp_path, Clock())
+    made: Case = request.param(tmp_path, Clock(500.0))
     return made
 
 
@@ -211,7 +199,7 @@ def test_averaging_that_the_interval_leaves_out_is_counted(
     tmp_path: Path, interval_ms: int, samples: int | None, period_s: float
 ) -> None:
     """Kernel 6.1 says 7 ms of a sensor that averages 64 times, others 422 ms: until it is seen, the longer counts."""
-    case = make_hwmon(tmp_path, Clock())
+    case = make_hwmon(tmp_path, Clock(500.0))
     folder = case.paths("VDD_IN")[0].parent
     write(folder / "update_interval", str(interval_ms))
     if samples is not None:
@@ -357,7 +345,7 @@ def test_without_a_total_rail_there_is_no_total(case: Case) -> None:
 @pytest.mark.parametrize("name", sorted(_TYPES))
 def test_no_sensor_is_null(tmp_path: Path, name: str) -> None:
     """A board without a sensor has no rails, no total and no window."""
-    clock = Clock()
+    clock = Clock(500.0)
     (tmp_path / "sys").mkdir()
     sensors = find_sensors(FileTree(tmp_path), _TYPES[name], clock=clock)
     assert (sensors.rails, sensors.infos, sensors.total_rails, sensors.total_scope) == ((), (), (), "")
@@ -376,7 +364,7 @@ def test_an_unreadable_counter_is_no_sensor(tmp_path: Path) -> None:
                 raise PermissionError(13, "Permission denied", path)
             return super().read(path)
 
-    make_rapl(tmp_path, Clock())
+    make_rapl(tmp_path, Clock(500.0))
     assert find_sensors(Locked(tmp_path), _TYPES["local"]).rails == ()
 
 
@@ -409,7 +397,7 @@ class Helper:
 @pytest.mark.parametrize("helper", ["none", "silent"])
 def test_unreadable_names_come_from_the_place_and_say_so(tmp_path: Path, device: str, helper: str) -> None:
     """Channel order by the chip's address, with any bus number."""
-    case = make_iio(tmp_path, Clock(), device)
+    case = make_iio(tmp_path, Clock(500.0), device)
     access = Helper(FileTree(tmp_path), answers=False) if helper == "silent" else None
     sensors = find_sensors(RootOnly(tmp_path), case.board_type, access)
     assert sensors.rails == case.rails
@@ -419,7 +407,7 @@ def test_unreadable_names_come_from_the_place_and_say_so(tmp_path: Path, device:
 
 def test_names_are_read_by_the_helper(tmp_path: Path) -> None:
     """With privileged access, nothing is guessed."""
-    case = make_iio(tmp_path, Clock())
+    case = make_iio(tmp_path, Clock(500.0))
     (tmp_path / _DEVICES / "6-0040/iio:device0/rail_name_1").write_text("POM_OTHER\n")
     sensors = find_sensors(RootOnly(tmp_path), case.board_type, Helper(FileTree(tmp_path)))
     assert sensors.rails == ("POM_5V_IN", "POM_OTHER", "POM_5V_CPU")
@@ -428,7 +416,7 @@ def test_names_are_read_by_the_helper(tmp_path: Path) -> None:
 
 def test_an_unknown_board_with_unreadable_names_has_no_total(tmp_path: Path) -> None:
     """Its rails are called by chip and channel."""
-    make_iio(tmp_path, Clock())
+    make_iio(tmp_path, Clock(500.0))
     sensors = find_sensors(RootOnly(tmp_path), None)
     assert sensors.rails == ("ina3221-6-0040-0", "ina3221-6-0040-1", "ina3221-6-0040-2")
     assert sensors.total_rails == ()
@@ -458,8 +446,8 @@ def test_a_carriers_sensor_makes_the_total_the_boards(tmp_path: Path) -> None:
 
 def test_equal_names_are_told_apart(tmp_path: Path) -> None:
     """Two chips with a rail of the same name keep both."""
-    make_iio(tmp_path, Clock())
-    make_iio(tmp_path, Clock(), "7-0041")
+    make_iio(tmp_path, Clock(500.0))
+    make_iio(tmp_path, Clock(500.0), "7-0041")
     assert "POM_5V_IN.7-0041" in find_sensors(FileTree(tmp_path), None).rails
 
 
@@ -473,7 +461,7 @@ def test_a_chip_without_driver_has_no_rails(tmp_path: Path) -> None:
 
 def make_virtual(name: str, privileged: bool = True) -> tuple[VirtualTree, PowerSensors, Clock]:
     """A virtual board whose load goes up and down; its sensors are those of an agent with these rights."""
-    clock = Clock()
+    clock = Clock(500.0)
     board = VirtualBoard(_TYPES[name], 3, clock)
     cluster = next(iter(board.clusters))
     refresh = -1

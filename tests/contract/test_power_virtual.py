@@ -13,21 +13,11 @@ from device_agent.power.sensors import PowerSensors, find_sensors
 from device_agent.virtual.board import TOTAL, VirtualBoard
 from device_agent.virtual.clocks import Load
 from device_agent.virtual.tree import VirtualTree
+from tests.clocks import Clock
 
 _TYPES = load_board_types()
 WINDOWS = 204
 WINDOW_S, IDLE_S = 4.0, 2.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 def make(name: str, seed: int) -> tuple[VirtualBoard, PowerSensors, Clock]:

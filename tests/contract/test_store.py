@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -18,6 +15,7 @@ from farm.errors import InternalError, TransientError, UnavailableError
 from farm.settings import StoreLocation
 from farm.store import Store, database
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
+from tests.contract.conftest import run_python
 from tests.places import execute
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -86,12 +84,6 @@ def record(median_s: float, **fields: object) -> Record:
         "trace_json": "[]",
     }
     return Record(**(values | fields))  # type: ignore[arg-type]
-
-
-def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # Trials

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +17,7 @@ from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.sweeps import ENDED
+from tests.contract.conftest import run_python
 from tests.fleet_store import Clocks
 from tests.places import execute
 
@@ -65,13 +64,6 @@ def visit(store: Store, sweep: int, number: int = 1, **fields: Any) -> bool:
         "outcome": {"status": "ok"},
     }
     return store.sweeps.add_point(sweep, **(values | fields))
-
-
-def run_python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 # Sweeps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import select
 import signal
 import subprocess
 import sys
@@ -22,17 +21,11 @@ from farm.processes.machine import process_identity
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState
+from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 from tests.unit.campaign_orders import make_order, submit
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
-        select.select([], [], [], 0.02)
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import psutil
 import pytest
 
@@ -13,6 +10,7 @@ from farm.connectivity.services import Services, find_services, start_services
 from farm.errors import FarmError
 from farm.settings import Settings
 from farm.store import Store
+from tests.integration.conftest import wait_until
 from tests.ports import find_free_port
 
 PATIENCE_S = 100.0
@@ -33,16 +31,16 @@ def test_services_that_were_killed_are_replaced(settings: Settings) -> None:
         assert first is not None
         assert _answers(kept)
         kill(first)
-        wait_until(lambda: _answers(kept) and _is_held(settings))
+        wait_until(lambda: _answers(kept) and _is_held(settings), "services")
         assert len(notes) == 2
         second = find_services(settings)
         assert second is not None
         kill(second)
         others, _ = start_services(settings)  # the engine may be first to start them
-        wait_until(lambda: _answers(kept) and _is_held(settings))
+        wait_until(lambda: _answers(kept) and _is_held(settings), "services")
         said = list(notes)
         others.stop()
-        wait_until(lambda: not _answers(kept))
+        wait_until(lambda: not _answers(kept), "their end")
     assert find_services(settings) is None
     assert notes == said
 
@@ -64,10 +62,3 @@ def _answers(kept: KeptServices) -> bool:
 def _is_held(settings: Settings) -> bool:
     services = find_services(settings)
     return services is not None and bool(services.fetch_status()["held_by"])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

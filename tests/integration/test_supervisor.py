@@ -9,11 +9,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
+
+from tests.integration.conftest import wait_until
 
 SUPERVISOR = pathlib.Path(__file__).parents[2] / "deploy" / "board" / "supervisor.py"
 
@@ -41,13 +42,6 @@ def supervising(prefix: pathlib.Path) -> Iterator[psutil.Process]:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def read_agent(prefix: pathlib.Path) -> int | None:

@@ -14,22 +14,12 @@ from device_agent.power.sensors import find_sensors
 from device_agent.power.trace import Recorder, Trace
 from device_agent.protocol import EnergySpec, PowerWindow, RailPower, SensorInfo
 from device_agent.protocol.hardware import Power, PowerChip
+from tests.clocks import Clock
 
 _CHIP = "/sys/bus/i2c/devices/6-0040"
 _TYPE = BoardType(
     "made-up", power=Power((PowerChip("6-0040", ("IN", "GPU", ""), 0.005),), total=("IN",), total_scope="board")
 )
-
-
-class Clock:
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,32 +258,8 @@ def make_faulty(fault: str, name: str = "jetson-nano") -> tuple[VirtualTree, Clo
     return tree, clock
 
 
-def test_a_vanished_sensor_is_gone() -> None:
-    """Its folder is no longer listed and its files are not there."""
-    tree, _ = make_faulty("sensor_vanish")
-    assert tree.names("/sys/bus/i2c/devices") == []
-    assert not tree.exists(_NANO_RAIL)
-    with pytest.raises(FileNotFoundError):
-        tree.read(_NANO_RAIL)
 
 
-def test_a_sensor_can_give_errors_garbage_and_old_values() -> None:
-    """EIO; text that is no plausible number; the same value for ever."""
-    with pytest.raises(OSError, match="Input/output"):
-        make_faulty("sensor_error")[0].read(_NANO_RAIL)
-    tree, _ = make_faulty("sensor_garbage:POM_5V_IN")
-    assert {tree.read(_NANO_RAIL) for _ in range(8)} == {"", "garbage", "-1", "4294967295"}
-    tree, clock = make_faulty("sensor_stale")
-    seen = set()
-    for _ in range(50):
-        clock.wait(1)
-        seen.add(tree.read(_NANO_RAIL))
-    assert len(seen) == 1
-    tree.write(FAULT, "clear")
-    for _ in range(50):
-        clock.wait(1)
-        seen.add(tree.read(_NANO_RAIL))
-    assert len(seen) > 1
 
 
 def test_a_fault_of_one_rail_leaves_other_chips_alone() -> None:
@@ -294,30 +270,8 @@ def test_a_fault_of_one_rail_leaves_other_chips_alone() -> None:
         tree.read("/sys/bus/i2c/devices/0-0041/iio:device1/in_power0_input")
 
 
-def test_a_write_can_be_refused_and_a_file_vanish() -> None:
-    """EBUSY by pattern; a file that is listed and gone when it is read."""
-    tree, _ = make_faulty("write_refused:*/scaling_max_freq")
-    assert refuses(tree, f"{_CPUS}/cpu1/cpufreq/scaling_max_freq", "921600") == errno.EBUSY
-    assert refuses(tree, f"{_CPUS}/cpu1/cpufreq/scaling_min_freq", "204000") is None
-    tree, _ = make_faulty("file_vanish:thermal_zone1/temp")
-    assert "temp" in tree.names("/sys/class/thermal/thermal_zone1")
-    with pytest.raises(FileNotFoundError):
-        tree.read("/sys/class/thermal/thermal_zone1/temp")
 
 
-@pytest.mark.parametrize("name", SIMULATED)
-def test_every_clock_can_stick(name: str) -> None:
-    """Limits are taken and shown, the clock stays where it was, until the fault is cleared."""
-    board, _ = make_board(name)
-    tree = VirtualTree(board)
-    cluster = next(iter(board.clusters.values()))
-    before_hz, top_khz = cluster.hz, str(cluster.clock.max_hz // 1000)
-    tree.write(FAULT, f"clock_stuck:{cluster.name}")
-    tree.write(f"{_CPUS}/cpu0/cpufreq/scaling_min_freq", top_khz)
-    assert tree.read(f"{_CPUS}/cpu0/cpufreq/scaling_min_freq") == top_khz
-    assert cluster.hz == before_hz
-    tree.write(FAULT, "clear")
-    assert cluster.hz == cluster.clock.max_hz
 
 
 def test_throttling_shows_in_clock_and_cooling_device_and_ends() -> None:

@@ -7,6 +7,7 @@ import functools
 
 from device_agent.platforms.board_types import BoardType, load_board_types
 from device_agent.virtual.board import VirtualBoard
+from tests.clocks import Clock as Clock
 
 
 @functools.cache
@@ -15,17 +16,6 @@ def board_types() -> dict[str, BoardType]:
 
 
 SIMULATED = tuple(sorted(name for name, board_type in board_types().items() if board_type.simulation))
-
-
-class Clock:
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def wait(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 def make_board(name: str = "jetson-nano", seed: int = 0, typical: bool = True) -> tuple[VirtualBoard, Clock]:
