@@ -12,8 +12,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 def load(name: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "deploy" / "release" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

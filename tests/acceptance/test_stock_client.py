@@ -91,7 +91,6 @@ def test_a_reserved_board_is_its_holders_by_every_way(rack: Rack, library: pathl
     reserved = rack.home.run("board", "reserve", NAME, "--for", "1h", "--why", "a look", "--json")
     assert reserved.code == 0, reserved.err
     with stock_script(rack, library) as script:
-        assert script.stdout is not None
         assert len(json.loads(script.stdout.readline())) == 3
         ran = rack.home.run("board", "exec", NAME, "--", "cat", "/proc/version")
         assert (ran.code, "Linux" in ran.out) == (0, True), ran.err

@@ -241,7 +241,6 @@ def test_the_latest_golden_run_is_found(store: Store) -> None:
     for kernel, median_s in (("a/1", 1.0), ("b/1", 2.0)):
         store.golden.add(sample(median_s, kernel=kernel))
     found = store.golden.find_last("nano-01")
-    assert found is not None
     assert (found.kernel, found.median_s) == ("b/1", 2.0)
     assert store.golden.find_last("b") is None
 
@@ -328,7 +327,6 @@ def test_one_reason_keeps_a_board_from_being_used(store: Store) -> None:
         (offline | {"health": "maintenance", "health_reason": "a new fan"}, "maintenance", "a new fan"),
     ):
         found = find_cause(row)
-        assert found is not None
         assert (found.what, found.why) == (what, why)
     store.boards.note_unreachable("nano-01", "it cannot be reached: not while it can")
     assert store.boards.require("nano-01")["state_reason"] == shown["state_reason"]

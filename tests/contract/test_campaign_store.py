@@ -579,7 +579,6 @@ def test_a_killed_engine_loses_one_trial_at_most(store: Store, place: StoreLocat
         assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(len(counted))]
         assert {len(each["trace_json"]) for each in counted} == {100_000}
         campaign = store.campaigns.require("fleet")
-        assert campaign.progress is not None
         assert campaign.progress["counted"] in (last + 1, last + 2)
         assert store.campaigns.interrupt(lambda _: True) == ["fleet"]
         store.campaigns.want("fleet", "run", "ann")

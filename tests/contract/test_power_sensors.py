@@ -183,8 +183,6 @@ def test_the_total_is_the_board_types(case: Case) -> None:
 def test_values_are_watts(case: Case) -> None:
     """In any file format, 3 W on average give 3 W, and 2 s of them 6 J."""
     window = case.watch(case.find())
-    assert window is not None
-    assert window.total is not None
     assert window.total.power_w == pytest.approx(3.2, rel=0.03)
     assert window.total.energy_j == pytest.approx(6.4, rel=0.03)
     assert window.total.energy_ci_j[0] <= 6.4 <= window.total.energy_ci_j[1]
@@ -259,7 +257,6 @@ def test_values_that_cannot_be_are_bad_reads(case: Case, text: str) -> None:
     window = case.watch(sensors, wave_w=0.0)
     if case.driver == "rapl" and text in ("261000000000", "-5000"):
         return  # from there on it counts again
-    assert window is not None
     assert window.total is None
     assert window.total_scope == ""
     assert not window.enough
@@ -280,8 +277,6 @@ def test_an_error_now_and_then_is_passed_over(case: Case) -> None:
     sensors = find_sensors(Flaky(case.root), case.board_type, clock=case.clock)
     watching = True
     window = case.watch(sensors)
-    assert window is not None
-    assert window.total is not None
     assert window.total.bad_reads > 10
     assert window.total.reads > 100
     assert window.total.power_w == pytest.approx(3.2, rel=0.05)
@@ -301,7 +296,6 @@ def test_a_sensor_that_vanishes_leaves_what_was_read(case: Case) -> None:
 
     case.clock.passing = passing
     window = case.watch(sensors)
-    assert window is not None
     rail = next(power for power in window.rails if power.rail == case.total[0])
     assert rail.power_w == pytest.approx(3.2, rel=0.05)
     assert rail.energy_j == pytest.approx(3.2, rel=0.05)
@@ -318,12 +312,10 @@ def test_a_stale_sensor_is_told(case: Case) -> None:
         case.clock.passing = lambda now_s: None
     sensors = case.find()
     window = case.watch(sensors, wave_w=0.0)
-    assert window is not None
     assert not window.enough
     expected = "no value in this window" if case.driver == "rapl" else "never changed: constant, or stale"
     assert expected in window.note
     if case.driver != "rapl":
-        assert window.total is not None
         assert window.total.updates == 1
         assert window.total.energy_ci_j[1] > 1.4 * window.total.energy_j
 
@@ -337,7 +329,6 @@ def test_without_a_total_rail_there_is_no_total(case: Case) -> None:
     assert sensors.total_rails == ()
     assert sensors.total_scope == ""
     window = case.watch(sensors)
-    assert window is not None
     assert window.total is None
     assert "no total" in window.note
 
@@ -508,7 +499,6 @@ def test_virtual_boards_have_their_rails(name: str, privileged: bool) -> None:
     assert {bool(info.note) for info in sensors.infos} == ({by_place} if fitted else set())
     if fitted:
         window = watch_virtual(tree, sensors, clock)
-        assert window.total is not None
         truth_j = tree.board.exact_energy_j(TOTAL, window.started_s, window.started_s + 4.0)
         assert window.total.energy_ci_j[0] <= truth_j <= window.total.energy_ci_j[1]
 

@@ -62,15 +62,12 @@ def test_truth_lies_in_the_interval(name: str, rate_hz: float, widest: float) ->
         trace = sampler.collect(sensors, end_s + margin_s - clock(), rate_hz, clock, clock.sleep)
         busy = energy.integrate(trace, start_s, end_s, sensors, calls=10)
         idle = energy.integrate(trace, idle_start_s, start_s, sensors)
-        assert busy is not None
-        assert busy.total is not None
         assert busy.enough, busy.note
         truth_j = board.exact_energy_j(TOTAL, start_s, end_s)
         low_j, high_j = busy.total.energy_ci_j
         if not low_j <= truth_j <= high_j:
             missed.append((truth_j, busy.total))
         widths.append((high_j - low_j) / 2 / busy.total.energy_j)
-        assert idle is not None
         assert idle.total is not None
         truth_j = board.exact_energy_j(TOTAL, idle_start_s, start_s)
         if not idle.total.energy_ci_j[0] <= truth_j <= idle.total.energy_ci_j[1]:

@@ -245,15 +245,12 @@ def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) ->
     processes = [run_python(_RESUMING, place) for _ in range(4)]
     try:
         for process in processes:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         for process in processes:
-            assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
         answers: list[tuple[str, str]] = []
         for process in processes:
-            assert process.stdout is not None
             answers.append((process.stdout.readline().strip(), process.stdout.readline().strip()))
         assert sorted(whose for whose, _ in answers) == ["another's"] * 3 + ["mine"]
         assert sorted(written for _, written in answers) == ["False"] * 3 + ["True"]

@@ -65,7 +65,6 @@ def test_a_family_is_faster_than_the_thread_binding_default(board: BoardSession)
     found = default_schedule.find_default(
         workload, ms.database.MemoryDatabase().commit_workload(module), prepared.target
     )
-    assert found is not None
     spec = MeasureSpec(
         tuple(TensorSpec(shape, dtype) for shape, dtype in workload.arguments), repeat=5, min_repeat_s=0.05, device=GPU
     )

@@ -61,7 +61,6 @@ class HostSshd(Sshd):
     def _listens(self) -> bool:
         if not self.is_hidden:
             return super()._listens()
-        assert self.process is not None
         assert self.process.poll() is None, (self.folder / "log").read_text()
         return "Server listening" in (self.folder / "log").read_text()
 

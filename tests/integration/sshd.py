@@ -129,7 +129,6 @@ class Sshd:
         self.process = None
 
     def _listens(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, (self.folder / "log").read_text()
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
             return True

@@ -35,7 +35,6 @@ def test_a_good_candidate_is_timed(board: Board, matmul: bytes) -> None:
     assert outcome.board
     assert outcome.agent_version
     assert outcome.started_at > 1.7e9
-    assert outcome.before is not None
     assert outcome.before.load_1min is not None
     assert outcome.power is None  # nothing on this machine may be read without root
 

@@ -25,7 +25,6 @@ def make_record(board_type: str, point: str) -> Record:
     import tvm.s_tir.meta_schedule as ms
 
     kind, opened = require_board_type(board_type), open_model("tiny-cnn")
-    assert kind.target is not None
     shapes = {spec.name: spec.static_shape for spec in opened.inputs}
     prepared = prepare_model(opened.source.load(), shapes, kind.target.to_tvm(), kind.pipeline)
     workload = prepared.workloads[0]
@@ -65,11 +64,9 @@ def test_a_record_of_the_same_cores_serves_another_board_type() -> None:
     compiled = compile_for(NX, [theirs, nano])
     assert compiled.applied == 1
     (served,) = [each for each in compiled.served if each.choice]
-    assert served.choice is not None
     assert (served.choice.fit, served.choice.record.board_type) == (RecordFit.OTHER_TYPE, AGX)
     assert served.workload.hash != theirs.workload
     described = make._describe_workload(served, 1.0).record
-    assert described is not None
     assert described.imported
     assert compiled.by_rule == compiled.workloads - 1
     assert compiled.activations_bytes > 0

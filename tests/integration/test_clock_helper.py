@@ -52,7 +52,6 @@ class Holder:
         return self.process.stdout.readline().strip()
 
     def ask(self, line: str) -> str:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.read()
@@ -84,7 +83,6 @@ class Helper:
         wait_until(self.serves, "the helper")
 
     def serves(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.log()
         with contextlib.suppress(HelperUnavailableError):
             self.client.status()
@@ -175,7 +173,6 @@ def test_guardian_killed(helper: Helper) -> None:
     """Without its guardian the serving process restores and ends; a new helper takes over the same socket."""
     helper.hold()
     child = helper.find_child()
-    assert helper.process is not None
     helper.process.kill()
     helper.wait_restored(time.monotonic())
     helper.process.wait()
@@ -188,7 +185,6 @@ def test_guardian_stopped(helper: Helper) -> None:
     """A guardian that is stopped stops nothing: clocks stay held, and are restored when their holder goes."""
     holder = helper.hold()
     held = helper.now()
-    assert helper.process is not None
     os.kill(helper.process.pid, signal.SIGSTOP)
     for _ in range(2):
         assert holder.ask(f"write {GOVERNOR} performance") == "ok"
@@ -216,7 +212,6 @@ def test_no_longer_wanted(helper: Helper) -> None:
 def test_told_to_end(helper: Helper) -> None:
     """SIGTERM restores, ends with exit code 0 and leaves no socket."""
     helper.hold()
-    assert helper.process is not None
     helper.process.terminate()
     assert helper.process.wait(10) == 0
     assert helper.now() == helper.before
@@ -247,7 +242,6 @@ def test_restores_at_boot(helper: Helper) -> None:
     """What both processes leave behind when they die together is restored by the next start, before it serves."""
     helper.hold()
     child = helper.find_child()
-    assert helper.process is not None
     os.kill(helper.process.pid, signal.SIGSTOP)
     os.kill(child, signal.SIGKILL)
     helper.process.kill()
@@ -380,7 +374,6 @@ def test_unsafe_outlives_restarts(helper: Helper) -> None:
     assert GOVERNOR in status
     # Everything else has gone back.
     assert helper.now() == {path: text for path, text in helper.before.items() if path != GOVERNOR}
-    assert helper.process is not None
     helper.process.terminate()
     assert helper.process.wait(10) == 0
     helper.start()
@@ -569,7 +562,6 @@ def test_standard_library_only() -> None:
 
 def test_helper_that_is_just_coming_back(helper: Helper) -> None:
     """A client that begins while a killed helper restarts waits for it."""
-    assert helper.process is not None
     helper.process.kill()
     helper.process.wait()
     with pytest.raises(HelperUnavailableError):

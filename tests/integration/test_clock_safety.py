@@ -105,14 +105,11 @@ class Bench:
 
     def order_client(self) -> dict[str, Any]:
         """Have a client made that pins; wait for its word. Several benches share the process: see `Round`."""
-        assert self.agent is not None
         key = f"jetson-tx2/{self.agent.key.partition('/')[2]}"
         order = {"port": self.agent.port, "key": key, "point": POINT, "library": str(self.library)}
-        assert self.clients.stdin is not None
         self.clients.stdin.write(json.dumps(order).encode() + b"\n")
         self.clients.stdin.flush()
         deadline = time.monotonic() + PATIENCE_S
-        assert self.clients.stdout is not None
         words = self.clients.stdout.fileno()
         while True:
             while b"\n" in self.said:
@@ -127,8 +124,6 @@ class Bench:
 
     def find(self, victim: str, client: int) -> int | None:
         """The process id of a victim, None if it does not exist at this moment."""
-        assert self.agent is not None
-        assert self.helper is not None
         with contextlib.suppress(psutil.Error, IndexError):
             if victim == "client":
                 return client
@@ -211,7 +206,6 @@ def make_bench(
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
             stack.callback(clients.wait, 30)
-            assert clients.stdin is not None
             stack.callback(clients.stdin.close)
             bench = Bench(folder, start_agent, clients, library)
             stack.callback(bench.stop)

@@ -88,7 +88,6 @@ def built(
 
     tvm = tvm_env.load()
     nano = require_board_type("jetson-nano")
-    assert nano.target is not None
     target = nano.target.to_tvm()
     model = resolve_model("tiny-cnn").load()
     shapes = {each.name: each.static_shape for each in resolve_inputs(read_inputs(model), {})}
@@ -154,13 +153,11 @@ def test_products_of_bytes_are_exact_by_any_plan(emulator: Emulator) -> None:
 
     tvm = tvm_env.load()
     nano = require_board_type("jetson-nano").target
-    assert nano is not None
     target, draw = nano.to_tvm(), random.Random(0)
     dots.register_all()
     for case, function, arguments, wanted in list_products_of_bytes(target):
         module = tvm.IRModule({"main": function})
         outlook = read_outlook(module, cores.core_of(target))
-        assert outlook is not None
         best, *others = [plan for _, plan in outlook.plans()]
         for plan in (best, *draw.sample(others, min(len(others), 4))):
             schedule = tvm.s_tir.Schedule(module)
@@ -281,7 +278,6 @@ def test_a_client_that_leaves_takes_its_machine_along(emulator: Emulator, bad: b
     path.write_bytes(bad)
     command = [own.exe(), "-c", script, str(emulator.socket), json.dumps(dict(emulator.core)), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
         assert client.stdout.readline() == b"here\n"
         wait_until(lambda: bool(set(server.children()) - before), "its machine")
         client.kill()

@@ -194,7 +194,6 @@ def list_products_of_bytes(config: Any) -> list[tuple[str, Any, list[Array], Arr
     """
     values = np.random.default_rng(0)
     instruction = dots.find_instruction(target.make_target(config))
-    assert instruction is not None
     window = dots.DotWindow((3, 3), (2, 1), (1, 1), (1, 1, 1, 1), -7)
     found = []
     for case, shape, weight, panel in (
@@ -251,7 +250,6 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     """The best predicted plan and some drawn at random, of each family, all in one library."""
     tvm = tvm_env.load()
     board_type = require_board_type("jetson-nano")
-    assert board_type.target is not None
     nano = board_type.target.to_tvm()
     draw, values = random.Random(0), np.random.default_rng(0)
     functions, order, arrays, expected, seen = {}, [], {}, {}, set()
@@ -261,7 +259,6 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
     ) -> None:
         module = tvm.IRModule({"main": function})
         outlook = read_outlook(module, cores.core_of(nano))
-        assert outlook is not None
         assert outlook.family.name == family
         seen.add(family)
         best, *others = [plan for _, plan in outlook.plans()]
@@ -280,7 +277,6 @@ def test_every_family_computes_on_cortex_a57_what_numpy_does(emulated_root: str,
         if case in ("dense", "dense_odd", "dense_few", "matmul", "grouped"):
             halved = half_precision.halve_function(build_function(shapes, build, nano), 1)
             rounded = half_precision.round_weights(arguments[1])
-            assert rounded is not None
             wanted = reference(arguments[0], rounded.astype("float32"))
             add(f"{case}_halved", family, halved, [arguments[0], rounded], wanted)
     for m in (2, 4, 6):
@@ -312,7 +308,6 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
     """
     tvm = tvm_env.load()
     board_type = require_board_type("jetson-orin-nano-8gb")
-    assert board_type.target is not None
     orin = board_type.target.to_tvm()
     assert dots.find_instruction(target.make_target(orin)) == dots.INSTRUCTIONS["aarch64"][0]
     draw, values = random.Random(0), np.random.default_rng(0)
@@ -321,7 +316,6 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
     def add(case: str, family: str, function: Any, names: list[str], result: Array, dtype: str) -> None:
         module = tvm.IRModule({"main": function})
         outlook = read_outlook(module, cores.core_of(orin))
-        assert outlook is not None
         assert outlook.family.name == family
         best, *others = [plan for _, plan in outlook.plans()]
         for number, plan in enumerate([best, *draw.sample(others, min(len(others), PLANS - 1))]):

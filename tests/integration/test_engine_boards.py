@@ -227,7 +227,6 @@ def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: 
     running, waiting = bench.measure(name, bad, HANGS), bench.measure(name, matmul)
     bench.wait_busy(name)
     process = bench.crew._held[name].process
-    assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     assert bench.measured(running).outcome.status is Status.FARM_ERROR
     assert bench.measured(waiting).outcome.status is Status.OK

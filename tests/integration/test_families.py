@@ -163,7 +163,6 @@ def test_reductions_in_parts_compute_the_same(
         module = tvm.IRModule({"main": channel_padding.pad(module["main"], cores.core_of(AVX2))})
     small = dataclasses.replace(cores.core_of(AVX2), l2_bytes=kernel[1] * 50_000)
     outlook = rule.read_outlook(module, small)
-    assert outlook is not None
     pad = PAD_SKEWED if skewed and PAD_SKEWED in outlook.options["pad"] else PAD_ALL
     plans = [plan for _, plan in outlook.plans() if plan.get("parts") == kernel[0] and plan["pad"] == pad]
     arguments = make_arguments(module)
@@ -234,7 +233,6 @@ def test_weights_that_come_from_afar_serve_several_pixels() -> None:
     """Weights of a block larger than L1 are read for every tile: a tile of one pixel would stall for them."""
     module = make_convolution((1, 14, 14, 1024), 2048, (1, 1), stride=2)
     outlook = rule.read_outlook(module, cores.core_of(AVX512))
-    assert outlook is not None
     assert outlook.plans()[0][1]["pixels"] == 7
 
 
@@ -273,7 +271,6 @@ def test_lanes_are_factors_of_multiply_adds(
     """On Arm data of four steps of the reduction are one vector, or all of a row; little but FMAs is left."""
     module = make_convolution(shape, 64, kernel, stride)
     outlook = rule.read_outlook(module, cores.core_of(NANO))
-    assert outlook is not None
     _, plan = outlook.plans()[0]
     assert plan["steps"] == steps
     schedule = tvm.s_tir.Schedule(module)

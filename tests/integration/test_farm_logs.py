@@ -31,7 +31,6 @@ def test_the_command_follows_and_is_harmless(tmp_path: pathlib.Path) -> None:
     write(home / "logs" / "farm.log", json.dumps({"at": 1.0, "process": "services", "text": "\x1b]0;gone\x07"}))
     command = [sys.executable, "-c", "from farm.cli.main import main; main()", "logs", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"FARM_HOME": str(home)}) as process:
-        assert process.stdout is not None
         first = process.stdout.readline()
         assert b"\\x1b]0;gone\\x07" in first
         assert b"\x1b" not in first

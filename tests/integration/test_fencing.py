@@ -88,13 +88,11 @@ class Coordinator:
         self.token = int(self.read()["token"])
 
     def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the coordinator ended"
         return dict(json.loads(line))
 
     def do(self, order: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
         self.process.stdin.write(order.encode() + b"\n")
         self.process.stdin.flush()
         return self.read()
@@ -103,7 +101,6 @@ class Coordinator:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
 
@@ -233,7 +230,6 @@ def test_a_store_that_was_put_back_gets_its_boards_again(client: Tracker, agent:
         while not site.has_board:
             site.ensure_alive()
             time.sleep(0.05)
-        assert site.lease is not None
         assert site.lease.token > lease.token
         BoardSession(client, agent.key, lease=site.lease).close()
 

@@ -162,7 +162,6 @@ def _schedule(module: Any, config: Any, family: str, index: int | None, name: st
     """The function by a plan that TVM takes, its trace gone through JSON: the best predicted, or one of the better."""
     tvm = tvm_env.load()
     outlook = rule.read_outlook(module, gpus.unit_of(config))
-    assert outlook is not None
     assert outlook.family.name == family
     plans = [plan for _, plan in outlook.plans()]
     tried = plans if index is not None else random.Random(name).sample(plans, len(plans))
@@ -203,7 +202,6 @@ def test_tvm_takes_what_is_offered(name: str) -> None:
     config = gpus.to_config("jetson-nano", code.plan_gpu(load_board_types()["jetson-nano"]), host, simulated=True)
     module = tvm.IRModule({"main": _build(shapes, build, target.make_target(host))})
     outlook = rule.read_outlook(module, gpus.unit_of(config))
-    assert outlook is not None
     context = traces.make_context(module, target.make_target(config))
     refused = []
     for _, plan in outlook.plans()[:20]:

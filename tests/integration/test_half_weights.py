@@ -83,7 +83,6 @@ def test_a_record_leads_back_to_its_schedule() -> None:
     (workload,) = (w for w in prepared.workloads if half_precision.is_halved(w.arguments))
     entry = ms.database.MemoryDatabase().commit_workload(tvm.ir.load_json(workload.module_json))
     found = find_default(workload, entry, prepared.target)
-    assert found is not None
     assert found.family == "dense"
     again = traces.restore(traces.dump(found.candidate, entry, prepared.target), entry, prepared.target)
     tvm.ir.assert_structural_equal(again.sch.mod, found.candidate.sch.mod)
@@ -141,7 +140,6 @@ def test_every_schedule_widens_weights(name: str) -> None:
     functions = {"reference": plain}
     for config in (NANO, AVX2, AVX512):
         outlook = read_outlook(tvm.IRModule({"main": halved}), cores.core_of(config))
-        assert outlook is not None
         assert outlook.facts.halved
         plans = [plan for _, plan in outlook.plans()]
         for at, plan in enumerate((plans[0], draw.choice(plans))):
@@ -153,7 +151,6 @@ def test_every_schedule_widens_weights(name: str) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(data).astype("float32")
     rounded = half_precision.round_weights(rng.standard_normal(weight).astype("float32"))
-    assert rounded is not None
     results = {}
     for key in functions:
         taken = rounded.astype("float32") if key == "reference" else rounded
@@ -169,7 +166,6 @@ def test_code_for_a_nano_widens_in_one_instruction() -> None:
     prepared = prepare("graph/2-bf16")
     workload = next(w for w in prepared.workloads if half_precision.is_halved(w.arguments))
     outlook = read_outlook(tvm.ir.load_json(workload.module_json), cores.core_of(NANO))
-    assert outlook is not None
     schedule = tvm.s_tir.Schedule(tvm.ir.load_json(workload.module_json))
     outlook.apply(schedule, outlook.plans()[0][1])
     code = tvm.tirx.build(schedule.mod, target=prepared.target).inspect_source("asm")

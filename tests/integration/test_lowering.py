@@ -29,7 +29,6 @@ def schedule(module: Any, target: dict[str, Any], plan: dict[str, int]) -> Any:
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     outlook = rule.read_outlook(module, cores.core_of(target))
-    assert outlook is not None
     space = ScheduleSpace(make_workload(module, target))
     genome = next(
         genome

@@ -137,7 +137,6 @@ def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
     draw = random.Random(name)
     for label, config in (("avx512", AVX512), ("avx2", AVX2), ("neon", NEON)):
         outlook = _read(function, config)
-        assert outlook is not None
         assert outlook.family.name == family_name
         plans = [plan for _, plan in outlook.plans()]
         for kind, plan in (("first", plans[0]), ("drawn", draw.choice(plans))):
@@ -173,7 +172,6 @@ def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
         host,
     )
     outlook = _read(function, NEON)
-    assert outlook is not None
     plan = next(plan for _, plan in outlook.plans() if plan["steps"] > 1 and plan["pixels"] == 7)
     schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
     outlook.apply(schedule, plan)
@@ -198,7 +196,6 @@ def test_a_depthwise_pad_is_compared_where_it_is_read_or_copied_as_its_option_sa
     function = _build(shapes, build, host)
     for config in (NEON, AVX512):
         outlook = _read(function, config)
-        assert outlook is not None
         plans = [plan for _, plan in outlook.plans()]
         assert plans[0]["pad"] == depthwise.PAD_NONE
         for pad in outlook.options["pad"]:

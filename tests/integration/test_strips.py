@@ -54,14 +54,12 @@ def shape_of(module: Any) -> tuple[int, int, int, int]:
 def check(convolution: Any, step: Any, plans: int, **wanted: int) -> None:
     """Joined, by the best predicted plans and some others with these options, both compute what they do apart."""
     function = strip_fusion.join_functions(convolution["main"], step, SLOW)
-    assert function is not None
     joined = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     arguments = make_arguments(convolution)
     between = run(convolution, arguments)
     own = make_arguments(tvm.IRModule({"main": step}), 1)[1:]
     expected = run(tvm.IRModule({"main": step.with_attr("global_symbol", "main")}), [between, *own])
     outlook = rule.read_outlook(joined, SLOW)
-    assert outlook is not None
     ranked = [plan for _, plan in outlook.plans() if wanted.items() <= dict(plan).items()]
     for plan in [ranked[0], *ranked[1 :: max(1, len(ranked) // plans)]][:plans]:
         schedule = tvm.s_tir.Schedule(joined)

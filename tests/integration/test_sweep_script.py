@@ -120,7 +120,6 @@ def test_script_restores_when_it_is_ended(tmp_path: pathlib.Path, tree: pathlib.
         text=True,
     )
     try:
-        assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
         assert running.wait(_TIMEOUT_S) != 0

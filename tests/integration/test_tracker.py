@@ -76,7 +76,6 @@ def test_a_dead_tracker_is_transient(tmp_path: pathlib.Path) -> None:
     """Killed: it is known to be dead, and calls end at once with an error that may be retried."""
     tracker = Tracker.start(find_free_port(), tmp_path / "tracker.log")
     process = tracker._process
-    assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
     wait_until(lambda: not tracker.is_alive, "the tracker's end")
     with pytest.raises(TransientError, match="does not answer"):
@@ -91,7 +90,6 @@ def test_a_frozen_tracker_is_transient(tmp_path: pathlib.Path) -> None:
     tracker = Tracker.start(find_free_port(), tmp_path / "tracker.log")
     try:
         process = tracker._process
-        assert process is not None
         os.killpg(process.pid, signal.SIGSTOP)
         with pytest.raises(TransientError, match="does not answer"):
             tracker.fetch_summary(0.3)
@@ -104,7 +102,6 @@ def test_stopping_leaves_no_process(tmp_path: pathlib.Path) -> None:
     """The tracker's own helper process ends with it."""
     tracker = Tracker.start(find_free_port(), tmp_path / "tracker.log")
     process = tracker._process
-    assert process is not None
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     tracker.stop()
     tracker.stop()

@@ -166,7 +166,6 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
         assert holder.stdout
         assert int(holder.stdout.readline()) < 10, "it has a number of its own"
         engine = store.campaigns.require("c").engine
-        assert engine is not None
         assert engine["host"] == process_identity()["host"]
         assert control.close_abandoned(store) == []
         # The number of no process of ours.

@@ -76,10 +76,8 @@ def test_energy_per_call_is_above_idle_and_covers_the_window(board: BoardSession
     outcome = measure(board, matmul, energy=EnergySpec(min_updates=4, limit_s=6.0, idle_s=1.0))
     assert outcome.status is Status.OK, outcome.message
     energy = outcome.energy
-    assert energy is not None
     assert energy.idle is not None
     assert energy.busy.enough, energy.busy.note
-    assert energy.busy.total is not None
     assert energy.busy.total.updates >= 4
     assert energy.busy.calls > 100
     assert energy.per_call_j is not None
@@ -143,9 +141,7 @@ def test_power_over_the_session(board: BoardSession) -> None:
     """A window over all rails, with what the sensors said one by one."""
     trace = board.power(PowerSpec(seconds=1.5))
     assert trace.simulated
-    assert trace.window is not None
     assert {rail.rail for rail in trace.window.rails} == {"POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU"}
-    assert trace.window.total is not None
     assert 1.0 < trace.window.total.power_w < 3.0
     assert trace.samples["POM_5V_IN"]
 

@@ -92,7 +92,6 @@ def test_every_schedule_computes_the_convolution(
     shape = (batch, height, width, inputs)
     module = make_module(shape, channels, padding, m)
     outlook = rule.read_outlook(module, cores.core_of(AVX2))
-    assert outlook is not None
     assert outlook.family.name == "winograd"
     plans = outlook.plans()
     schedule = tvm.s_tir.Schedule(module)
@@ -109,7 +108,6 @@ def test_the_error_stays_what_it_was_measured_to_be(m: int, limit: float) -> Non
     shape = (1, 14, 14, 64)
     module = make_module(shape, 16, ONES, m)
     outlook = rule.read_outlook(module, cores.core_of(AVX2))
-    assert outlook is not None
     schedule = tvm.s_tir.Schedule(module)
     outlook.apply(schedule, outlook.plans()[0][1])
     data, weights = make_data(shape, 16)
@@ -175,7 +173,6 @@ def test_what_follows_a_convolution_is_fused_into_it() -> None:
     assert workload.name == "winograd4_conv2d_add_add_relu 3x3 9x9x8>8"
     assert workload.kind == "conv2d"
     outlook = rule.read_outlook(tvm.ir.load_json(workload.module_json), cores.core_of(AVX2))
-    assert outlook is not None
     assert outlook.family.name == "winograd"
     schedule = tvm.s_tir.Schedule(tvm.ir.load_json(workload.module_json))
     outlook.apply(schedule, outlook.plans()[0][1])
@@ -226,7 +223,6 @@ def test_rows_that_are_all_of_them_are_not_outside_where_weights_are_fetched() -
     """TVM drops a loop of one step, and with it the buffers by which a tile is known; Arm's code fetches nothing."""
     for target, known in ((INTEL, False), (NANO, True)):
         outlook = rule.read_outlook(make_module((1, 16, 16, 16), 16, ONES, 4), cores.core_of(target))
-        assert outlook is not None
         whole = [plan for _, plan in outlook.plans() if plan["unit"] == 4 and plan["order"] == ROWS_OUTSIDE]
         assert bool(whole) is known
 

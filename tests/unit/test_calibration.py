@@ -34,18 +34,14 @@ def test_a_factor_is_a_ratio_to_the_types_median() -> None:
     seed is fixed.
     """
     factor = fit_factor("b4", fleet(0.98, 0.99, 1.0, 1.01, 1.05))
-    assert factor is not None
     assert factor.ratio == pytest.approx(1.05, rel=0.005)
     assert factor.ci_low < 1.05 < factor.ci_high
     assert (factor.samples, factor.boards) == (30, 5)
     medians = fleet(0.9, 1.0, 1.2)
     first, last = fit_factor("b0", medians), fit_factor("b2", medians)
-    assert first is not None
-    assert last is not None
     assert last.ratio / first.ratio == pytest.approx(np.median(medians["b2"]) / np.median(medians["b0"]))
     medians = fleet(1.0, 1.0, 1.0, 1.2) | {"b3": runs(1.2, count=900)}
     factor = fit_factor("b0", medians)
-    assert factor is not None
     assert factor.ratio == pytest.approx(1.0, abs=0.01)
     assert fit_factor("b1", fleet(1.0, 1.1, 1.2)) == fit_factor("b1", fleet(1.0, 1.1, 1.2))
 
@@ -130,8 +126,6 @@ def test_a_factor_has_no_unit(scale: float, times: list[float]) -> None:
     medians = {"a": times, "b": [1.0] * MIN_SAMPLES}
     factor = fit_factor("a", medians)
     scaled = fit_factor("a", {name: [value * scale for value in values] for name, values in medians.items()})
-    assert factor is not None
-    assert scaled is not None
     assert scaled.ratio == pytest.approx(factor.ratio)
     assert scaled.ci_low == pytest.approx(factor.ci_low)
     assert factor.ci_low <= factor.ci_high

@@ -49,7 +49,6 @@ def test_one_engine_at_a_time(tmp_path: pathlib.Path) -> None:
         assert (is_held(tmp_path), find_engine(tmp_path)) == (True, None)
         publish(tmp_path)
         found = find_engine(tmp_path)
-        assert found is not None
         assert (found.pid, found.identity) == (os.getpid(), process_identity())
         with pytest.raises(UnavailableError, match="runs already"), engine_lock(tmp_path):
             pass
@@ -221,7 +220,6 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     campaign = dataclasses.replace(store.campaigns.require("c"), state=CampaignState.FINISHED)
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
     failed = client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
-    assert failed is not None
     assert failed.exit_code == 1
     tasks[1]["best_s"] = 0.001
     assert client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks})) is None

@@ -105,7 +105,6 @@ def test_a_text_that_is_no_configuration_has_no_modes(text: str) -> None:
 def test_the_current_mode_is_what_nvpmodel_says(tmp_path: Path, answer: str | OSError, expected: str | None) -> None:
     """By its number, else by its name; unknown where nvpmodel may not be asked."""
     modes = find_power_modes(make_board(tmp_path, answer))
-    assert modes is not None
     current = modes.read_current()
     assert (current.name if current else None) == expected
 
@@ -130,7 +129,6 @@ def test_another_gating_mask_needs_a_reboot(
         file.parent.mkdir(parents=True)
         file.write_text(mask)
     modes = find_power_modes(board)
-    assert modes is not None
     assert modes.needs_reboot(modes.modes[1]) is expected
 
 
@@ -147,10 +145,8 @@ def test_the_types_modes_serve_where_the_configuration_cannot_be_read(tmp_path: 
     known = load_board_types()["jetson-tx2"]
     clusters = {cluster.name: cluster.cpus for cluster in known.clusters}
     modes = find_power_modes(Board(tmp_path, "NV Power Mode: MAXQ\n1\n"), known.power_modes, clusters)
-    assert modes is not None
     assert modes.names == tuple(mode.name for mode in known.power_modes)
     current = modes.read_current()
-    assert current is not None
     assert current.plan_online(range(6), range(6)) == (0, 3, 4, 5)
     assert current.cpu_max_hz == {0: 1_200_000_000}
     absent = find_power_modes(Board(tmp_path, FileNotFoundError(2, "nvpmodel")), known.power_modes, clusters)

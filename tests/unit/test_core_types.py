@@ -14,7 +14,6 @@ from farm.inventory.core_types import find_core_type, load_core_types
 def test_an_overlay_replaces_figures(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures and constants of the overlay, here as version 0.2 wrote it, replace the type's, for the emulator, too."""
     plain = find_core_type("cortex-a57", "aarch64")
-    assert plain is not None
     assert plain.pipeline is not None
     (tmp_path / "cortex-a57.yaml").write_text(
         "# Written by `farm board calibrate-model`; FARM_CORE_TYPES names the folder of such files.\n"
@@ -27,10 +26,8 @@ def test_an_overlay_replaces_figures(tmp_path: pathlib.Path, monkeypatch: pytest
         changed, emulated = find_core_type("cortex-a57", "aarch64"), load_core("cortex-a57")
     finally:
         load_core_types.cache_clear()
-    assert changed is not None
     assert (changed.fma_pipes, changed.l2_bytes, changed.load_pipes) == (2.0, 1 << 20, plain.load_pipes)
     assert changed.sources[-1] == "certificate of a jetson-nano, now"
-    assert emulated is not None
     assert emulated["wait_cycles"] == 26.0
     assert changed.pipeline == plain.pipeline.model_copy(update={"wait_cycles": 26.0})
 

@@ -90,7 +90,6 @@ def test_pipes_issue_at_their_rate() -> None:
 def test_prices_and_predictions_know_the_same_core(name: str) -> None:
     """FMAs and loads take the time of the core's own facts, from which the search predicts."""
     core = load_core(name)
-    assert core is not None
     facts = yaml.safe_load((ROOT / f"inventory/core_types/{name}.yaml").read_text())
     assert core["freq_hz"] == facts["freq_hz"]
     pipeline = Pipeline(core["pipeline"])

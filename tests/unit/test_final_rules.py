@@ -37,15 +37,11 @@ def test_records_are_taken_where_they_gain() -> None:
     for none. A record that loses within the model spoils it for the others.
     """
     verdict = final_rules.decide(rounds(recorded=7.73, predicted=7.51), [RECORDED, PREDICTED], last=False)
-    assert verdict is not None
     assert (verdict.taken, verdict.gain) == (PREDICTED, None)
     verdict = final_rules.decide(rounds(recorded=7.0, predicted=7.5), [RECORDED, PREDICTED], last=False)
-    assert verdict is not None
     assert verdict.taken == RECORDED
-    assert verdict.gain is not None
     assert 1.0 < verdict.gain.low < verdict.gain.value == pytest.approx(7.5 / 7.0, rel=0.01)
     verdict = final_rules.decide(rounds(recorded=7.5, predicted=7.5, mixed_1=7.0, mixed_2=8.0), ALL, last=True)
-    assert verdict is not None
     assert verdict.taken == "mixed 1"
 
 
@@ -57,7 +53,6 @@ def test_what_cannot_be_told_apart_is_looked_at_again_and_then_the_prediction_st
     ]
     assert final_rules.decide(noisy, [RECORDED, PREDICTED], last=False) is None
     last = final_rules.decide(noisy, [RECORDED, PREDICTED], last=True)
-    assert last is not None
     assert last.taken == PREDICTED
 
 

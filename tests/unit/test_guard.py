@@ -231,7 +231,6 @@ def test_what_does_not_go_back_is_named(fault: str, path: str) -> None:
     _, problems = guard.restore(tree, snapshot, deadline_s=0.0)
     assert len(problems) == 1
     assert path in problems[0]
-    assert tree.board.gpu is not None
     assert tree.board.gpu.clock.max_hz > 114_750_000
     tree.write(FAULT, "clear")
     assert guard.restore(tree, snapshot)[1] == ()

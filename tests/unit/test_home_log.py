@@ -32,7 +32,6 @@ def test_what_is_logged_is_read_as_it_was() -> None:
     raw = LineFormatter("services").format(record)
     assert "\n" not in raw
     line = read_line(raw.encode())
-    assert line is not None
     assert (line.at, line.level, line.process, line.board, line.text) == (
         *(1764000000.25, "warning", "services", "nano-01"),
         "two\nlines \x1b[2J",

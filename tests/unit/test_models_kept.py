@@ -29,7 +29,6 @@ def test_a_model_is_found_where_its_file_is_not(tmp_path: pathlib.Path, monkeypa
     assert found.source == source
     assert found.about == about
     kept = find_model(shared / "models", source.sha256)
-    assert kept is not None
     kept.write_bytes(kept.read_bytes() + b"x")
     with pytest.raises(UsageError) as caught:
         find_same_model(about, None, "the campaign tuned")

@@ -95,7 +95,6 @@ def write(folder: pathlib.Path, power: str) -> pathlib.Path:
 def test_a_fleet_file_names_commands(tmp_path: pathlib.Path) -> None:
     """A path is taken from the file's folder, a name is left; a change of them is planned, also under a lease."""
     [board] = read_fleet(write(tmp_path, "{cycle: [./plug, '{board}'], off: [uhubctl, -a, 'off']}")).boards
-    assert board.power is not None
     assert board.power.cycle == [str(tmp_path / "./plug"), "{board}"]
     assert board.power.off == ["uhubctl", "-a", "off"]
     known = RegisteredBoard(board.name, board.board_type, board.transport, {}, "client")

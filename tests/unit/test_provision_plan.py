@@ -224,7 +224,6 @@ def test_what_starts_on_a_board_is_compiled_when_it_is_installed() -> None:
     """An agent's user may not write bytecode: what is left out would be compiled anew by each start."""
     plan = plan_steps(BOARD, ROOT, BUNDLE, render_files(ROOT, OPTIONS))
     check = re.search(r"-I -c '(import device_agent[^']*)'", scripts.install_version(ROOT, BUNDLE.manifest, plan))
-    assert check is not None
     code = check[1].replace(", tvm.rpc", "") + "; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     folder = find_agent_source()

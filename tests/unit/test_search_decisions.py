@@ -44,7 +44,6 @@ def is_whole(decision: Decision, knob: Knob) -> bool:
 def test_a_mutant_differs_in_one_decision_and_is_whole(seed: int) -> None:
     """Tiles still multiply to the loop, the innermost stays within its limit, the sketch stays."""
     mutant = mutate(GENOME, KNOBS, random.Random(seed))
-    assert mutant is not None
     changed = [i for i, pair in enumerate(zip(GENOME.decisions, mutant.decisions, strict=True)) if pair[0] != pair[1]]
     assert len(changed) == 1
     assert mutant.sketch == GENOME.sketch

@@ -33,7 +33,6 @@ def test_before_and_after_tuning_are_compared_across_variants() -> None:
     assert least <= mean <= greatest
     assert mean == pytest.approx(0.43, abs=0.02)
     ratio = pair.points[0].ratios["latency"]
-    assert ratio is not None
     assert ratio.high < 1
     assert not ratio.is_one
 

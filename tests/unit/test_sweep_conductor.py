@@ -140,12 +140,9 @@ def test_a_point_that_another_board_is_at_is_not_given_twice() -> None:
     conductor = begin(UNTUNED, exhaustive=True)
     for board in ("a", "b"):
         task = ask(conductor, board)
-        assert task is not None
         assert task.point.key == conductor.anchor.key
         carry_out(conductor, task, board, 1.0)
     first, second = ask(conductor, "a"), ask(conductor, "b")
-    assert first is not None
-    assert second is not None
     assert first.point.key != second.point.key
 
 
@@ -184,7 +181,6 @@ def test_a_sweep_goes_on_from_its_visits() -> None:
     made = []
     for at_s in range(4):
         task = ask(first, "a")
-        assert task is not None
         made.append(task.point.key)
         carry_out(first, task, "a", float(at_s))
     second = Conductor(GRID, Goal(Objective.LATENCY), PlannerSettings(exhaustive=True), (UNTUNED,), first.visits)

@@ -68,7 +68,6 @@ def test_a_window_is_as_long_as_asked_or_as_the_sensor_needs() -> None:
     assert "0.42 s" in slow.note
     assert visits.plan_window(description(None, ("IN",)), 0.5, 0.42).seconds == slow.seconds
     unknown = visits.plan_window(description(None, ("IN",)), 5.0).to_energy()
-    assert unknown is not None
     assert unknown.limit_s == 5.0
 
 
@@ -105,14 +104,11 @@ def test_a_start_and_a_latency_are_expected() -> None:
 def test_an_answer_becomes_a_measurement() -> None:
     """Median with interval, total and rails, energy with and without idle, the hottest zone."""
     found = visits.to_measurement(outcome(), "k", 7.0, "b", needs_total=True)
-    assert found is not None
     assert found.is_valid
     assert found.latency.value == 0.02
     assert 0.019 <= found.latency.low <= found.latency.high <= 0.021
     assert found.latency_p95_s == pytest.approx(0.021)
-    assert found.power is not None
     assert found.power.value == 2.0
-    assert found.energy is not None
     assert (found.energy.low, found.energy.value, found.energy.high) == (0.039, 0.04, 0.041)
     assert found.energy_above_idle is not None
     assert found.rail_power_w == {"IN": 2.0, "CPU": 0.5}
@@ -124,14 +120,12 @@ def test_an_answer_becomes_a_measurement() -> None:
 def test_without_a_sensor_energy_is_null() -> None:
     """Null, not zero; and a load that cannot be distinguished from idle has no energy above it."""
     found = visits.to_measurement(outcome(energy=None), "k", 0.0, "b")
-    assert found is not None
     assert found.is_valid
     assert found.power is found.energy is found.energy_above_idle is None
     energy = outcome().energy
     assert energy is not None
     weak = outcome(energy=dataclasses.replace(energy, above_idle_j=-0.001, above_idle_ci_j=(-0.002, 0.001)))
     measured = visits.to_measurement(weak, "k", 0.0, "b")
-    assert measured is not None
     assert measured.energy_above_idle is None
 
 
@@ -139,7 +133,6 @@ def test_without_a_sensor_energy_is_null() -> None:
 def test_a_spoilt_visit_says_why_and_may_be_repeated(status: Status) -> None:
     """It is kept, and counts for nothing."""
     found = visits.to_measurement(outcome(status, message="why"), "k", 0.0, "b")
-    assert found is not None
     assert not found.is_valid
     assert found.retry
     assert found.invalid == "why"
@@ -150,7 +143,6 @@ def test_a_spoilt_visit_says_why_and_may_be_repeated(status: Status) -> None:
 def test_a_sensor_that_gave_nothing_spoils_a_visit() -> None:
     """Where the board has one, a point without power would not be comparable."""
     found = visits.to_measurement(outcome(energy=None), "k", 0.0, "b", needs_total=True)
-    assert found is not None
     assert "no total" in found.invalid
 
 

@@ -180,7 +180,6 @@ class Rack:
 
     def evidence(self) -> dict[str, Any]:
         record = self.record()
-        assert record is not None
         assert record.evidence is not None
         return dict(record.evidence)
 
@@ -214,7 +213,6 @@ def test_the_fastest_becomes_a_record_with_evidence(store: Store) -> None:
     verification = rack.open(campaign)
     assert rack.drive(verification)
     record = rack.record()
-    assert record is not None
     assert (record.candidate, record.max_abs_error) == ("b", 0.0)
     assert record.median_s == pytest.approx(1e-3, rel=0.01)
     evidence = rack.evidence()
@@ -283,7 +281,6 @@ def test_the_best_alone_is_checked_and_believed(store: Store) -> None:
     verification = rack.open(campaign)
     assert rack.drive(verification)
     record = rack.record()
-    assert record is not None
     assert (record.candidate, record.median_s) == ("b", 1e-3)
     assert rack.winner_trials(campaign) == []
     assert sum(isinstance(request, RunWanted) for request in rack.seen) == 2
@@ -299,9 +296,7 @@ def test_the_best_alone_has_to_beat_what_was_tried_first(store: Store) -> None:
     campaign = rack.search("vision", FOUR)
     rack.latency_s["a"] = 0.9e-3
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "a"
+    assert rack.record().candidate == "a"
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b"}
 
 
@@ -319,7 +314,6 @@ def test_a_plan_that_was_tried_first_is_kept_unless_another_is_faster_by_a_twent
     rack.latency_s["c"], rack.noise = first_s, 0.001
     assert rack.drive(verification := rack.open(campaign))
     record, evidence = rack.record(), rack.evidence()
-    assert record is not None
     assert record.candidate == expected
     assert record.median_s == pytest.approx(rack.latency_s[expected], rel=0.01)
     assert evidence["leader"] == "b"
@@ -369,9 +363,7 @@ def test_a_first_that_lost_before_others_failed_is_not_compared_with_who_came_la
 
     rack.fault = crash_late
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "d"
+    assert rack.record().candidate == "d"
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == set("abcd")
     assert rack.evidence()["decided"] == "parted"
 
@@ -385,9 +377,7 @@ def test_a_restart_changes_nobodys_rival(store: Store, stop_after: int) -> None:
     rack.latency_s["b"] = 1.3e-3
     rack.drive(rack.open(campaign), stop_after)
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "a"
+    assert rack.record().candidate == "a"
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b"}
 
 
@@ -406,9 +396,7 @@ def test_the_best_alone_is_measured_beside_what_may_be_as_fast(store: Store) -> 
     assert rack.drive(rack.open(rack.search("second", FOUR)))
     third = rack.search("third", "ef")
     assert rack.drive(rack.open(third))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "e"
+    assert rack.record().candidate == "e"
     assert {row["candidate"] for row in rack.winner_trials(third)} == {"b", "e"}
 
 
@@ -431,9 +419,7 @@ def test_a_host_that_is_the_board_prepares_or_measures(store: Store) -> None:
     while not rack.drive(verification, stop_after=rack.answers + 1):
         open_ = {isinstance(each, ReplayWanted | BuildWanted) for queue in rack.queues.values() for each in queue}
         assert len(open_) < 2
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "b"
+    assert rack.record().candidate == "b"
 
 
 def test_rounds_alternate_and_rotate(store: Store) -> None:
@@ -460,9 +446,7 @@ def test_a_wrong_candidate_is_rejected_and_the_next_one_tried(store: Store) -> N
     campaign = rack.search("vision", FOUR)
     verification = rack.open(campaign)
     assert rack.drive(verification)
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "c"
+    assert rack.record().candidate == "c"
     (wrong,) = [row for row in rack.winner_trials(campaign) if row["status"] == Status.WRONG_RESULT]
     assert (wrong["candidate"], wrong["fault_side"]) == ("b", "candidate")
     assert verification.verdict.rejected == 1
@@ -496,16 +480,13 @@ def test_a_record_stays_unless_it_is_beaten(store: Store) -> None:
     again = rack.open(rack.search("second", ["x"]))
     assert rack.drive(again)
     record = rack.record()
-    assert record is not None
     assert (record.candidate, rack.evidence()["held"]) == ("old", True)
     (rival,) = rack.evidence()["rivals"]
     assert (rival["candidate"], rival["verdict"]) == ("x", "tied")
     assert rival["low"] < 0.999 < rival["high"]
     assert (again.verdict.records, again.verdict.held, again.verdict.ties) == (0, 1, 1)
     assert rack.drive(rack.open(rack.search("third", ["y"])))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "y"
+    assert rack.record().candidate == "y"
     assert rack.evidence()["replaced"]["candidate"] == "old"
 
 
@@ -532,9 +513,7 @@ def test_what_only_a_liar_measured_takes_part_if_it_could_be_the_best(store: Sto
         store.trials.add(Trial(campaign, "w1", name, DEFAULT_POINT, 1, outcome, trace_of(name), board_type=NANO))
     rack.latency_s = {**seemed, "d": 0.9e-3}
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "d"
+    assert rack.record().candidate == "d"
     assert {row["candidate"] for row in rack.winner_trials(campaign)} == {"a", "b", "c", "d"}
 
 
@@ -588,9 +567,7 @@ def test_a_board_that_goes_is_replaced(store: Store) -> None:
     assert late
     assert rack.drive(verification)
     assert rack.evidence()["decided"] == "parted"
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "b"
+    assert rack.record().candidate == "b"
 
 
 def test_what_a_board_answered_before_it_went_counts(store: Store) -> None:
@@ -617,9 +594,7 @@ def test_faults_that_are_no_candidates_repeat_the_round(store: Store, status: St
     rack.run_fault = lambda board, candidate, count: status if board == "nano-1" and count % 3 == 0 else None
     campaign = rack.search("vision", FOUR)
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "b"
+    assert rack.record().candidate == "b"
     assert any(row["status"] == status for row in rack.winner_trials(campaign))
 
 
@@ -641,9 +616,7 @@ def test_a_candidate_that_crashes_is_out(store: Store) -> None:
     rack = Rack(store, make_order(), FOUR)
     rack.fault = lambda board, candidate, count: Status.CRASHED if candidate == "b" else None
     assert rack.drive(rack.open(rack.search("vision", FOUR)))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "c"
+    assert rack.record().candidate == "c"
     assert [each["candidate"] for each in rack.evidence()["failed"]] == ["b"]
 
 
@@ -660,9 +633,7 @@ def test_a_candidate_may_miss_one_deadline(store: Store, misses: int, winner: st
     # A restart in the middle changes nothing.
     assert not rack.drive(rack.open(campaign), 20)
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == winner
+    assert rack.record().candidate == winner
 
 
 def test_without_a_reference_there_is_no_winner(store: Store) -> None:
@@ -692,9 +663,7 @@ def test_a_slow_host_costs_no_winner(store: Store, slow: str) -> None:
     rack.run_fault = lambda board, candidate, count: miss_once(Status.RUN_TIMEOUT, candidate)
     campaign = rack.search("vision", FOUR)
     assert rack.drive(rack.open(campaign, count_fault=lambda side: faults.update([side])))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "b"
+    assert rack.record().candidate == "b"
     assert faults == {FaultSide.FARM: 2}
     assert rack.events()["winner_retried"] == 2
 
@@ -708,7 +677,6 @@ def test_points_share_programs(store: Store) -> None:
     assert sum(isinstance(request, BuildWanted) for request in rack.seen) == 7
     for point in (DEFAULT_POINT, MAXN):
         record = rack.record(point)
-        assert record is not None
         assert record.candidate == "b"
 
 
@@ -746,7 +714,6 @@ def test_a_restart_measures_nothing_again(store: Store, stop_after: int) -> None
     assert rack.drive(second)
     for point in (DEFAULT_POINT, MAXN):
         record = rack.record(point)
-        assert record is not None
         assert record.candidate == "b"
     rows = rack.winner_trials(campaign)
     assert before <= {row["id"] for row in rows}
@@ -810,9 +777,7 @@ def test_a_trace_that_cannot_be_read_puts_its_candidate_out(store: Store) -> Non
     outcome = Outcome(Status.OK, latency_s=(1e-3,), board="nano-1", simulated=True)
     store.trials.add(Trial(campaign, "w1", "b", DEFAULT_POINT, 1, outcome, '["b"]', board_type=NANO))
     assert rack.drive(rack.open(campaign))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "c"
+    assert rack.record().candidate == "c"
 
 
 def test_a_round_ends_with_the_last_of_its_candidates(store: Store) -> None:
@@ -839,7 +804,6 @@ def test_a_round_that_ended_early_counts_for_those_it_has() -> None:
     contest = Contest(0, TieRule())
     contest.enter(["a", "b", "c"])
     one, other = (contest.begin(board, 0.0, {"nano-1", "nano-2"}, 2) for board in ("nano-1", "nano-2"))
-    assert one is not None
     assert other is not None
     for candidate in (one.left.pop(0), one.left.pop(0)):
         contest.on_measured(one, candidate, Status.OK, "", 1e-3)
@@ -854,9 +818,7 @@ def test_a_candidate_under_which_boards_go_down_is_out(store: Store) -> None:
     rack = Rack(store, make_order(), FOUR)
     rack.fault = lambda board, candidate, count: Status.BOARD_LOST if candidate == "b" else None
     assert rack.drive(rack.open(rack.search("vision", FOUR)))
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "c"
+    assert rack.record().candidate == "c"
     (failed,) = rack.evidence()["failed"]
     assert "3 boards went down" in failed["reason"]
 
@@ -871,9 +833,7 @@ def test_a_record_from_elsewhere_only_gives_way_to_what_is_faster(store: Store) 
     )  # fmt: skip
     assert store.records.save(theirs)
     assert rack.drive(verification)
-    record = rack.record()
-    assert record is not None
-    assert record.candidate == "z"
+    assert rack.record().candidate == "z"
     assert verification.verdict.held == 1
 
 

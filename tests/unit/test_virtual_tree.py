@@ -258,20 +258,12 @@ def make_faulty(fault: str, name: str = "jetson-nano") -> tuple[VirtualTree, Clo
     return tree, clock
 
 
-
-
-
-
 def test_a_fault_of_one_rail_leaves_other_chips_alone() -> None:
     """On a TX2 the module's chip fails, the GPU's goes on."""
     tree, _ = make_faulty("sensor_error:VDD_IN", "jetson-tx2")
     assert tree.read("/sys/bus/i2c/devices/0-0040/iio:device0/in_power0_input").isdecimal()
     with pytest.raises(OSError, match="Input/output"):
         tree.read("/sys/bus/i2c/devices/0-0041/iio:device1/in_power0_input")
-
-
-
-
 
 
 def test_throttling_shows_in_clock_and_cooling_device_and_ends() -> None:
