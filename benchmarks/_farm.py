@@ -32,9 +32,8 @@ from farm.processes.machine import machine_lock
 from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
-from farm.search.graph.pipeline import prepare_model
 from farm.search.target import host_target, make_target
-from farm.search.workloads import Workload
+from farm.search.workloads import Workload, prepare_model
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, SEARCH_TRIAL, FleetCampaign, Record

@@ -23,7 +23,7 @@ from farm.models.zoo import ZOO
 from farm.search import gpus, target, traces, tvm_env
 from farm.search.build import lowering
 from farm.search.families import rule
-from farm.search.graph.pipeline import prepare_model
+from farm.search.workloads import prepare_model
 
 MODELS = ("squeezenet1.1", "resnet18", "mobilenet_v2")
 BOARDS = ("jetson-nano", "jetson-tx2")

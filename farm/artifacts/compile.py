@@ -26,10 +26,10 @@ from farm.gpu.ptx import Usage
 from farm.search import default_schedule, gpus, traces, tvm_env, workloads
 from farm.search.build import lowering
 from farm.search.graph import half_precision, pipeline, recurrent
-from farm.search.graph.pipeline import Prepared, prepare_model
 from farm.search.target import make_code_target
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
+from farm.search.workloads import Prepared, prepare_model
 from farm.values import Record
 
 _log = logging.getLogger(__name__)

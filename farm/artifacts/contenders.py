@@ -18,7 +18,7 @@ from farm.artifacts.manifest import ModelFacts
 from farm.inventory.board_types import BoardType
 from farm.models.inputs import InputSpec
 from farm.search import gpus
-from farm.search.graph import pipeline as graph_pipeline
+from farm.search import workloads as search_workloads
 
 # From records, from predictions, untuned TVM, and the same model in another engine.
 RECORDED, PREDICTED, UNTUNED, ONNXRUNTIME = "recorded", "predicted", "untuned", "onnxruntime"
@@ -135,15 +135,15 @@ def _compile(
 
 
 # The last prepared model by model, target and pipeline: contenders differ in their schedules only.
-_latest: tuple[tuple[ModelFacts, str, str], graph_pipeline.Prepared] | None = None
+_latest: tuple[tuple[ModelFacts, str, str], search_workloads.Prepared] | None = None
 
 
-def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> graph_pipeline.Prepared:
+def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> search_workloads.Prepared:
     global _latest
     key = (order.model, json.dumps(order.config, sort_keys=True), pipeline)
     if _latest is None or _latest[0] != key:
         shapes = {spec.name: spec.static_shape for spec in opened.inputs}
-        _latest = key, graph_pipeline.prepare_model(opened.source.load(), shapes, order.config, pipeline)
+        _latest = key, search_workloads.prepare_model(opened.source.load(), shapes, order.config, pipeline)
     return _latest[1]
 
 

@@ -28,7 +28,6 @@ from farm.models.source import ModelSource, resolve_model
 from farm.processes.compile_subprocess import Apart
 from farm.search import default_schedule, target
 from farm.search import workloads as search_workloads
-from farm.search.graph import pipeline as graph_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +121,7 @@ def survey_model(source: ModelSource, inputs: Sequence[InputSpec], board_type: B
     else:
         config = board_type.target.to_tvm()
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = graph_pipeline.prepare_model(source.load(), shapes, config, board_type.pipeline)
+    prepared = search_workloads.prepare_model(source.load(), shapes, config, board_type.pipeline)
     return prepared.workloads, prepared.pipeline.name
 
 
@@ -204,7 +203,7 @@ def survey_apart(
 
 def _survey(model: ModelVariant, form: Form, texts: bool) -> WorkloadSurvey:
     shapes = {spec.name: spec.static_shape for spec in model.inputs}
-    prepared = graph_pipeline.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
+    prepared = search_workloads.prepare_model(model.load(), shapes, form.to_target(), form.pipeline)
     predicted_s = {
         w.hash: seconds for w in prepared.workloads if (seconds := default_schedule.predict_seconds(w)) is not None
     }

@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx
 import tvm
 import tvm_ffi
 from tvm.s_tir.analysis import estimate_tir_flops
 
+from farm.search import target as search_target
 from farm.search.families.winograd import count_direct_flop
-from farm.search.graph import half_precision, in_place_concat, recurrent
+from farm.search.graph import half_precision, importer, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 
@@ -201,6 +203,26 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             )
         )
     return _with_unique_names(sorted(found, key=lambda w: (-w.flop * w.weight, w.name, w.hash)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """TVM's `module` and `target`, the `pipeline` used, and the `workloads`, the heaviest first."""
+
+    module: Any
+    target: Any
+    pipeline: graph_pipeline.GraphPipeline
+    workloads: list[Workload]
+
+
+def prepare_model(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], target_config: Mapping[str, Any], pipeline_name: str
+) -> Prepared:
+    """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
+    compile_target = search_target.make_target(target_config)
+    module = importer.import_onnx(model, shapes)
+    module, used = graph_pipeline.prepare(module, compile_target, graph_pipeline.require_pipeline(pipeline_name))
+    return Prepared(module, compile_target, used, extract(module, compile_target, target_config, used.name))
 
 
 def list_arguments(module: Any) -> tuple[tuple[tuple[int, ...], str], ...]:

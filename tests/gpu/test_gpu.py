@@ -22,7 +22,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.zoo import ZOO
 from farm.search import default_schedule, gpus, target, tvm_env
 from farm.search.build import builder, lowering
-from farm.search.graph.pipeline import prepare_model
+from farm.search.workloads import prepare_model
 
 TYPE = "jetson-nano"
 MODELS = ("squeezenet1.1", "mobilenet_v2", "resnet18")

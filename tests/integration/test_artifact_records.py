@@ -11,7 +11,7 @@ from farm.artifacts.compile import Compiled, compile_model
 from farm.artifacts.given_model import open_model
 from farm.inventory.board_types import require_board_type
 from farm.search import default_schedule, traces, tvm_env
-from farm.search.graph.pipeline import prepare_model
+from farm.search.workloads import prepare_model
 from farm.values import Record
 
 tvm = tvm_env.load()

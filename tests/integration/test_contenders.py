@@ -26,7 +26,7 @@ from farm.campaign.verify.finals import list_layer_rounds
 from farm.inventory.board_types import require_board_type
 from farm.models.inputs import make_inputs
 from farm.search import target as targets
-from farm.search.graph.pipeline import Prepared, prepare_model
+from farm.search.workloads import Prepared, prepare_model
 from farm.sweep.run.programs import SweepRecipe
 from farm.values import DEFAULT_POINT, ModelDecision, Record, name_workloads
 from tests.integration.one_search import OneSearch

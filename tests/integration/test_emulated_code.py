@@ -83,8 +83,8 @@ def built(
     from farm.search import tvm_env
     from farm.search.build import builder
     from farm.search.default_schedule import find_default
-    from farm.search.graph.pipeline import prepare_model
     from farm.search.target import host_target, make_target
+    from farm.search.workloads import prepare_model
 
     tvm = tvm_env.load()
     nano = require_board_type("jetson-nano")

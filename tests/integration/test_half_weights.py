@@ -19,7 +19,7 @@ from farm.search import cores, target, traces, tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.families.rule import read_outlook
 from farm.search.graph import canonical, half_precision
-from farm.search.graph.pipeline import Prepared, prepare_model
+from farm.search.workloads import Prepared, prepare_model
 
 tvm = tvm_env.load()
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.errors import ModelRefusedError, UsageError
 from farm.search import target, tvm_env
 from farm.search.graph import importer, pipeline
-from farm.search.graph.pipeline import prepare_model
+from farm.search.workloads import prepare_model
 
 tvm = tvm_env.load()
 

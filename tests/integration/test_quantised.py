@@ -19,7 +19,7 @@ from farm.models.source import resolve_model
 from farm.search import cores, default_schedule, target, traces, tvm_env
 from farm.search.families import rule
 from farm.search.graph import dots, pipeline
-from farm.search.graph.pipeline import Prepared, prepare_model
+from farm.search.workloads import Prepared, prepare_model
 
 tvm = tvm_env.load()
 from tvm.target import codegen  # noqa: E402

@@ -14,7 +14,7 @@ from farm.models import zoo
 from farm.search import cores, tvm_env
 from farm.search.families import rule
 from farm.search.graph import dots, strip_fusion
-from farm.search.graph.pipeline import prepare_model
+from farm.search.workloads import prepare_model
 from tests.integration.test_families import AVX2, NANO, make_arguments, make_convolution, run
 
 tvm = tvm_env.load()

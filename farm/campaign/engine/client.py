@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
+from farm import settings as farm_settings
 from farm.campaign.engine import control
 from farm.campaign.engine.state import ANOTHER_RUNS, find_engine, is_held
 from farm.errors import (
@@ -20,9 +22,10 @@ from farm.errors import (
     PermanentError,
     StoreFaultError,
     UnavailableError,
+    UsageError,
 )
 from farm.processes import children, home_log
-from farm.processes.machine import is_here
+from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
@@ -33,6 +36,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.05
 _OUTPUT = "engine.out"
+
+_log = logging.getLogger(__name__)
 
 
 def ensure_engine(settings: Settings, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -141,6 +146,26 @@ def is_expected() -> bool:
         return False
     # The command never writes: a readable pipe is its end.
     return not select.select([_STDIN], [], [], 0)[0]
+
+
+def take_over(names: Sequence[str]) -> int:
+    """Resume those of the campaigns that have no engine, and start one. Returns the exit code of a process."""
+    try:
+        settings = farm_settings.load()
+        home_log.start_log("take-over", settings.home_path / "logs")
+        with Store(settings.store_location) as store:
+            left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
+            for name in left:
+                try:
+                    control.resume(store, name, f"{name_coordinator()}, which takes over")
+                except UsageError as error:  # cancelled meanwhile
+                    _log.info("%s: %s", name, error)
+        if left:
+            ensure_engine(settings)
+    except FarmError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    return 0
 
 
 _FOLLOW_S = 0.2

@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farm import settings as farm_settings
-from farm.campaign.engine import client, progress
+from farm.campaign.engine import progress
 from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
 from farm.campaign.scheduler.values import Budget
-from farm.errors import FarmError, StoreFaultError, TransientError, UnavailableError, UsageError
-from farm.processes import home_log
-from farm.processes.machine import find_engines_gone, is_gone, is_here, name_coordinator
+from farm.errors import StoreFaultError, TransientError, UnavailableError, UsageError
+from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import CampaignState, FleetCampaign
@@ -153,26 +152,6 @@ def resume(store: Store, name: str, by: str) -> FleetCampaign:
     if campaign.state is CampaignState.PAUSED and not campaign.engine:
         store.campaigns.note(campaign.id, CampaignState.SUBMITTED, "waits for an engine")
     return store.campaigns.require(name)
-
-
-def take_over(names: Sequence[str]) -> int:
-    """Resume those of the campaigns that have no engine, and start one. Returns the exit code of a process."""
-    try:
-        settings = farm_settings.load()
-        home_log.start_log("take-over", settings.home_path / "logs")
-        with Store(settings.store_location) as store:
-            left = [name for name in store.campaigns.fetch_left(find_engines_gone(store)) if name in names]
-            for name in left:
-                try:
-                    resume(store, name, f"{name_coordinator()}, which takes over")
-                except UsageError as error:  # cancelled meanwhile
-                    _log.info("%s: %s", name, error)
-        if left:
-            client.ensure_engine(settings)
-    except FarmError as error:
-        _log.error("%s", error)
-        return error.exit_code
-    return 0
 
 
 def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) -> Budget:

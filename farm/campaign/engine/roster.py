@@ -6,107 +6,21 @@ meanwhile.
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint
 from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
+from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.resume import to_labels, to_names
 from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.crew.choice import find_reason, find_unusable
-from farm.crew.queue_entry import QueueEntry, describe, read_queue
-from farm.crew.queue_rules import QueuePlan
-from farm.errors import TransientError
 from farm.store import Store
-from farm.values import BoardRequest, CampaignState, WorkKind
-
-# Longer than a command's: an engine may be busy for seconds, and would lose its place in the queue.
-_TTL_S = 30.0
-
-_log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class BoardsAsked:
-    """The boards of a type that a campaign may use. `campaign` None: for all campaigns."""
-
-    campaign: str | None
-    purpose: str
-    board_type: str
-    boards: frozenset[str]
-    priority: int = 0
-
-    def without(self, board: str) -> BoardsAsked:
-        return dataclasses.replace(self, boards=self.boards - {board})
-
-
-class TrialQueue:
-    """The campaigns' entries in the queue for boards. Not thread-safe, as its store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._places: dict[tuple[str | None, str], QueueEntry] = {}
-        self._plan = QueuePlan()
-        self._known: dict[int, BoardRequest] = {}
-
-    def ask(self, asked: Sequence[BoardsAsked]) -> None:
-        """Replace the entries by these."""
-        wanted = {(each.campaign, each.board_type): each for each in asked if each.boards}
-        for key in self._places.keys() - wanted.keys():
-            self._places.pop(key).leave()
-        for key, each in wanted.items():
-            if key in self._places:
-                self._places[key].change(each.boards)
-            else:
-                self._places[key] = QueueEntry(
-                    self._store,
-                    WorkKind.TRIALS,
-                    each.purpose,
-                    each.board_type,
-                    each.boards,
-                    priority=each.priority,
-                    campaign=each.campaign,
-                    ttl_s=_TTL_S,
-                )
-
-    def look(self, rows: Sequence[Mapping[str, Any]], leaving: Collection[str]) -> None:
-        """Read the queue's state; `rows` are the store's of boards. A busy store changes nothing."""
-        if not self._places:
-            self._plan = QueuePlan()
-            return
-        try:
-            for place in self._places.values():
-                place.stay()
-            queue, self._plan = read_queue(self._store, rows, leaving)
-        except TransientError as error:
-            _log.info("the queue cannot be read: %s", error.message)
-            return
-        self._known = {each.id: each for each in queue.requests}
-
-    def may_take(self, board: str) -> bool:
-        """Whether the queue grants us a free board."""
-        return self._plan.grants.get(board) in {place.number for place in self._places.values()} - {None}
-
-    def asked_back(self, held: Collection[str]) -> dict[str, str]:
-        """Return which of our boards are granted to others, and to whom."""
-        found = {name: self._known.get(number) for name, number in self._plan.yields.items() if name in held}
-        return {name: describe(request) for name, request in found.items() if request is not None}
-
-    def priorities(self) -> dict[str, int]:
-        """Return the priority of each campaign, as operators have set it."""
-        return {campaign: place.priority for (campaign, _), place in self._places.items() if campaign is not None}
-
-    def close(self) -> None:
-        for place in self._places.values():
-            place.leave()
-        self._places.clear()
-
+from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
 _LOOK_S = 1.0

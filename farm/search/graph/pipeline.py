@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
 from typing import Any, Literal
 
-import onnx
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
 from farm.errors import ModelRefusedError, UsageError
 from farm.inventory.board_types import BoardType
-from farm.search import cores, gpus, target, workloads
+from farm.search import cores, gpus
 from farm.search.graph import (
     algorithms,
     bindings,
@@ -28,7 +26,6 @@ from farm.search.graph import (
     decomposition,
     dots,
     half_precision,
-    importer,
     in_place_concat,
     obstacles,
     quantised,
@@ -38,7 +35,6 @@ from farm.search.graph import (
     winograd,
 )
 from farm.search.tvm_errors import find_reason
-from farm.search.workloads import Workload
 
 # Calls that the executable makes itself; any other needs a function.
 _CALLS = frozenset(
@@ -317,23 +313,3 @@ def _split_preprocessing() -> Any:
         return done
 
     return tvm.transform.module_pass(split, opt_level=0, name="SplitScheduledPreprocessing")
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """TVM's `module` and `target`, the `pipeline` used, and the `workloads`, the heaviest first."""
-
-    module: Any
-    target: Any
-    pipeline: GraphPipeline
-    workloads: list[Workload]
-
-
-def prepare_model(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], target_config: Mapping[str, Any], pipeline_name: str
-) -> Prepared:
-    """Import `model` with static `shapes`, run the graph pipeline, extract the workloads. Raises UsageError."""
-    compile_target = target.make_target(target_config)
-    module = importer.import_onnx(model, shapes)
-    module, used = prepare(module, compile_target, require_pipeline(pipeline_name))
-    return Prepared(module, compile_target, used, workloads.extract(module, compile_target, target_config, used.name))

@@ -6,13 +6,16 @@ import dataclasses
 import json
 import logging
 import socket
+from typing import TYPE_CHECKING
 
 import apprise
 import requests
 
 from farm.errors import PermanentError, TransientError
 from farm.processes import children
-from farm.services.notices.document import WayDocument
+
+if TYPE_CHECKING:
+    from farm.services.notices.document import WayDocument
 
 # Its warnings may hold parts of a URL, which are secrets.
 logging.getLogger("apprise").setLevel(logging.CRITICAL)

@@ -20,8 +20,8 @@ from farm.crew.driven_board import DrivenBoard
 from farm.errors import BoardUnsafeError, InternalError, PermanentError, TransientError, UnavailableError
 from farm.models.batches import set_batch
 from farm.search import traces
+from farm.search import workloads as search_workloads
 from farm.search.build import builder
-from farm.search.graph import pipeline as graph_pipeline
 from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
 from farm.sweep.run.programs import SweepRecipe
@@ -63,7 +63,7 @@ def build_rivals(
     """
     model, inputs = set_batch(recipe.source, recipe.shapes, batch)
     shapes = {spec.name: spec.static_shape for spec in inputs}
-    prepared = graph_pipeline.prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
+    prepared = search_workloads.prepare_model(model, shapes, recipe.target_config, recipe.board_type.pipeline)
     tried = []
     for workload in prepared.workloads:
         rivals = []
