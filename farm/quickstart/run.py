@@ -31,7 +31,7 @@ from farm.models.inputs import InputSpec, make_inputs
 from farm.models.source import ModelSource
 from farm.points.values import Goal
 from farm.processes.compile_subprocess import Apart
-from farm.report import campaign_rows, canvas, quickstart_page
+from farm.report import campaign_charts, campaign_rows, charts, drawing, quickstart_page
 from farm.report.quickstart_page import LABELS
 from farm.report.sweep_page import write_sweep_report
 from farm.search import workloads as search_workloads
@@ -421,44 +421,28 @@ def _write(out: Path, document: dict[str, Any], tuned: Tuned, compiled: compile.
     (out / "model.so").write_bytes(compiled.library)
     board = document["board"]
     title = f"{document['model']} on {board['type']}/{board['name']}"
-    roles = {
-        "untuned": canvas.BASELINE,
-        "predicted": canvas.OURS,
-        "recorded": canvas.OURS,
-        "tuned": canvas.OURS,
-        "onnxruntime": canvas.RIVAL,
-    }
+    roles = {"untuned": charts.BASELINE, "onnxruntime": charts.RIVAL}
     rows, references = [], []
     for name, label in LABELS.items():
         if (figures := document["latency_ms"][name]) is not None:
             median, low, high = (value / 1e3 for value in (figures["median"], *figures["ci"]))
-            rows.append(canvas.LatencyRow(label, median, roles[name], low, high))
+            colour = roles.get(name, charts.OURS)
+            rows.append((label, colour, {"median": median, "ci_low": low, "ci_high": high}))
             if name in ("tuned", "onnxruntime"):
-                references.append(canvas.Reference(label, median, roles[name]))
+                references.append((label, colour, median))
     threads = document["measurement"]["threads"]
     runs = {name: latency["runs"] for name, latency in document["latency_ms"].items() if latency}
     fewer = f" (untuned: {runs['untuned']})" if runs.get("untuned", runs["tuned"]) < runs["tuned"] else ""
-    latency = canvas.plot_latency(
-        out / "latency.png",
-        rows,
-        title,
-        f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads",
-        simulated=board["simulated"],
-    )
-    pictures = [latency]
+    subtitle = f"median of {runs['tuned']} runs{fewer} with 95 % confidence interval, {threads} threads"
+    simulated = board["simulated"]
+    planned = [campaign_charts.plan_latency("latency", rows, title, subtitle, simulated=simulated)]
     if len(tuned.history) >= 2:
-        points = [canvas.ProgressPoint(trials, latency) for trials, latency in tuned.history]
-        progress = canvas.plot_progress(
-            out / "progress.png",
-            points,
-            title,
-            "sum of the best trial of each workload, timed alone; lines: the whole model",
-            trials=sum(int(task["counted"]) for task in tuned.tasks),
-            references=references,
-            simulated=board["simulated"],
+        trials = sum(int(task["counted"]) for task in tuned.tasks)
+        planned.append(
+            campaign_charts.plan_progress("progress", tuned.history, trials, references, title, simulated=simulated)
         )
-        pictures.append(progress)
     else:
         del document["report"]["progress_plot"]
+    pictures = [drawing.save(chart, out) for chart in planned]
     files = ["model.so", *(["sweep/sweep.html"] if document["sweep"] else [])]
     quickstart_page.write_report(document, pictures, out, files)  # type: ignore[arg-type]

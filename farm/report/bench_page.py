@@ -12,7 +12,7 @@ from device_agent.protocol import format_mhz
 from farm import foreign
 from farm.artifacts.bench import ONNXRUNTIME, OURS, RULE, UNTUNED
 from farm.points.values import format_conditions
-from farm.report import canvas, pages
+from farm.report import campaign_charts, charts, drawing, pages
 
 PAGE, JSON = "report.md", "report.json"
 _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried": "not tried"}
@@ -48,7 +48,7 @@ def _list_rails(power: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     return [(name, windows.get("idle", {}).get(name), rail) for name, rail in windows.get("busy", {}).items()]
 
 
-_ROLES = {OURS: canvas.OURS, RULE: canvas.OURS, ONNXRUNTIME: canvas.RIVAL, UNTUNED: canvas.BASELINE}
+_ROLES = {OURS: charts.OURS, RULE: charts.OURS, ONNXRUNTIME: charts.RIVAL, UNTUNED: charts.BASELINE}
 
 
 def write_report(document: dict[str, Any], folder: Path) -> list[str]:
@@ -58,20 +58,15 @@ def write_report(document: dict[str, Any], folder: Path) -> list[str]:
     (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
     for index, model in enumerate(document["models"]):
         rows = [
-            canvas.LatencyRow(
-                each["label"],
-                each["latency_s"]["median"],
-                _ROLES[name],
-                each["latency_s"]["ci_low"],
-                each["latency_s"]["ci_high"],
-            )
+            (each["label"], _ROLES[name], each["latency_s"])
             for name, each in model["variants"].items()
             if each["latency_s"]
         ]
         same = [each["model"] for each in document["models"][:index]].count(model["model"])
-        path = folder / f"latency-{model['model']}{f'-{same + 1}' if same else ''}.png"
+        name = f"latency-{model['model']}{f'-{same + 1}' if same else ''}"
         subtitle = format_conditions(document["threads"], document["clocks"], document["operating_point"])
         title = f"{model['model']} on {board['type']}/{board['name']}"
-        canvas.plot_latency(path, rows, title, subtitle, simulated=board["simulated"])
-        paths.append(str(path))
+        chart = campaign_charts.plan_latency(name, rows, title, subtitle, simulated=board["simulated"])
+        drawing.save(chart, folder)
+        paths.append(str(folder / f"{name}.png"))
     return paths

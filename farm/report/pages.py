@@ -11,14 +11,12 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jinja2
 
 from farm import foreign, units
-
-if TYPE_CHECKING:  # loads Matplotlib
-    from farm.report.canvas import Picture
+from farm.report.charts import Picture
 
 # Kinds of cells: numbers are right-aligned, names of code have its font.
 NUMBER, CODE = "number", "code"

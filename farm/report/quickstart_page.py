@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from farm.report import campaign_rows, pages
-from farm.report.canvas import Picture
+from farm.report.charts import Picture
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
 from farm.units import NOTHING, format_duration, format_latency, format_number, seconds_scale
 

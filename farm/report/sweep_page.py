@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.report import pages, sweep_answer, sweep_plots, sweep_tables
-from farm.report.canvas import Picture
+from farm.report import drawing, pages, sweep_answer, sweep_charts, sweep_tables
+from farm.report.charts import Picture
 from farm.report.pages import Content, PageTable, make_table
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Series
@@ -29,7 +29,7 @@ def write_sweep_report(document: Mapping[str, Any], folder: pathlib.Path) -> dic
     `document` is what `farm sweep show ID --json` prints. Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = sweep_plots.draw_pictures(document, folder)
+    pictures = [drawing.save(chart, folder) for chart in sweep_charts.plan_charts(document)]
     texts = {
         "page": (PAGE, write_page(document, pictures)),
         "csv": (CSV, sweep_tables.write_csv(document)),

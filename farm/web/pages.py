@@ -7,7 +7,7 @@ import functools
 import shlex
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
-from farm.web import now, orders, series, svg
+from farm.web import charts, now, orders, series
 from farm.web.access import COOKIE
 from farm.web.tokens import Role
 from farm.web.view import RecordFilters, Text, View
@@ -141,41 +141,30 @@ def show_board(request: Request, name: str) -> HTMLResponse:
         )
 
 
-def _draw_readings(readings: Any) -> list[tuple[str, Any]]:
+def _draw_readings(readings: Sequence[series.Reading]) -> Iterator[tuple[str, Any]]:
     """Draw clocks, power and temperature of the last hour, where the board reads them."""
-    titles = ("Clocks in runs", "Power", "Temperature")
     times = [each.at for each in readings]
-    lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {title: [] for title in titles}
-    for domain in ("cpu", "gpu", "memory"):
-        found = [(each.at, each.clocks_hz[domain] / 1e6) for each in readings if domain in each.clocks_hz]
-        if len(found) > 1:
-            lines["Clocks in runs"].append((domain, found))
-    for title, values in (
-        ("Power", [(each.at, each.power_w) for each in readings if each.power_w is not None]),
-        ("Temperature", [(each.at, each.temperature_c) for each in readings if each.temperature_c is not None]),
+    clocks = {
+        domain: [(each.at, each.clocks_hz[domain] / 1e6) for each in readings if domain in each.clocks_hz]
+        for domain in ("cpu", "gpu", "memory")
+    }
+    power = [(each.at, each.power_w) for each in readings if each.power_w is not None]
+    temperature = [(each.at, each.temperature_c) for each in readings if each.temperature_c is not None]
+    for title, unit, lines in (
+        ("Clocks in runs", "MHz", clocks),
+        ("Power", "W", {"power": power}),
+        ("Temperature", "°C", {"temperature": temperature}),
     ):
-        if len(values) > 1:
-            lines[title].append((title.lower(), values))
-    units_of = {"Clocks in runs": "MHz", "Power": "W", "Temperature": "°C"}
-    charts = []
-    for title, drawn in lines.items():
-        if drawn:
-            names = [name for name, _ in drawn if name != title.lower()]
-            said = f"{title}{': ' if names else ''}{', '.join(names)}"
-            charts.append((said, svg.draw_lines(drawn, units_of[title], f"{title} of the last hour", say_time, times)))
-    return charts
+        if drawn := [(name, line) for name, line in lines.items() if len(line) > 1]:
+            names = f": {', '.join(name for name, _ in drawn)}" if lines is clocks else ""
+            yield title + names, charts.show(charts.plan_times(title, f"{title} of the last hour", unit, drawn, times))
 
 
-def _draw_golden(calibration: Any) -> list[tuple[str, Any]]:
-    if calibration is None or len(calibration.samples) < 2:
-        return []
-    runs = [(each.at, each.median_s * 1e3) for each in calibration.samples]
-    return [("Golden kernel", svg.draw_lines([("golden kernel", runs)], "ms", "Golden kernel's times", say_time))]
-
-
-def say_time(at: float) -> str:
-    """Format a tick of a time axis."""
-    return time.strftime("%H:%M:%S", units.to_local_time(at))
+def _draw_golden(calibration: Any) -> Iterator[tuple[str, Any]]:
+    if calibration is not None and len(calibration.samples) > 1:
+        runs = [(each.at, each.median_s * 1e3) for each in calibration.samples]
+        lines = [("golden kernel", runs)]
+        yield "Golden kernel", charts.show(charts.plan_times("golden", "Golden kernel's times", "ms", lines, ()))
 
 
 def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import threading
 import time
@@ -219,7 +218,8 @@ def _environment() -> jinja2.Environment:
         "moment": _moment, "stamp": _stamp, "age": _age, "span": campaign_rows.format_clock, "percent": _percent,
         "latency": units.format_latency, "number": units.format_number, "point": units.format_point,
         "url": lambda text: urllib.parse.quote(str(text), safe=""), "cut": _cut, "bytes": units.format_bytes,
-        "asdict": dataclasses.asdict, "count": units.format_count,
+        "count": units.format_count,
+        "clock_time": lambda at: time.strftime("%H:%M:%S", units.to_local_time(at)),
     }  # fmt: skip
     environment.globals |= {"clock": time.time, "note_flop": campaign_rows.note_flop}
     return environment

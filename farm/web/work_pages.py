@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shlex
 import time
 import urllib.parse
@@ -24,10 +26,9 @@ from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare, nvpmodel
 from farm.values import FleetCampaign
-from farm.web import now, orders, svg
-from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, say_time, show, turn
+from farm.web import charts, now, orders
+from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, show, turn
 from farm.web.series import Course
-from farm.web.svg import Lane
 from farm.web.view import Text
 
 router = APIRouter(include_in_schema=False)
@@ -73,6 +74,7 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
     lines = [
         (_name_curve(each, curves), [(at, s * 1e3) for at, s in each["steps"]]) for each in curves if each["steps"]
     ]
+    course_chart = charts.plan_course(lines[:_MOST_CURVES], counted)
     return show(
         request,
         "campaign.html",
@@ -82,15 +84,12 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
         winners=[each for each in winners if each["median_s"] is not None],
         tasks=len(winners),
         best={(each["board_type"], each["point"], each["workload"]): each for each in tasks},
-        course=svg.draw_steps(
-            lines[:_MOST_CURVES], "trials", "latency, ms", "Sum of the best trials of each model's workloads", counted
-        )
-        if lines
-        else "",
-        lines=[name for name, _ in lines[:_MOST_CURVES]],
-        plot=json.dumps(_to_plot(lines[:_MOST_CURVES], counted)),
-        pace=svg.draw_bars(pace, minutes, "Trials per minute") if len(pace) > 1 else "",
-        timeline=svg.draw_timeline(lanes, began, ended, say_time, "Who measured when") if lanes else "",
+        course=charts.show(course_chart) if lines else "",
+        plot=json.dumps(charts.to_plot(course_chart)),
+        pace=charts.show(charts.plan_pace(pace, minutes)) if len(pace) > 1 else "",
+        lanes=lanes,
+        began=began,
+        ended=ended,
         left_out=left_out,
         gaps=_sum_gaps(lanes),
         events=now.list_events(store, name, PER_PAGE),
@@ -107,8 +106,22 @@ def _list_tasks(progress: Mapping[str, Any], course: Course) -> Iterator[dict[st
         steps.setdefault(key, []).append((counted, median_s))
     for task in progress.get("tasks", ()):
         mine = steps.get((task["board_type"], task["point"], task["workload"]), [])
-        spark = svg.draw_spark(mine, course.counted, f"{len(mine)} improvements") if len(mine) > 1 else ""
-        yield {**task, "spark": spark, "first_s": mine[0][1] if mine else None}
+        yield {
+            **task,
+            "spark": _draw_spark(mine, course.counted),
+            "steps": len(mine),
+            "first_s": mine[0][1] if mine else None,
+        }
+
+
+def _draw_spark(steps: Sequence[tuple[float, float]], end: float) -> str:
+    """Return the path of a latency that falls, in a box of 120 by 22; empty for a single value."""
+    if len(steps) < 2:
+        return ""
+    high, low = math.log(steps[0][1]), math.log(steps[-1][1])
+    places = [(1 + 118 * at / end, 2 + 18 * (high - math.log(value)) / (high - low)) for at, value in steps]
+    first, *others = places
+    return f"M{first[0]:.1f} {first[1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in others) + "H119"
 
 
 def _name_curve(curve: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -> str:
@@ -116,17 +129,13 @@ def _name_curve(curve: Mapping[str, Any], curves: Sequence[Mapping[str, Any]]) -
     return f"{curve['model']} on {curve['board_type']} @ {curve['point']}" if several else str(curve["model"])
 
 
-def _to_plot(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], end: int) -> dict[str, Any]:
-    """Return the lines for uPlot: one column of trials, one for each line, null before it begins."""
-    places = sorted({at for _, steps in lines for at, _ in steps} | {float(end)})
-    columns: list[list[float | None]] = []
-    for _, steps in lines:
-        known, value, column = dict(steps), None, []
-        for at in places:
-            value = known.get(at, value)
-            column.append(value)
-        columns.append(column)
-    return {"names": [name for name, _ in lines], "data": [places, *columns]}
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A board's lane in a timeline: its work, and its gaps with their cause (all s since the epoch)."""
+
+    name: str
+    spans: Sequence[Sequence[float]]
+    gaps: Sequence[tuple[float, float, str]]
 
 
 def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[list[Lane], int]:
@@ -227,7 +236,6 @@ def show_sweep(
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, _read_number(beside)) if beside else None
         choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row["id"] != sweep]
-    shown = [*document["series"], *(other["series"] if other else ())]
     words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
     words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
     words += [f"--objective {goal.objective}"]
@@ -242,9 +250,7 @@ def show_sweep(
         goal=goal,
         said_goal=sweep_answer.describe_goal(document["goal"]),
         objectives=[str(each) for each in Objective],
-        scatter=svg.draw_scatter(document, [other] if other else []) if sweep_rows.has_energy(document) else "",
-        has_pick=any(each["pick"] for each in shown),
-        has_predicted=any(row["predicted"] for each in shown for row in each["rows"]),
+        scatter=charts.show(charts.plan_scatter(document, other)) if _has_points(document) else "",
         compared=sweep_answer.compare_variants(document),
         pairs=pair_variants(document),
         series=sweep_rows.order_series(document),
@@ -254,6 +260,10 @@ def show_sweep(
         command=" ".join([f"farm sweep pick {sweep}", *words]),
         export=f"farm sweep export {sweep} --as sh",
     )
+
+
+def _has_points(document: Mapping[str, Any]) -> bool:
+    return any(row["energy_j"] for series in document["series"] for row in sweep_rows.counted(series))
 
 
 def _read_number(text: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farm.report import pages, quickstart_page
-from farm.report.canvas import Picture
+from farm.report.charts import Picture
 from farm.report.quickstart_page import Document
 
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from farm import units
-from farm.report import canvas, sweep_answer, sweep_page, sweep_plots, sweep_tables
+from farm.report import drawing, sweep_answer, sweep_charts, sweep_page, sweep_tables
 from farm.sweep import rows as sweep_rows
 from tests.unit import sweep_documents
 
@@ -216,13 +216,13 @@ def test_names_stay_text() -> None:
     assert "<script>alert(1)</script>" in page.text
 
 
-def test_batches_are_told_apart(tmp_path: pathlib.Path) -> None:
+def test_batches_are_told_apart() -> None:
     """Each batch size has its own pictures, and throughput per joule counts inputs, not calls."""
     document = sweep_documents.nano(every=5, variants=("tuned",))
     single = document["series"][0]
     document["series"] = [single, json.loads(json.dumps(single)) | {"batch": 4}]
     page = make_page(document)
-    names = [picture.name for picture in sweep_plots.draw_pictures(document, tmp_path)]
+    names = [chart.name for chart in sweep_charts.plan_charts(document)]
     assert names == ["front-batch1", "clock-a57-batch1", "front-batch4", "clock-a57-batch4"]
     assert "inputs per J" in page.text
     rows = [row for row in read_csv(document) if row["operating_point"] == "a57=1479MHz"]
@@ -240,8 +240,10 @@ def test_pictures_are_repeatable(tmp_path: pathlib.Path) -> None:
     """The same document gives the same bytes."""
     document, again = sweep_documents.nano(every=5, variants=("tuned",)), tmp_path / "again"
     again.mkdir()
-    pictures = sweep_plots.draw_pictures(document, tmp_path)
-    assert sweep_plots.draw_pictures(document, again) == pictures
+    pictures, same = (
+        [drawing.save(chart, folder) for chart in sweep_charts.plan_charts(document)] for folder in (tmp_path, again)
+    )
+    assert pictures == same
     for picture in pictures:
         name = f"{picture.name}.png"
         assert (tmp_path / name).read_bytes() == (again / name).read_bytes()
@@ -254,7 +256,7 @@ def test_pictures_are_whole(written: Callable[[str], dict[str, str]], name: str)
     assert paths
     for path in paths:
         image = np.asarray(Image.open(path).convert("RGB"))
-        assert image.shape[1] == round(canvas.WIDTH_INCHES * canvas.DPI)
+        assert image.shape[1] == round(drawing.WIDTH_INCHES * drawing.DPI)
         for edge in (image[:3], image[-3:], image[:, :3], image[:, -3:]):
             assert (edge == 255).all(), path
         assert (image < 128).mean() > 0.003

@@ -89,10 +89,10 @@
       JSON.parse(get("scatter").dataset.points).forEach((points, series) => {
         const kept = points.filter((each) => each.latency <= (limits.deadline ?? Infinity) && (!Number.isFinite(limits.max_power ?? Infinity) || (each.power !== null && each.power <= limits.max_power)));
         const best = kept.sort((one, other) => one.cost - other.cost)[0];
-        const ring = get("scatter").querySelector(`circle.ring.s${series % 8}`);
-        const at = best && [...get("scatter").querySelectorAll(`circle[data-series="${series}"]`)].find((each) => each.dataset.key === best.key);
+        const ring = scatter.querySelector(`#ring-${series} use`);
+        const at = best && [...scatter.querySelectorAll(`.point[data-series="${series}"]`)].find((each) => each.dataset.key === best.key);
         if (ring) ring.setAttribute("visibility", at ? "visible" : "hidden");
-        if (ring && at) ["cx", "cy"].forEach((name) => ring.setAttribute(name, at.getAttribute(name)));
+        if (ring && at) ["x", "y"].forEach((name) => ring.setAttribute(name, at.getAttribute(name)));
       });
     };
     let later = 0;
@@ -117,7 +117,6 @@
     const series = names.map((name, at) => ({ label: name, stroke: colour(`--s${at % 8}`), width: 1.6, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }), value: (_, value, at, index) => say(index == null ? data[at].at(-1) : value) }));
     const say = (value) => value == null ? "–" : `${value.toPrecision(4)} ms`;
     figure.replaceChildren();
-    figure.parentElement.querySelector(".legend.static")?.remove();
     const width = () => Math.min(800, figure.clientWidth || 800);
     const made = new uPlot({ width: width(), height: 260, scales: { x: { time: false }, y: { distr: 3, log: 10 } }, axes: [axis, { ...axis, size: 64, values: (_, all) => all.map((each) => each == null ? "" : each >= 1000 ? `${each / 1000} s` : `${each} ms`) }], series: [{ label: "trials", value: (_, value) => value ?? data[0].at(-1) }, ...series] }, data, figure);
     addEventListener("resize", () => made.setSize({ width: width(), height: 260 }));
