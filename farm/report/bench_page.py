@@ -20,12 +20,8 @@ _LEVELS = {"ok": "ok", "warning": "**look**", "failed": "**FAILED**", "not tried
 
 def write_certificate(document: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
     """Write both files into `folder`, made if need be; return their paths. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {PAGE: write_page(document), JSON: json.dumps(document, indent=2, allow_nan=False) + "\n"}
-    for name, text in texts.items():
-        part = folder / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / name)
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    pages.write_files(folder, {PAGE: write_page(document), JSON: text})
     return {"page": str(folder / PAGE), "json": str(folder / JSON)}
 
 

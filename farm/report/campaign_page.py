@@ -26,7 +26,6 @@ def write_campaign_report(document: Mapping[str, Any], folder: pathlib.Path) -> 
         "markdown": (MARKDOWN, pages.write_markdown(page, pictures)),
         "json": (JSON, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     }
-    for name, text in texts.values():
-        (folder / name).write_text(text, encoding="utf-8")
+    pages.write_files(folder, dict(texts.values()))
     paths = {kind: str(folder / name) for kind, (name, _) in texts.items()}
     return paths | {each.name: str(folder / each.file) for each in pictures}

@@ -79,7 +79,7 @@ def save(chart: Chart, folder: pathlib.Path) -> Picture:
 
 def write_page_svg(chart: Chart) -> str:
     """Return the SVG for a page, which has the headline itself; texts stay texts."""
-    style = _STYLE | {"font.size": 8.5, "svg.fonttype": "none", "svg.hashsalt": chart.name}
+    style = _STYLE | {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": chart.name}
     with _LOCK, matplotlib.rc_context(style):
         return _write_svg(draw(chart, on_page=True), transparent=True)
 

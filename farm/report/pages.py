@@ -25,12 +25,11 @@ _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A cell's text, a smaller note below it, and badges as pairs of a word and its kind."""
+    """A cell's text, and a smaller note below it."""
 
     text: str
     note: str = ""
     kind: str = ""
-    badges: Sequence[tuple[str, str]] = ()
 
 
 # A text, a text with a note, or more than that.
@@ -38,44 +37,23 @@ Content: TypeAlias = str | tuple[str, str] | Cell
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """A table's row; `kind` decides its style."""
-
-    cells: Sequence[Cell]
-    kind: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class PageTable:
     """A table with its headings; a heading is aligned as its column's cells."""
 
     head: Sequence[str]
-    lines: Sequence[Line]
-    caption: str = ""
+    lines: Sequence[Sequence[Cell]]
 
 
-def make_table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[Content]],
-    left: Sequence[int] = (0,),
-    caption: str = "",
-    kinds: Sequence[str] = (),
-) -> PageTable:
-    """Return a table of texts, and of texts with notes; columns hold numbers, except those in `left`. `kinds`: its
-    lines'.
-    """
-    lines = [
-        [
-            cell if isinstance(cell, Cell) else Cell(*_pair(cell), kind="" if column in left else NUMBER)
-            for column, cell in enumerate(row)
-        ]
-        for row in rows
-    ]
-    return PageTable(head, [Line(*pair) for pair in zip(lines, kinds or [""] * len(lines), strict=True)], caption)
+def make_table(head: Sequence[str], rows: Iterable[Sequence[Content]], left: Sequence[int] = (0,)) -> PageTable:
+    """Return a table of texts, and of texts with notes; columns hold numbers, except those in `left`."""
 
+    def make_cell(content: Content, column: int) -> Cell:
+        kind = "" if column in left else NUMBER
+        if isinstance(content, Cell):
+            return content
+        return Cell(content, kind=kind) if isinstance(content, str) else Cell(*content, kind=kind)
 
-def _pair(cell: str | tuple[str, str]) -> tuple[str, str]:
-    return (cell, "") if isinstance(cell, str) else cell
+    return PageTable(head, [[make_cell(cell, column) for column, cell in enumerate(row)] for row in rows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +101,27 @@ class ReportPage:
     footer: str
 
 
+def write_files(folder: pathlib.Path, texts: Mapping[str, str]) -> None:
+    """Write the files of a report into a folder, made if need be; each is whole as soon as it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        part = folder / f"{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / name)
+
+
 def write_html(
-    page: ReportPage, pictures: Sequence[Picture], files: Sequence[str], template: str = "page.html", **more: object
+    page: ReportPage,
+    pictures: Sequence[Picture],
+    files: Sequence[str],
+    template: str = "page.html",
+    filters: Mapping[str, Callable[..., Any]] | None = None,
+    **more: object,
 ) -> str:
     """Return the page as self-contained HTML; `files` lie beside it, `more` is for its template."""
     shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
     values = {"page": page, "pictures": shown, "files": files, "several": False} | more
-    return _environment().get_template(template).render(values)
+    return _with_filters(filters or {}).get_template(template).render(values)
 
 
 def write_markdown(page: ReportPage, pictures: Sequence[Picture]) -> str:
@@ -155,10 +147,15 @@ def render_markdown(
     template: str, values: Mapping[str, object], filters: Mapping[str, Callable[[Any], str]] | None = None
 ) -> str:
     """Render a template as Markdown; its texts are escaped already. One empty line separates paragraphs."""
-    environment = _environment().overlay(finalize=None)
-    environment.filters = environment.filters | dict(filters or {})
+    environment = _with_filters(filters or {}, finalize=None)
     text = re.sub(r"[ \t]+$", "", environment.get_template(template).render(values), flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _with_filters(filters: Mapping[str, Callable[..., Any]], **options: Any) -> jinja2.Environment:
+    environment = _environment().overlay(**options)
+    environment.filters = environment.filters | filters
+    return environment
 
 
 def embed(svg: str) -> str:
@@ -177,10 +174,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_keep_together,
     )
-    filters: dict[str, Callable[[Any], str]] = {
-        "markdown_table": _write_table,
-    }
-    environment.filters |= filters
+    environment.filters["markdown_table"] = _write_table
     return environment
 
 
@@ -192,14 +186,14 @@ def format_flop(flop: float) -> str:
 
 def _write_table(table: PageTable) -> str:
     """Return a table in Markdown, whose texts are escaped already."""
-    rows = [[_write_cell(cell) for cell in line.cells] for line in table.lines]
-    left = [at for at, cell in enumerate(table.lines[0].cells) if cell.kind != NUMBER] if table.lines else ()
+    rows = [[_write_cell(cell) for cell in line] for line in table.lines]
+    left = [at for at, cell in enumerate(table.lines[0]) if cell.kind != NUMBER] if table.lines else ()
     return foreign.table(table.head, rows, left=left)
 
 
 def _write_cell(cell: Cell) -> str:
     text = f"`{cell.text}`" if cell.kind == CODE and cell.text else cell.text
-    return " ".join([text, *([f"({cell.note})"] if cell.note else []), *(word for word, _ in cell.badges)])
+    return f"{text} ({cell.note})" if cell.note else text
 
 
 def _keep_together(value: object) -> object:

@@ -73,8 +73,7 @@ def write_report(document: Document, pictures: Sequence[Picture], folder: pathli
         MARKDOWN: pages.write_markdown(page, pictures),
         JSON: json.dumps(document, indent=2) + "\n",
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    pages.write_files(folder, texts)
 
 
 def write_page(document: Document) -> ReportPage:

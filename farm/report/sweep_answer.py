@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm import units
-from farm.report.pages import Content, PageAnswer, PageTable, make_table
+from farm.report.pages import PageAnswer
 from farm.sweep import rows as sweep_rows
 from farm.sweep.rows import Document, Row, Series, VariantRatio
 from farm.units import format_percent, format_point
@@ -99,23 +99,6 @@ def tabulate(variants: Variants) -> VariantComparison:
         lines.append(tuple(cells))
         intervals.append(tuple(below))
     return VariantComparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
-
-
-def list_variants(document: Document) -> list[PageTable]:
-    """Return the tables for the page, one per batch size."""
-    tables = []
-    for variants in pair_variants(document):
-        table = tabulate(variants)
-        common = units.find_common_words(table.keys)
-        rows: list[list[Content]] = [
-            [units.format_point(key, common), *zip(cells, notes, strict=True)]
-            for key, cells, notes in zip(table.keys, table.lines, table.intervals, strict=True)
-        ]
-        batch = f", batch {variants.batch}" if len(sweep_rows.list_batches(document)) > 1 else ""
-        simulated = ", simulated" if document["board"]["simulated"] else ""
-        caption = f"{variants.name} over {UNTUNED}{batch}{simulated}; below each ratio its 95 % interval"
-        tables.append(make_table(["operating point", *table.head], rows, caption=caption))
-    return tables
 
 
 def _value(row: Row, quantity: str, scale: units.Scale) -> str:
