@@ -154,7 +154,7 @@ def render_markdown(
 
 def _with_filters(filters: Mapping[str, Callable[..., Any]], **options: Any) -> jinja2.Environment:
     environment = _environment().overlay(**options)
-    environment.filters = environment.filters | filters
+    environment.filters = environment.filters | dict(filters)
     return environment
 
 
