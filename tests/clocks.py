@@ -1,8 +1,13 @@
-"""A clock for what is given one: its time passes only when something waits."""
+"""Time in tests: a clock whose time passes only when something waits, and waiting for what takes real time."""
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 
 class Clock:
@@ -18,3 +23,13 @@ class Clock:
         self.passing(self.now_s)
 
     wait = sleep
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0, look_s: float = 0.01) -> Any:
+    """Wait until `condition` is true and return its value; fail naming `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s for {what}")
+        select.select([], [], [], look_s)
+    return value

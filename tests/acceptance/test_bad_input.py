@@ -82,12 +82,6 @@ def test_wrong_usage_is_refused_at_once(shared: Home, arguments: list[str], code
     refused(shared.call(*arguments), code, *texts)
 
 
-def test_a_file_that_is_no_model_is_refused(shared: Home) -> None:
-    """A text file is said to be no ONNX file."""
-    (shared.path / "notes.onnx").write_text("remember the milk")
-    refused(shared.run("model", "show", "notes.onnx", "--json"), 2, "notes.onnx is not an ONNX file")
-
-
 def test_an_operator_that_tvm_lacks_is_named(shared: Home) -> None:
     """The message names the operator and the node that cannot be imported."""
     path = write_model(shared.path / "odd.onnx", "StringNormalizer", [1, 4])
@@ -101,15 +95,6 @@ def test_an_operator_that_tvm_lacks_is_named(shared: Home) -> None:
     assert shown["obstacles"] == [
         {"operator": "StringNormalizer", "node": "the_node", "inputs": ["x"], "reason": "has no converter"}
     ]
-
-
-def test_open_shapes_are_asked_for_and_taken(shared: Home) -> None:
-    """A model with an open batch names its input without --shape, and is shown with it."""
-    path = write_model(shared.path / "open.onnx", "Softmax", ["batch", 10])
-    refused(shared.run("model", "show", path, "--json"), 2, "x", "--shape")
-    done = shared.run("model", "show", path, "--shape", "x=4,10", "--json")
-    assert done.code == 0, done.err
-    assert done.json()["inputs"] == [{"name": "x", "shape": [4, 10], "dtype": "float32"}]
 
 
 def test_an_impossible_setting_is_named(shared: Home) -> None:
@@ -250,15 +235,3 @@ def test_what_is_known_without_a_farm_is_listed(home: Home) -> None:
     assert home.run("record", "list", "--json").json() == []
     assert "no boards yet" in home.run("board", "list").out
     assert home.run("board", "list", "--json").json() == []
-
-
-def test_models_that_the_project_did_not_make_are_shown(shared: Home) -> None:
-    """The ONNX package's ResNet-50 is imported, its workloads are those of a ResNet-50."""
-    data = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    done = shared.run("model", "show", str(data / "light_resnet50.onnx"), "--json")
-    assert done.code == 0, done.err
-    document = done.json()
-    # 4.1 billion multiply-accumulates per image (He et al., 2016), two operations each.
-    assert document["flop"] == pytest.approx(8.2e9, rel=0.1)
-    assert sum(w["weight"] for w in document["workloads"] if w["kind"] == "conv2d") == 53
-    assert "conv2d" in shared.run("model", "show", "tiny-cnn").out

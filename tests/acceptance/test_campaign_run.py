@@ -85,21 +85,6 @@ def test_what_is_refused(rack: Home, words: tuple[str, ...], message: str) -> No
     assert message in done.err
 
 
-def test_what_a_file_may_not_order(rack: Home) -> None:
-    """A model that is not the one that was planned is refused before all else."""
-    from farm.models import zoo
-
-    wait_until(lambda: not rack.processes(), "the first campaign's engine and its services to end")
-    (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build())
-    (rack.path / "own.yaml").write_text(CAMPAIGN.replace("mlp", "own.onnx").replace("small", "own"))
-    assert rack.run("campaign", "plan", "own.yaml").code == 0
-    (rack.path / "own.onnx").write_bytes(zoo.ZOO["mlp"].build(seed=1))
-    done = rack.run("campaign", "run", "own.yaml")
-    assert (done.code, done.out) == (2, "")
-    assert "models have changed since the campaign own was planned: own" in done.err
-    assert not rack.processes()
-
-
 def test_a_plain_script_may_plan(rack: Home) -> None:
     """A program without a guard for being imported plans a campaign: it is not run once more behind its back."""
     script = rack.path / "scripts" / "script.py"

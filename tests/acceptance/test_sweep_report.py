@@ -117,20 +117,6 @@ def test_export_gives_what_a_board_takes(home: Home) -> None:
     subprocess.run(["sh", "-n", str(home.path / "point.sh")], check=True, timeout=20)
 
 
-def test_export_refuses_what_is_not_there(home: Home) -> None:
-    """A point, a pick, a variant and a sweep that do not exist: exit code 2 and what there is instead."""
-    for arguments, told in (
-        (("1", "--operating-point", "a57=1MHz"), "a57=518.4MHz"),
-        (("1", "--pick", "9"), "there is no pick 9"),
-        (("1", "--variant", "hand-made"), "tuned"),
-        (("77",), "farm sweep list"),
-    ):
-        done = home.run("sweep", "export", *arguments, "--as", "json")
-        assert done.code == 2, done.err
-        assert told in done.err
-        assert done.out == ""
-
-
 def test_compare_keeps_simulated_and_real_apart(home: Home) -> None:
     """They are compared only when told to, and then the document says so."""
     refused = home.run("sweep", "compare", str(SIMULATED), str(REAL))

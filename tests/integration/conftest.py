@@ -11,11 +11,9 @@ import io
 import json
 import os
 import pathlib
-import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +22,11 @@ import psutil
 import pytest
 
 from device_agent import protocol
+from farm.connectivity.ssh import SshConnection
+from farm.connectivity.tracker import Tracker as FarmTracker
+from tests.clocks import wait_until as wait_until
 from tests.integration import candidates
+from tests.integration.sshd import Sshd, running_sshd
 from tests.ports import find_free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -34,15 +36,6 @@ EMULATED_BOARD = ROOT / "deploy" / "emulated-board"
 PATIENCE_S = 60.0
 # No test holds a board longer; a session left over by a failed test must not block the next one.
 SESSION_TIMEOUT_S = 45
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:g} s for {what}")
-        select.select([], [], [], 0.01)
-    return value
 
 
 # What `python -m tvm.exec.rpc_tracker` runs in a helper process, which outlives it when it is killed: here in one.
@@ -225,3 +218,22 @@ def emulated_root() -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return checked.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def client(tracker: Tracker) -> FarmTracker:
+    """Our client of the tests' tracker."""
+    return FarmTracker(tracker.host, tracker.port)
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(sshd: Sshd) -> Iterator[SshConnection]:
+    """A connection with the host key pinned."""
+    with SshConnection.connect(sshd.pinned) as connection:
+        yield connection

@@ -17,7 +17,7 @@ import pytest
 
 from farm.connectivity.host_keys import HostKey
 from farm.connectivity.ssh_handshake import SshAddress
-from tests.integration.conftest import wait_until
+from tests.clocks import wait_until
 from tests.ports import find_free_port
 
 # Where Debian and others put it; it is seldom on a user's PATH, and insists on being started by its full path.

@@ -89,18 +89,6 @@ def test_a_stock_client_that_crashes_its_session_costs_nobody_else(
     assert_served_within(tracker, agent, matmul)
 
 
-def test_a_library_that_crashes_while_loading_costs_nobody_else(
-    tracker: Tracker, agent: Agent, library_folder: pathlib.Path, matmul: bytes
-) -> None:
-    """A stock client loads a library whose constructor crashes; the next client is served within 2 s."""
-    candidates.build_crash_when_loaded(library_folder)
-    session = tracker.request(agent.key)
-    session.upload(str(library_folder / "crash_when_loaded.so"))
-    with pytest.raises(Exception):  # noqa: B017
-        session.load_module("crash_when_loaded.so")
-    assert_served_within(tracker, agent, matmul)
-
-
 @pytest.mark.parametrize("how", ["direct", "measured"])
 def test_a_client_that_vanishes_frees_the_board(
     tracker: Tracker, agent: Agent, bad_path: pathlib.Path, matmul: bytes, how: str

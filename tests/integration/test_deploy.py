@@ -5,27 +5,13 @@ from __future__ import annotations
 import pathlib
 import shlex
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from farm.artifacts.deploy import FOLDER, deploy_here, deploy_over_ssh
 from farm.connectivity.ssh import SshConnection
 from farm.errors import PermanentError
-from tests.integration.sshd import Sshd, running_sshd
 from tests.unit.artifacts import LIBRARY, verified, write
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture
-def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    with SshConnection.connect(sshd.pinned) as connection:
-        yield connection
 
 
 def test_a_package_is_there_once_and_the_latest_serves(connection: SshConnection, tmp_path: pathlib.Path) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 
 from farm import linker
 from farm.inventory.board_types import require_board_type
-from farm.search import cores, target, tvm_env, workloads
+from farm.search import cores, target, tvm_env
 from farm.search.families.rule import FAMILIES, read_outlook
 from farm.search.graph import canonical, dots, half_precision, strip_fusion, winograd
+from tests.integration.test_schedule_families import build_canonical
 
 # The best predicted, and others drawn at random.
 PLANS = 3
@@ -355,21 +356,7 @@ def test_what_later_cores_have_computes_there_what_numpy_does(emulated_root: str
 
 
 def build_function(shapes: tuple[Any, ...], build: Callable[..., Any], config: Any, dtype: str = "float32") -> Any:
-    """The only function that a graph of these arguments becomes, canonical as the search sees it."""
-    tvm = tvm_env.load()
-    from tvm import relax
-
-    arguments = [relax.Var(f"x{at}", relax.TensorType(shape, dtype)) for at, shape in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", arguments):
-        with builder.dataflow():
-            result = builder.emit_output(builder.normalize(build(relax.op, *arguments)))
-        builder.emit_func_output(result)
-    made = target.make_target(config)
-    with made:
-        module = relax.get_pipeline("zero")(builder.get())
-    (workload,) = workloads.extract(module, made, {}, "graph/1")
-    return canonical.canonicalise(tvm.ir.load_json(workload.module_json)["main"])
+    return build_canonical(tuple((shape, dtype) for shape in shapes), build, target.make_target(config))
 
 
 def run_there(

@@ -47,22 +47,9 @@ TTL_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def client(tracker: Any) -> Tracker:
-    return Tracker(tracker.host, tracker.port)
-
-
-@pytest.fixture(scope="module")
 def nano(tracker: Any, start_agent: Callable[..., Agent]) -> Agent:
-    agent = start_agent(
-        "--virtual",
-        "jetson-nano",
-        "--tracker",
-        f"{tracker.host}:{tracker.port}",
-        "--port",
-        "9600",
-        "--port-end",
-        "9699",
-    )
+    where = f"{tracker.host}:{tracker.port}"
+    agent = start_agent("--virtual", "jetson-nano", "--tracker", where, "--port", "9600", "--port-end", "9699")
     agent.key = f"jetson-nano/{agent.key.partition('/')[2]}"
     return agent
 

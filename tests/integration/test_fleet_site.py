@@ -15,16 +15,10 @@ from farm.errors import BoardUnsafeError, UnavailableError
 from farm.store import Store
 from farm.values import Board, Virtual
 from tests.awaiting import take
+from tests.integration.test_engine_boards import Within
 from tests.ports import find_free_port
 
 TYPE = "jetson-nano"
-
-
-class Within:
-    """Boards that are within reach already, as behind the farm's services."""
-
-    def __init__(self, tracker: Any) -> None:
-        self.tracker = Tracker(tracker.host, tracker.port)
 
 
 def observe(store: Store, name: str, kind: Kind) -> None:

@@ -61,12 +61,6 @@ EVERY_STEP = ["folder", "send", "install", "user", "services", "switch", "start"
 
 
 @pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     own = make_bundle(tmp_path_factory.mktemp("bundles"))
     return {"1": change_agent(own, "1.0"), "2": change_agent(own, "2.0"), "broken": change_agent(own, "3.0", BROKEN)}

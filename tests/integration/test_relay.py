@@ -12,6 +12,7 @@ import pytest
 from farm.connectivity.relay import Relay
 from tests import hostile_board
 from tests.hostile_board import GREETING
+from tests.integration.sshd import read_all
 
 PATIENCE_S = 10.0
 
@@ -31,15 +32,6 @@ def link(board: socket.socket) -> Iterator[tuple[Relay, socket.socket, socket.so
         server.settimeout(PATIENCE_S)
         with server:
             yield relay, client, server
-
-
-def read_all(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        chunk = sock.recv(1 << 16)
-        assert chunk, "the connection ended early"
-        data += chunk
-    return data
 
 
 def test_bytes_pass_both_ways_unchanged(link: tuple[Relay, socket.socket, socket.socket]) -> None:

@@ -131,7 +131,7 @@ def host() -> Any:
 def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
     """The first plan and one drawn of each kind of core give the unscheduled function's results."""
     family_name, shapes, build = CASES[name]
-    function = _build(shapes, build, host)
+    function = build_canonical(shapes, build, host)
     tvm = tvm_env.load()
     functions = {"reference": function}
     draw = random.Random(name)
@@ -160,13 +160,13 @@ def test_a_family_computes_what_the_function_says(name: str, host: Any) -> None:
 def test_a_run_goes_through_a_reshape(name: str, flat: int, host: Any) -> None:
     """However rows are cut anew, all elements come one after the other."""
     _, shapes, build = CASES[name]
-    assert _read(_build(shapes, build, host), AVX512).facts.flat == flat
+    assert _read(build_canonical(shapes, build, host), AVX512).facts.flat == flat
 
 
 def test_the_data_of_a_tile_of_joined_pixels_fit_registers(host: Any) -> None:
     """Where a lane is a factor, a tile of 1x1 convolution holds its pixels by its steps and no more, amid rows too."""
     tvm = tvm_env.load()
-    function = _build(
+    function = build_canonical(
         ((1, 14, 14, 64), (1, 1, 64, 96)),
         lambda op, x, w: op.nn.relu(op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO")),
         host,
@@ -193,7 +193,7 @@ def test_a_depthwise_pad_is_compared_where_it_is_read_or_copied_as_its_option_sa
     """Data are read where they lie by the best plan; a copy compares all columns, or where lanes are factors, few."""
     tvm = tvm_env.load()
     _, shapes, build = CASES["depthwise 3x3"]
-    function = _build(shapes, build, host)
+    function = build_canonical(shapes, build, host)
     for config in (NEON, AVX512):
         outlook = _read(function, config)
         plans = [plan for _, plan in outlook.plans()]
@@ -206,7 +206,7 @@ def test_a_depthwise_pad_is_compared_where_it_is_read_or_copied_as_its_option_sa
         assert (depthwise.PAD_APART in outlook.options["pad"]) == (config is NEON)
 
 
-def _build(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:
+def build_canonical(shapes: tuple[Any, ...], build: Callable[..., Any], host: Any) -> Any:
     """The only function that a graph of these arguments becomes, canonical as the search sees it."""
     tvm = tvm_env.load()
     from tvm import relax

@@ -32,11 +32,6 @@ def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:
     return MeasureSpec((SHAPE,) * 3, entry=entry, limits=Limits(timeout_s=timeout_s, threads=1))
 
 
-@pytest.fixture(scope="module")
-def client(tracker: Any) -> Tracker:
-    return Tracker(tracker.host, tracker.port)
-
-
 def test_a_kernel_runs_on_given_arrays(client: Tracker, agent: Any, matmul: bytes) -> None:
     """What comes back is what NumPy computes, in the order of the arguments."""
     rng = np.random.default_rng(0)

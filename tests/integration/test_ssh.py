@@ -11,7 +11,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -21,22 +21,10 @@ from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_handshake import SshAddress, fetch_host_key
 from farm.errors import BoardLostError, DeadlineError, FarmError, PermanentError, TransientError, UsageError
 from tests.integration.conftest import wait_until
-from tests.integration.sshd import KINDS, Sshd, make_key, running_sshd
+from tests.integration.sshd import KINDS, Sshd, make_key
 from tests.ports import find_free_port
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture
-def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    with SshConnection.connect(sshd.pinned) as connection:
-        yield connection
 
 
 def test_a_command_gives_its_code_and_both_streams(connection: SshConnection) -> None:

@@ -27,7 +27,7 @@ from farm.processes.children import Backoff
 from farm.search import tvm_env
 from tests.integration import candidates
 from tests.integration.conftest import ROOT, wait_until
-from tests.integration.sshd import Sshd, running_sshd
+from tests.integration.sshd import Sshd
 
 # These tests share a process with ones that compile: the session alone would load TVM's runtime only.
 tvm_env.load()
@@ -35,12 +35,6 @@ tvm_env.load()
 PATIENCE_S = 20.0
 QUICK = Backoff(first_s=0.1, last_s=0.5)
 SHAPE = TensorSpec((candidates.SIZE, candidates.SIZE), "float32")
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
 
 
 @dataclasses.dataclass
@@ -81,11 +75,6 @@ def real_board(sshd: Sshd, tracker: Any, tmp_path_factory: pytest.TempPathFactor
             for one in {pid, json.loads(ready.read_text())["pid"] if ready.exists() else pid}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one, 15)
-
-
-@pytest.fixture(scope="module")
-def client(tracker: Any) -> Tracker:
-    return Tracker(tracker.host, tracker.port)
 
 
 def spec(entry: str = "main", timeout_s: float = 10.0) -> MeasureSpec:

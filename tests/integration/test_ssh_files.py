@@ -6,7 +6,6 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,21 +13,9 @@ from farm.connectivity.ssh import SshConnection
 from farm.connectivity.ssh_files import get, hash_file, put
 from farm.errors import BoardLostError, DeadlineError, PermanentError, UsageError
 from tests.integration.conftest import wait_until
-from tests.integration.sshd import Sshd, running_sshd
+from tests.integration.sshd import Sshd
 
 BIG = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture
-def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    with SshConnection.connect(sshd.pinned) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -29,18 +29,6 @@ PATIENCE_S = 20.0
 QUICK = Backoff(first_s=0.1, last_s=0.5)
 
 
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture
-def connection(sshd: Sshd) -> Iterator[SshConnection]:
-    with SshConnection.connect(sshd.pinned) as connection:
-        yield connection
-
-
 @pytest.fixture
 def service() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
