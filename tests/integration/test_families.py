@@ -201,11 +201,6 @@ def test_pixels_are_padded_only_where_the_core_gains() -> None:
         assert channel_padding.pad(function, cores.core_of(target)).same_as(function) is not gains
 
 
-def test_dilated_kernels_compute_the_same() -> None:
-    """A kernel with gaps reads further."""
-    check(make_convolution((1, 14, 14, 8), 16, (3, 3), padding=(2, 2, 2, 2), dilation=2), plans=4)
-
-
 @pytest.mark.parametrize("target", [AVX2, NANO], ids=["avx2", "nano"])
 def test_a_trace_holds_its_plan(target: dict[str, Any]) -> None:
     """What a search reads from its own trace are the decisions that made it, and the same code comes out again."""

@@ -218,14 +218,6 @@ def test_batch_norm_and_layout_leave_one_function(host: Any) -> None:
     assert names == {"conv2d_add_relu 3x3/2 12x12x8>16", "transpose 8x12x12>12x12x8", "transpose 6x6x16>16x6x6"}
 
 
-def test_clips_stay_with_their_convolutions(host: Any) -> None:
-    """No layout is turned around for an activation: each convolution holds what follows it."""
-    module, used = prepared(clipped(), host)
-    names = [w.name for w in workloads.extract(module, host, {}, used.name)]
-    assert sum(name.startswith("conv2d") for name in names) == 4
-    assert sum(name.startswith("transpose") for name in names) == 2
-
-
 @pytest.mark.parametrize("name", ["light_squeezenet", "light_resnet50"])
 def test_models_that_the_project_did_not_make(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The ONNX package's own test models import, without a word on standard output."""
