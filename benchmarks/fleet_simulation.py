@@ -21,7 +21,7 @@ import _machine
 import psutil
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Chances, SimulatedFleet, Simulation
+from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
 POINTS = ("default", "maxn")

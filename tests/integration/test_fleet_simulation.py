@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Chances, SimulatedFleet, Simulation
+from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
 
 TRIALS, BOARDS, OWNERS = 50_000, 100, 4
 # A million trials in ten minutes are 600 microseconds each; here the machine may be busy with other tests.

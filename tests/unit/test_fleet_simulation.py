@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from farm.campaign.scheduler import values as v
-from farm.campaign.scheduler.simulation import Books, Chances, SimulatedFleet, Simulation
 from farm.campaign.scheduler.values import Status
 from farm.errors import InternalError
+from farm.testing.fleet_simulation import Books, Chances, SimulatedFleet, Simulation
 from tests.unit.fleet_campaigns import campaign
 
 # About every third measurement fails by a fault, and every twentieth takes its board away.

@@ -1,0 +1,1 @@
+"""Doubles of the farm's parts, for tests and benchmarks."""
