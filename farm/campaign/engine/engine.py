@@ -11,7 +11,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
@@ -103,7 +103,19 @@ def run_engine(
     expected = is_expected()
     on_host = for_host and expected
     only_host = on_host or (orders and not expected and all(of.is_host for order in orders for of in order.types))
-    with engine_up(settings, store, note, () if only_host else None, on_host) as engine:
+    settings.share_linker_cache()
+    with contextlib.ExitStack() as stack:
+        host = HostBoard(settings, store, note)
+        stack.callback(host.close)
+        if on_host:  # before Ray, which takes the cores that are left
+            host.open()
+        cores = len(os.sched_getaffinity(0))
+        services = stack.enter_context(KeptServices(settings, note, () if only_host else None))
+        stack.enter_context(farm_ray(settings, cores))
+        engine_boards = stack.enter_context(boards.EngineBoards(services, store, settings, "campaign", note, host=host))
+        compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, cores))
+        engine = CampaignEngine(settings, store, engine_boards, compilers, note, services.need)
+        stack.callback(engine.close)
         if expected:
             engine.prepare(on_host)
         # The loop leaves boards that no campaign wants.
@@ -112,35 +124,6 @@ def run_engine(
                 break
             time.sleep(_TICK_S)
         engine.run(stopping)
-
-
-@contextlib.contextmanager
-def engine_up(
-    settings: Settings,
-    store: Store,
-    note: Callable[[str], None],
-    boards_kept: Collection[str] | None,
-    open_host: bool = False,
-) -> Iterator[CampaignEngine]:
-    """Provide an engine with all its parts for the block. `boards_kept` are connected at once (None: all), others when
-    needed; with `open_host` this machine's agent starts at once.
-
-    Raises UnavailableError where a part of the farm is missing.
-    """
-    settings.share_linker_cache()
-    with contextlib.ExitStack() as stack:
-        host = HostBoard(settings, store, note)
-        stack.callback(host.close)
-        if open_host:  # before Ray, which takes the cores that are left
-            host.open()
-        cores = len(os.sched_getaffinity(0))
-        services = stack.enter_context(KeptServices(settings, note, boards_kept))
-        stack.enter_context(farm_ray(settings, cores))
-        engine_boards = stack.enter_context(boards.EngineBoards(services, store, settings, "campaign", note, host=host))
-        compilers = stack.enter_context(builds.BuildFarm(settings, settings.builds_path, cores))
-        engine = CampaignEngine(settings, store, engine_boards, compilers, note, services.need)
-        stack.callback(engine.close)
-        yield engine
 
 
 class CampaignEngine:
