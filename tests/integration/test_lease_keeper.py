@@ -57,15 +57,21 @@ def test_a_busy_store_is_asked_again(store: Store, monkeypatch: pytest.MonkeyPat
     lease = store.leases.acquire("nano", "left", "tuning", ttl_s=10 * TTL_S)
     refused = threading.Event()
 
-    class Watched(Store):
-        def renew_lease(self, lease):  # type: ignore[no-untyped-def]
+    def open_watched() -> Store:
+        watched = Store(store.location)
+        renew = watched.leases.renew
+
+        def renew_or_note(lease: Lease) -> Lease:
             try:
-                return super().renew_lease(lease)
+                return renew(lease)
             except TransientError:
                 refused.set()
                 raise
 
-    with LeaseKeeper(lambda: Watched(store.location), lease) as keeper:
+        monkeypatch.setattr(watched.leases, "renew", renew_or_note)
+        return watched
+
+    with LeaseKeeper(open_watched, lease) as keeper:
         with store.session.engine.connect().execution_options(farm_writes=True) as connection, connection.begin():
             assert refused.wait(20)
         wait_until(lambda: keeper.lease.expires_at > lease.expires_at, "the renewal")
