@@ -48,7 +48,7 @@ def main() -> None:
 def measure(store: Store, services: Services, count: int, rounds: int, idle_s: float, began: float) -> dict[str, Any]:
     """Everything that is timed; `began` is when the first board was registered."""
     deadline = began + _TIMEOUT_S
-    while sum(row["health"] == Health.GOOD for row in store.boards.fetch()) < count:
+    while sum(row.health == Health.GOOD for row in store.boards.fetch()) < count:
         if time.monotonic() > deadline:
             raise SystemExit(f"not all boards are good after {_TIMEOUT_S:g} s")
         time.sleep(_LOOK_S)
@@ -59,7 +59,7 @@ def measure(store: Store, services: Services, count: int, rounds: int, idle_s: f
     time.sleep(idle_s)
     idle_share = (cpu_s(services.info.pid, deep=False) - before) / (time.monotonic() - started)
     walls, cpus, takes, passed = [], [], [], 0
-    names = [row["name"] for row in store.boards.fetch()]
+    names = [row.name for row in store.boards.fetch()]
     for _ in range(rounds):
         before, started = cpu_s(services.info.pid), time.monotonic()
         reports = services.probe(names, _TIMEOUT_S)

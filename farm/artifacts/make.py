@@ -25,7 +25,7 @@ from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, GpuCode, Manifest, RecordUsed, StoredWeights, Tensor, WorkloadServed
 from farm.artifacts.places import require_place
 from farm.artifacts.task import find_task, require_labels
-from farm.crew.choice import TargetPlan, describe, plan_target
+from farm.crew.choice import TargetPlan, describe_type, plan_target
 from farm.errors import FarmError, InternalError, ModelRefusedError, PermanentError, UsageError
 from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType, load_board_types
@@ -202,8 +202,7 @@ def find_missing(served: Sequence[compile.Served]) -> list[str]:
 
 def find_target(board_type: BoardType, simulated: bool) -> TargetPlan:
     """Return the target to compile for. Virtual boards run native code unless theirs is emulated."""
-    row = {"name": board_type.name, "simulated": simulated, "description": {}}
-    return plan_target(board_type, describe(row, board_type), len(os.sched_getaffinity(0)))
+    return plan_target(board_type, describe_type(board_type, board_type.name, simulated), len(os.sched_getaffinity(0)))
 
 
 def fetch_candidates(order: CompileOrder, store: Store) -> Candidates:

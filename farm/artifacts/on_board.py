@@ -22,7 +22,6 @@ from farm.inventory.board_types import BoardType, require_board_type
 from farm.points.values import format_clocks
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import is_on_demand
 from farm.values import DEFAULT_POINT
 
 LOCAL = "local"
@@ -142,11 +141,11 @@ def require_ok(outcome: Outcome, what: str, board: str) -> None:
 
 def find_board(store: Store, name: str) -> tuple[BoardType, str | None]:
     """Return a board's type and its name at the farm; None for this machine, whose agent is started on demand."""
-    if name == LOCAL and not any(row["name"] == LOCAL for row in store.boards.fetch()):
+    if name == LOCAL and not any(row.name == LOCAL for row in store.boards.fetch()):
         return require_board_type(LOCAL), None
     row = store.boards.require(name)
-    kind = require_board_type(str(row["board_type"]))
-    return kind, None if is_on_demand(row) and kind.host_is_board else name
+    kind = require_board_type(str(row.board_type))
+    return kind, None if row.on_demand and kind.host_is_board else name
 
 
 def choose_board(store: Store, board_type: str | None, board: str | None) -> tuple[BoardType, str | None]:

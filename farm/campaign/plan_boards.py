@@ -25,6 +25,7 @@ from farm.points.requests import find_clocks
 from farm.points.values import GridPoint
 from farm.search.gpus import require_device
 from farm.search.graph import pipeline
+from farm.types.documents import BoardInfo
 from farm.values import DEFAULT_POINT, Health, State
 
 
@@ -92,8 +93,6 @@ def to_point(spec: PointSpec) -> OperatingPoint:
 # Memory of the operating system without a desktop, and of the agent.
 SYSTEM_BYTES = 512 << 20
 
-Row = Mapping[str, Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class BoardsAtPoint:
@@ -136,7 +135,7 @@ class BoardsOfType:
 def choose_boards(
     spec: CampaignSpec,
     types: Mapping[str, BoardType],
-    rows: Sequence[Row],
+    rows: Sequence[BoardInfo],
     models: Sequence[ModelVariant],
     host_cores: int,
 ) -> tuple[list[BoardsOfType], list[tuple[Place, str]]]:
@@ -148,7 +147,7 @@ def choose_boards(
             board_type = pipeline.make_exact(require_board_type(name, types), spec.search.exact)
             board_type = require_device(board_type, spec.device)
             mine = _filter(rows, board_type, spec.boards)
-            left_out = board_choice.find_left_out(rows, board_type.name, [row["name"] for row in mine])
+            left_out = board_choice.find_left_out(rows, board_type.name, [row.name for row in mine])
             found = _choose_type(spec, board_type, mine, models, host_cores)
             chosen.append((index, dataclasses.replace(found, left_out=left_out)))
         except FarmError as error:
@@ -159,12 +158,12 @@ def choose_boards(
     return [each for _, each in chosen], faults
 
 
-def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> list[Row]:
+def _filter(rows: Sequence[BoardInfo], board_type: BoardType, spec: BoardsSpec) -> list[BoardInfo]:
     """Return the rows of a type that carry all labels. Raises UsageError where there is none."""
-    mine = [row for row in rows if row["board_type"] == board_type.name]
+    mine = [row for row in rows if row.board_type == board_type.name]
     if not mine and board_type.host_is_board and not spec.labels:
         return [_this_machine(board_type)]
-    chosen = [row for row in mine if board_choice.has_labels(row["labels"], spec.labels)]
+    chosen = [row for row in mine if board_choice.has_labels(row.labels, spec.labels)]
     if mine and not chosen:
         wanted = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
         raise UsageError(
@@ -172,47 +171,56 @@ def _filter(rows: Sequence[Row], board_type: BoardType, spec: BoardsSpec) -> lis
             "`farm board list` shows labels.",
         )
     pool = board_choice.plan_pool(chosen or rows, board_type.name, None, simulated=spec.simulated)
-    return [row for row in chosen if row["name"] in pool]
+    return [row for row in chosen if row.name in pool]
 
 
-def _this_machine(board_type: BoardType) -> Row:
-    return {
-        "name": platform.node() or "localhost",
-        "board_type": board_type.name,
-        "simulated": False,
-        "labels": {},
-        "description": {},
-        "transport": {},
-        "state": State.IDLE,
-        "state_reason": "",
-        "health": Health.GOOD,
-        "health_reason": "",
-    }
+def _this_machine(board_type: BoardType) -> BoardInfo:
+    """The row of this machine before it has one in the store."""
+    return BoardInfo(
+        name=platform.node() or "localhost",
+        board_type=board_type.name,
+        simulated=False,
+        labels={},
+        description={},
+        transport={},
+        state=State.IDLE,
+        state_reason="",
+        state_since=0.0,
+        health=Health.GOOD,
+        health_reason="",
+        health_since=0.0,
+        added_at=0.0,
+        seen_at=None,
+        quarantine=None,
+        lease=None,
+        power=[],
+        power_cycled_s=[],
+    )
 
 
 def _choose_type(
     spec: CampaignSpec,
     board_type: BoardType,
-    rows: Sequence[Row],
+    rows: Sequence[BoardInfo],
     models: Sequence[ModelVariant],
     host_cores: int,
 ) -> BoardsOfType:
-    pool = tuple(row["name"] for row in rows)
-    simulated = all(row["simulated"] for row in rows)
+    pool = tuple(row.name for row in rows)
+    simulated = all(row.simulated for row in rows)
     targets, misfits = [], {}
     for row in rows:
         try:
             targets.append(board_choice.plan_target(board_type, board_choice.describe(row, board_type), host_cores))
         except FarmError as error:
-            misfits[row["name"]] = error.message
+            misfits[row.name] = error.message
     if not targets:
         raise UsageError("; ".join(misfits.values()), "`farm board doctor` says what such a board is.")
     points, lacking, merged = _plan_points(
-        spec.operating_points, board_type, [r for r in rows if r["name"] not in misfits]
+        spec.operating_points, board_type, [r for r in rows if r.name not in misfits]
     )
-    unfit = {row["name"] for row in rows if board_choice.find_blocked(rows, [row["name"]])} | misfits.keys()
+    unfit = {row.name for row in rows if board_choice.find_blocked(rows, [row.name])} | misfits.keys()
     notes = [f"{name}: {reason}" for name, reason in misfits.items()]
-    if board_type.target is not None and not any(row["description"] for row in rows):
+    if board_type.target is not None and not any(row.description for row in rows):
         notes.append("none is connected yet, so its type's file is used (`farm up` connects them)")
     if all(name in unfit for name in pool):
         notes.append(f"no board can be used before an operator acts: {board_choice.find_blocked(rows, pool)}")
@@ -221,7 +229,7 @@ def _choose_type(
         simulated=simulated,
         target=targets[0],
         pool=pool,
-        good=frozenset(row["name"] for row in rows if row["health"] == Health.GOOD) - misfits.keys(),
+        good=frozenset(row.name for row in rows if row.health == Health.GOOD) - misfits.keys(),
         idle=frozenset(board_choice.plan_choice(rows, pool).free) - misfits.keys(),
         usable=frozenset(pool) - unfit,
         points=points,
@@ -233,14 +241,14 @@ def _choose_type(
 
 
 def _plan_points(
-    specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[Row]
+    specs: Sequence[PointSpec], board_type: BoardType, rows: Sequence[BoardInfo]
 ) -> tuple[tuple[BoardsAtPoint, ...], dict[str, str], tuple[str, ...]]:
     """Return the points that a board has, merged where equal; why no board has the others; what was merged."""
     found: dict[str, tuple[OperatingPoint, dict[str, None]]] = {}
     reasons: dict[str, dict[str, str]] = {}
     lacking = {}
     merged: dict[tuple[str, str], list[str]] = {}
-    by_board = {row["name"]: list(plan_points(specs, board_type, row["description"])) for row in rows}
+    by_board = {row.name: list(plan_points(specs, board_type, row.description)) for row in rows}
     for index, spec in enumerate(specs):
         missing = {}
         keys = []
@@ -270,9 +278,9 @@ def _plan_points(
 
 
 def _find_too_big(
-    models: Sequence[ModelVariant], board_type: BoardType, rows: Sequence[Row]
+    models: Sequence[ModelVariant], board_type: BoardType, rows: Sequence[BoardInfo]
 ) -> Iterator[tuple[str, str]]:
-    sizes: list[int] = [row["description"].get("memory_bytes") or board_type.memory_bytes or 0 for row in rows]
+    sizes: list[int] = [row.description.get("memory_bytes") or board_type.memory_bytes or 0 for row in rows]
     if not all(sizes):
         return  # a board's memory is unknown
     largest = max(sizes)

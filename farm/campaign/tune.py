@@ -267,7 +267,10 @@ class _Run:
 
     def _find_board(self, measured: Counter[str]) -> Mapping[str, Any]:
         name = measured.most_common(1)[0][0] if measured else next(iter(self._place.boards), "")
-        rows = {row["name"]: row for row in self._store.boards.fetch()}
+        rows = {row.name: row for row in self._store.boards.fetch()}
         kind = self._request.board_type.name
-        mine = (row for row in rows.values() if row["board_type"] == kind)
-        return rows.get(name) or next(mine, {"name": None, "board_type": kind, "simulated": self._place.simulated})
+        mine = (row for row in rows.values() if row.board_type == kind)
+        row = rows.get(name) or next(mine, None)
+        if row is None:
+            return {"name": None, "board_type": kind, "simulated": self._place.simulated}
+        return {key: getattr(row, key) for key in ("name", "board_type", "simulated", "description")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,6 +34,7 @@ from farm.inventory import board_types as inventory_board_types
 from farm.inventory import fleet_addresses, fleet_document
 from farm.processes import machine
 from farm.store import standing
+from farm.types import documents
 from farm.values import Direct, Ssh, State, Transport, Virtual
 
 app = typer.Typer(help="Boards: register, reach, provision and inspect them; board types.", no_args_is_help=True)
@@ -59,15 +60,15 @@ def list_boards() -> output.Document:
         ("Name", "Type", "Simulated", "State", "Health", "Why", "Held by", "Labels", "Last seen"),
         [
             (
-                board["name"],
-                board["board_type"],
-                "yes" if board["simulated"] else "no",
-                board["state"],
-                board["health"],
+                board.name,
+                board.board_type,
+                "yes" if board.simulated else "no",
+                board.state,
+                board.health,
                 "–" if (cause := standing.find_cause(board)) is None else cause.why,
-                output.holder(board["lease"]),
-                ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
-                output.moment(board["seen_at"]),
+                output.holder(board.lease),
+                ", ".join(f"{key}={value}" for key, value in board.labels.items()) or "–",
+                output.moment(board.seen_at),
             )
             for board in boards
         ],
@@ -157,10 +158,10 @@ def add(
         wanted = [(name, way)]
     with options.open_store() as store:
         rows = store.boards.fetch()
-        known = {board["name"] for board in rows}
+        known = {board.name for board in rows}
         if taken := sorted(known & {each for each, _ in wanted}):  # all or none
             raise UsageError(f"there is a board {taken[0]!r} already", "Remove it first, or give another name.")
-        ends = [(board["name"], standing.parse_transport(board["transport"])) for board in rows]
+        ends = [(board.name, standing.parse_transport(board.transport)) for board in rows]
         for each, transport in wanted:
             fleet_addresses.require_new_end(each, transport, ends)
             store.boards.register(each, kind.name, transport, labels, by=machine.name_user())
@@ -202,7 +203,7 @@ def replace(
     known_hosts = host_keys.KnownHosts(settings.load().home_path / host_keys.FILE_NAME)
     with options.open_store() as store:
         board = store.boards.require(name)
-        before = standing.parse_transport(board["transport"])
+        before = standing.parse_transport(board.transport)
         after = before
         if isinstance(before, Ssh):
             key = host_keys.require_fingerprint(host_key) if host_key else ""
@@ -212,9 +213,9 @@ def replace(
                 after = dataclasses.replace(after, host=where.host, user=where.user, port=where.port)
         elif ssh is not None or host_key:
             raise UsageError(f"{name} is not reached over SSH: it has no host key", "Leave --ssh and --host-key out.")
-        ends = [(row["name"], standing.parse_transport(row["transport"])) for row in store.boards.fetch()]
+        ends = [(row.name, standing.parse_transport(row.transport)) for row in store.boards.fetch()]
         fleet_addresses.require_new_end(name, after, ends)
-        labels = fleet_document.check_labels(board["labels"] | {"serial": serial}) if serial else None
+        labels = fleet_document.check_labels(board.labels | {"serial": serial}) if serial else None
         told = "; ".join(part for part in (f"serial {serial}" if serial else "", reason) if part)
         store.boards.replace(name, transport=after, labels=labels, reason=told, by=machine.name_user())
     if isinstance(before, Ssh):
@@ -255,8 +256,8 @@ def release(
     """End a reservation or, by force, a lease. Who did it and why is kept."""
     with options.open_store() as store:
         board = store.boards.require(name)
-        lease = board["lease"]
-        if standing.is_reserved_by(board, machine.name_user()):
+        lease = board.lease
+        if board.is_reserved_by(machine.name_user()):
             force, reason = True, reason or "given back before its time"
         if lease is not None and not force:
             raise UsageError(
@@ -267,9 +268,9 @@ def release(
     output.stdout.print(f"released {name}" if ended else f"{name} has no holder")
 
 
-def _note_age(boards: list[dict[str, Any]]) -> None:
+def _note_age(boards: list[documents.BoardInfo]) -> None:
     """Warn where states are old: those of services that were killed."""
-    known = [board for board in boards if board["state"] != State.OFFLINE and board["transport"]["kind"] != Direct.kind]
+    known = [board for board in boards if board.state != State.OFFLINE and board.transport["kind"] != Direct.kind]
     if known and not services_state.is_held(settings.load().home_path):
         output.stderr.print("the farm's services are not running, so states are those of the last time; see `farm up`")
 

@@ -56,9 +56,9 @@ def _note(store: Store, name: str, action: str, reason: str) -> None:
     store.events.add(f"power_{action}", name, f"switched {action}{tail}", by)
     if action == "cycle":
         kind, detail = health.Kind.POWER_CYCLED, reason or "by an operator"
-    elif action == "off" and board["health"] in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):
+    elif action == "off" and board.health in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED):
         kind, detail = health.Kind.DRAIN, f"{_OFF}{tail}"
-    elif action == "on" and board["health"] == Health.MAINTENANCE and _OFF in board["health_reason"]:
+    elif action == "on" and board.health == Health.MAINTENANCE and _OFF in board.health_reason:
         kind, detail = health.Kind.UNDRAIN, "its power was switched on"
     else:
         return

@@ -101,9 +101,9 @@ def execute(
             for name in boards
         }
         for row in store.boards.fetch():
-            if row["name"] in addresses and row["lease"] and not standing.is_reserved_by(row, machine.name_user()):
+            if row.name in addresses and row.lease and not row.is_reserved_by(machine.name_user()):
                 output.tell(
-                    f"note: {row['name']} is held by {row['lease']['owner']} for {row['lease']['purpose']}; "
+                    f"note: {row.name} is held by {row.lease.owner} for {row.lease.purpose}; "
                     "what runs beside that disturbs it"
                 )
     many = len(addresses) > 1
@@ -276,7 +276,7 @@ def _print_done(name: str, done: _Done, with_name: bool) -> None:
 
 def fetch_transport(store: Store, name: str) -> Transport:
     """Return how a board is reached. Raises UsageError where it is not registered."""
-    return standing.parse_transport(store.boards.require(name)["transport"])
+    return standing.parse_transport(store.boards.require(name).transport)
 
 
 def require_ssh(name: str, transport: Transport, what: str) -> Ssh:

@@ -13,6 +13,7 @@ from farm.cli import options, output, tables
 from farm.crew import calibration as board_calibration
 from farm.errors import UsageError
 from farm.inventory import board_types as inventory_board_types
+from farm.types import documents
 from farm.values import Health
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def show(
 ) -> output.Document:
     """Show a board or a board type. A board with its events, a type with clocks, sensors, power modes."""
     with options.open_store() as store:
-        board = next((board for board in store.boards.fetch() if board["name"] == name), None)
+        board = next((board for board in store.boards.fetch() if board.name == name), None)
         happened = store.events.fetch_of_boards(name) if board else []
         calibration = board_calibration.fetch_calibration(store, board) if board else None
     if board is None:
@@ -217,20 +218,20 @@ def _print_events(events: list[dict[str, Any]], newest: int) -> None:
         output.stderr.print(f"the newest {newest} of {len(events)} events; --events N shows more")
 
 
-def _print_board(board: dict[str, Any], calibration: Calibration | None) -> None:
-    description = board["description"]
+def _print_board(board: documents.BoardInfo, calibration: Calibration | None) -> None:
+    description = board.description
     facts = {
-        "Board": f"{board['board_type']}/{board['name']}{' (simulated)' if board['simulated'] else ''}",
-        "Reached": ", ".join(f"{key} {value}" for key, value in board["transport"].items() if value not in (None, "")),
-        "State": f"{board['state']} since {output.moment(board['state_since'])}: {board['state_reason']}",
-        "Health": f"{board['health']} since {output.moment(board['health_since'])}: {board['health_reason']}",
-        "Held by": output.holder(board["lease"]),
-        "Labels": ", ".join(f"{key}={value}" for key, value in board["labels"].items()) or "–",
+        "Board": f"{board.board_type}/{board.name}{' (simulated)' if board.simulated else ''}",
+        "Reached": ", ".join(f"{key} {value}" for key, value in board.transport.items() if value not in (None, "")),
+        "State": f"{board.state} since {output.moment(board.state_since)}: {board.state_reason}",
+        "Health": f"{board.health} since {output.moment(board.health_since)}: {board.health_reason}",
+        "Held by": output.holder(board.lease),
+        "Labels": ", ".join(f"{key}={value}" for key, value in board.labels.items()) or "–",
         "CPU": description.get("cpu_model", "–"),
         "Agent": description.get("agent_version", "–"),
-        "Last seen": output.moment(board["seen_at"]),
+        "Last seen": output.moment(board.seen_at),
         "Golden": "–" if calibration is None else calibration.text,
     }
-    if board["health"] == Health.UNSAFE:
+    if board.health == Health.UNSAFE:
         facts["Do"] = "look at it; on the board: device-agent clocks restore; then: farm board clear"
     tables.print_facts(facts)

@@ -67,7 +67,7 @@ def _examine_boards(names: list[str] | None, json: bool) -> None:
     with options.open_store(settings) as store:
         if names is None:
             rows = store.boards.fetch()
-            names = [row["name"] for row in rows if row["health"] != Health.RETIRED and not standing.is_on_demand(row)]
+            names = [row.name for row in rows if row.health != Health.RETIRED and not row.on_demand]
         for name in names:
             standing.require_kept(store.boards.require(name))
     if not names:

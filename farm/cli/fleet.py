@@ -69,12 +69,12 @@ def _fetch_registered(store: Store) -> list[fleet_plan.RegisteredBoard]:
     power = store.boards.fetch_power()
     return [
         fleet_plan.RegisteredBoard(
-            row["name"],
-            row["board_type"],
-            parse_transport(row["transport"]),
-            row["labels"],
-            row["lease"]["owner"] if row["lease"] else None,
-            power.get(row["name"]),
+            row.name,
+            row.board_type,
+            parse_transport(row.transport),
+            row.labels,
+            row.lease.owner if row.lease else None,
+            power.get(row.name),
         )
         for row in store.boards.fetch()
     ]

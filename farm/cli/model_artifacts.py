@@ -215,15 +215,15 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
     """What is compiled for, and whether for virtual boards of the type. Raises UsageError."""
     if not board:
         kind = board_types.require_board_type(board_type or LOCAL)
-        own = [row for row in store.boards.fetch() if row["board_type"] == kind.name]
-        if own and not simulated and all(row["simulated"] for row in own):
+        own = [row for row in store.boards.fetch() if row.board_type == kind.name]
+        if own and not simulated and all(row.simulated for row in own):
             output.note(
                 f"for real boards of type {kind.name}; those of this farm are virtual: --simulated compiles for them, "
                 "from their records"
             )
         return kind, simulated
     kind, known = on_board.find_board(store, board)
-    is_virtual = known is not None and bool(store.boards.require(known)["simulated"])
+    is_virtual = known is not None and bool(store.boards.require(known).simulated)
     if board_type not in ("", kind.name):
         raise UsageError(f"board {board} is no {board_type} but a {kind.name}", "Leave out --board-type.")
     if simulated and not is_virtual:

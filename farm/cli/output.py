@@ -26,6 +26,7 @@ from rich.segment import Segment
 from farm import backup, foreign, settings
 from farm.errors import FarmError
 from farm.services import checks
+from farm.types import documents
 
 FOLDER = "docs/howto"
 # The longest name that begins a module's counts. What serves everything (store, settings, units) says nothing of what
@@ -284,12 +285,12 @@ def _print(text: str) -> None:
         stderr.print(text, soft_wrap=True)
 
 
-def holder(lease: dict[str, Any] | None) -> str:
+def holder(lease: documents.LeaseInfo | None) -> str:
     """Say who holds a board, why and since when."""
     if not lease:
         return "–"
-    until = f" until {moment(lease['expires_at'])}" if lease["kind"] == "reserved" else ""
-    return f"{lease['owner']} ({lease['purpose']}) since {moment(lease['acquired_at'])}{until}"
+    until = f" until {moment(lease.expires_at)}" if lease.kind == "reserved" else ""
+    return f"{lease.owner} ({lease.purpose}) since {moment(lease.acquired_at)}{until}"
 
 
 def moment(seconds: float | None) -> str:

@@ -114,7 +114,7 @@ class _Proof:
         if self._services is None or not names:
             return {}
         with options.open_store(self._settings) as store:
-            names = [name for name in names if store.boards.require(name)["health"] not in _OUT_OF_SERVICE]
+            names = [name for name in names if store.boards.require(name).health not in _OUT_OF_SERVICE]
         try:
             answers = self._services.probe(names, _PROBE_TIMEOUT_S) if names else []
         except FarmError as error:
@@ -131,13 +131,13 @@ def _find_targets(settings: Settings, names: list[str]) -> list[provision_board.
     with options.open_store(settings) as store:
         for name in dict.fromkeys(names):
             board = store.boards.require(name)
-            transport = standing.parse_transport(board["transport"])
+            transport = standing.parse_transport(board.transport)
             if not isinstance(transport, Ssh):
                 raise UsageError(
                     f"board {name!r} is {transport.kind}: the farm starts its agent itself",
                     "Only boards that are reached over SSH are provisioned.",
                 )
-            agent = layout.AgentOptions(name, board["board_type"], transport.agent_port, transport.tracker_port)
+            agent = layout.AgentOptions(name, board.board_type, transport.agent_port, transport.tracker_port)
             targets.append(
                 provision_board.ProvisioningTarget(name, connectivity_addresses.to_ssh_address(transport), agent)
             )

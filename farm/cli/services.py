@@ -22,7 +22,8 @@ from farm.errors import DeadlineError, FarmError, PermanentError, TransientError
 from farm.services import daemon
 from farm.settings import Settings
 from farm.store import Store, standing
-from farm.values import Health
+from farm.types import documents
+from farm.values import Health, State
 from farm.web import running
 
 _LOOK_S = 0.25
@@ -122,7 +123,7 @@ def probe(
     timeout_s = read_duration_s("--timeout", timeout)
     settings = farm_settings.load()
     with options.open_store(settings) as store:
-        chosen = list(dict.fromkeys(names or ())) or [row["name"] for row in list_in_service(store)]
+        chosen = list(dict.fromkeys(names or ())) or [row.name for row in list_in_service(store)]
         for name in chosen:
             standing.require_kept(store.boards.require(name))
     if not chosen:
@@ -174,7 +175,7 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
     while True:
         with options.open_store(settings) as store:
             rows = list_in_service(store)
-        waiting = [row for row in rows if row["health"] != Health.GOOD or row["state"] == "offline"]
+        waiting = [row for row in rows if row.health is not Health.GOOD or row.state is State.OFFLINE]
         if not waiting:
             return
         if time.monotonic() > deadline:
@@ -182,13 +183,13 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
             cause = standing.find_cause(first)
             why = f"{cause.what}: {cause.why}" if cause else ""
             raise DeadlineError(
-                f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first['name']}: {why}",
+                f"{len(waiting)} of {len(rows)} boards are not ready after {wait_s:g} s; {first.name}: {why}",
                 "The services stay up and go on trying; `farm status` shows how far they are.",
             )
         ready = len(rows) - len(waiting)
         if ready != told or time.monotonic() >= tell_at:
             told, tell_at = ready, time.monotonic() + _TELL_S
-            names = units.name_some([row["name"] for row in waiting])
+            names = units.name_some([row.name for row in waiting])
             output.note(
                 f"{ready} of {len(rows)} boards are ready; waiting for {names}, for "
                 f"{max(0.0, deadline - time.monotonic()):.0f} s more at most"
@@ -196,11 +197,9 @@ def _wait_probed(settings: Settings, wait_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def list_in_service(store: Store) -> list[dict[str, Any]]:
+def list_in_service(store: Store) -> list[documents.BoardInfo]:
     """Return the boards that the services keep connected and that are in service."""
-    return [
-        row for row in store.boards.fetch() if row["health"] not in _OUT_OF_SERVICE and not standing.is_on_demand(row)
-    ]
+    return [row for row in store.boards.fetch() if row.health not in _OUT_OF_SERVICE and not row.on_demand]
 
 
 def _require_shared(settings: Settings) -> None:
@@ -214,9 +213,9 @@ def _require_shared(settings: Settings) -> None:
 def _require_unused(settings: Settings, services: connectivity_services.Services) -> None:
     with options.open_store(settings) as store:
         leases = [
-            f"{board['name']} by {board['lease']['owner']} ({board['lease']['purpose']})"
+            f"{board.name} by {board.lease.owner} ({board.lease.purpose})"
             for board in store.boards.fetch()
-            if board["lease"] and board["lease"]["purpose"] != "probe"
+            if board.lease and board.lease.purpose != "probe"
         ]
     held_by = services.fetch_status()["held_by"]
     if leases or held_by:
@@ -227,10 +226,10 @@ def _require_unused(settings: Settings, services: connectivity_services.Services
 def _show(settings: Settings, services: connectivity_services.Services) -> output.Document:
     status = services.fetch_status()
     with options.open_store(settings) as store:
-        rows = {row["name"]: row for row in store.boards.fetch()}
+        rows = {row.name: row for row in store.boards.fetch()}
     for board in status["boards"]:
-        row = rows.get(board["name"], {})
-        board |= {key: row.get(key) for key in ("state", "health", "health_reason", "lease")}
+        row = rows.get(board["name"])
+        board |= {key: getattr(row, key, None) for key in ("state", "health", "health_reason", "lease")}
         cause = standing.find_cause(row) if row else None
         board["why"] = "" if cause is None else cause.why
     yield {"running": True, **status}

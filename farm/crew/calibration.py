@@ -18,6 +18,7 @@ from farm.measure.arrays import Arrays
 from farm.measure.session import BoardSession
 from farm.search.build import golden
 from farm.store import Store
+from farm.types.documents import BoardEvent, BoardInfo, BoardInFull
 from farm.values import GoldenSample
 
 # Under FARM_HOME: the kernels that were built.
@@ -228,21 +229,19 @@ class Calibration:
         }
 
 
-def to_document(
-    board: Mapping[str, Any], calibration: Calibration | None, events: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def to_document(board: BoardInfo, calibration: Calibration | None, events: Sequence[Mapping[str, Any]]) -> BoardInFull:
     """Return a board with its golden kernel and its events: what `farm board show --json` prints."""
     known = None if calibration is None else calibration.to_dict()
-    return {**board, "calibration": known, "events": [dict(each) for each in events]}
+    return BoardInFull(**dict(board), calibration=known, events=[BoardEvent(**each) for each in events])
 
 
-def fetch_calibration(store: Store, board: Mapping[str, Any]) -> Calibration | None:
+def fetch_calibration(store: Store, board: BoardInfo) -> Calibration | None:
     """Return the calibration of a row of `store.boards.fetch`; None where the golden kernel has not run on it."""
-    latest = store.golden.find_last(board["name"])
+    latest = store.golden.find_last(board.name)
     if latest is None:
         return None
     peers = store.golden.fetch(
-        board["board_type"], latest.kernel, latest.operating_point, simulated=latest.simulated, newest=_RUNS
+        board.board_type, latest.kernel, latest.operating_point, simulated=latest.simulated, newest=_RUNS
     )
     medians_s = {name: [sample.median_s for sample in samples] for name, samples in peers.items()}
-    return Calibration(tuple(peers[board["name"]]), fit_factor(board["name"], medians_s))
+    return Calibration(tuple(peers[board.name]), fit_factor(board.name, medians_s))

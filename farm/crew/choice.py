@@ -17,6 +17,7 @@ from farm.gpu.code import plan_gpu
 from farm.inventory.board_types import BoardType
 from farm.search import gpus
 from farm.store.standing import find_cause, unknown_board
+from farm.types.documents import BoardInfo
 from farm.values import Health, State, is_for_gpu
 
 # Only an operator changes these.
@@ -60,7 +61,7 @@ def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def plan_pool(
-    rows: Sequence[Mapping[str, Any]], board_type: str, name: str | None, *, simulated: bool | None = None
+    rows: Sequence[BoardInfo], board_type: str, name: str | None, *, simulated: bool | None = None
 ) -> tuple[str, ...]:
     """Return the boards that a run may ever use: `name` alone, or all of a type, in the order of their names.
 
@@ -68,25 +69,25 @@ def plan_pool(
     Raises UsageError where there is none.
     """
     if name is not None:
-        known = {row["name"]: row for row in rows}
+        known = {row.name: row for row in rows}
         if name not in known:
             raise unknown_board(name, known)
-        if known[name]["board_type"] != board_type:
+        if known[name].board_type != board_type:
             raise UsageError(
-                f"board {name!r} is a {known[name]['board_type']}, not a {board_type}",
+                f"board {name!r} is a {known[name].board_type}, not a {board_type}",
                 "Leave --board-type out, or give the board's own.",
             )
         return (name,)
-    mine = [row for row in rows if row["board_type"] == board_type]
+    mine = [row for row in rows if row.board_type == board_type]
     if not mine:
-        there = ", ".join(sorted({row["board_type"] for row in rows})) or "none"
+        there = ", ".join(sorted({row.board_type for row in rows})) or "none"
         raise UsageError(
             f"no board of type {board_type!r} is registered",
             f"Registered types: {there}. `farm board add NAME --board-type {board_type} --ssh USER@HOST` adds one.",
         )
     if simulated is None:
-        simulated = all(row["simulated"] for row in mine)
-    pool = tuple(sorted(row["name"] for row in mine if bool(row["simulated"]) == simulated))
+        simulated = all(row.simulated for row in mine)
+    pool = tuple(sorted(row.name for row in mine if bool(row.simulated) == simulated))
     if not pool:
         raise UsageError(
             f"no {'simulated' if simulated else 'real'} board of type {board_type!r} is registered",
@@ -95,23 +96,23 @@ def plan_pool(
     return pool
 
 
-def find_left_out(rows: Sequence[Mapping[str, Any]], board_type: str, pool: Sequence[str]) -> str:
+def find_left_out(rows: Sequence[BoardInfo], board_type: str, pool: Sequence[str]) -> str:
     """Explain which boards of the type `plan_pool` left out, and why; "" where none."""
-    mine = [row for row in rows if row["board_type"] == board_type]
-    chosen = [row for row in mine if row["name"] in pool]
-    others = sorted(row["name"] for row in mine if chosen and row["simulated"] != chosen[0]["simulated"])
+    mine = [row for row in rows if row.board_type == board_type]
+    chosen = [row for row in mine if row.name in pool]
+    others = sorted(row.name for row in mine if chosen and row.simulated != chosen[0].simulated)
     if not others:
         return ""
-    used, left = ("simulated", "real") if chosen[0]["simulated"] else ("real", "simulated")
+    used, left = ("simulated", "real") if chosen[0].simulated else ("real", "simulated")
     count = f"{len(others)} {left} board{'s' * (len(others) > 1)}"
     hint = "; --board NAME uses one, `boards: {simulated: true}` in a campaign file all of them"
-    how = "" if chosen[0]["simulated"] else hint
+    how = "" if chosen[0].simulated else hint
     shown = units.name_some(others)
     return f"{count} of type {board_type} left out ({shown}): {pool[0]} is {used}, and figures of both never mix{how}"
 
 
 def plan_place(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[BoardInfo],
     board_type: BoardType,
     name: str | None,
     host_cores: int,
@@ -125,10 +126,10 @@ def plan_place(
     require_fixed_target(board_type)
     pool = plan_pool(rows, board_type.name, name, simulated=simulated)
     require_usable(rows, pool, board_type.name)
-    mine = [row for row in rows if row["name"] in pool]
-    about = next((row for row in mine if row["description"]), mine[0])
+    mine = [row for row in rows if row.name in pool]
+    about = next((row for row in mine if row.description), mine[0])
     target = plan_target(board_type, describe(about, board_type), host_cores)
-    return pool, all(row["simulated"] for row in mine), target
+    return pool, all(row.simulated for row in mine), target
 
 
 def require_fixed_target(board_type: BoardType) -> None:
@@ -140,19 +141,24 @@ def require_fixed_target(board_type: BoardType) -> None:
         )
 
 
-def describe(row: Mapping[str, Any], board_type: BoardType) -> Mapping[str, Any]:
+def describe(row: BoardInfo, board_type: BoardType) -> Mapping[str, Any]:
     """Return the board's last description; for a board that never connected, one from its type."""
-    if row["description"]:
-        return row["description"]  # type: ignore[no-any-return]
+    if row.description:
+        return row.description
+    return describe_type(board_type, row.name, row.simulated)
+
+
+def describe_type(board_type: BoardType, name: str, simulated: bool) -> Mapping[str, Any]:
+    """Return what a board of a type would say of itself, for one that never connected."""
     # A virtual board runs this machine's code unless it is emulated; a real one has its type's target.
     kind = board_type.target.mtriple.partition("-")[0] if board_type.target else platform.machine()
-    architecture = platform.machine() if row["simulated"] and not runs_own_code(board_type) else kind
-    return {"name": row["name"], "simulated": row["simulated"], "architecture": architecture}
+    architecture = platform.machine() if simulated and not runs_own_code(board_type) else kind
+    return {"name": name, "simulated": simulated, "architecture": architecture}
 
 
-def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> BoardChoice:
+def plan_choice(rows: Sequence[BoardInfo], pool: Sequence[str]) -> BoardChoice:
     """Return which boards of the pool can be taken now."""
-    known = {row["name"]: row for row in rows}
+    known = {row.name: row for row in rows}
     reasons = {name: find_reason(known.get(name)) for name in pool}
     return BoardChoice(
         tuple(name for name, reason in reasons.items() if not reason),
@@ -160,34 +166,34 @@ def plan_choice(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> Board
     )
 
 
-def find_blocked(rows: Sequence[Mapping[str, Any]], pool: Sequence[str]) -> str:
+def find_blocked(rows: Sequence[BoardInfo], pool: Sequence[str]) -> str:
     """Explain why the pool stays unusable until an operator acts; "" where it may not."""
-    needing = [row for row in rows if row["name"] in pool and row["health"] in _OPERATORS]
+    needing = [row for row in rows if row.name in pool and row.health in _OPERATORS]
     if len(needing) < len(pool):
         return ""
-    return "; ".join(f"{row['name']}: {row['health']}: {row['health_reason']}" for row in needing)
+    return "; ".join(f"{row.name}: {row.health}: {row.health_reason}" for row in needing)
 
 
-def require_usable(rows: Sequence[Mapping[str, Any]], pool: Sequence[str], board_type: str) -> None:
+def require_usable(rows: Sequence[BoardInfo], pool: Sequence[str], board_type: str) -> None:
     """Raise UnavailableError, or BoardUnsafeError, where an operator has to act before a board can be taken."""
     if hopeless := find_blocked(rows, pool):
-        unsafe = all(row["health"] == Health.UNSAFE for row in rows if row["name"] in pool)
+        unsafe = all(row.health == Health.UNSAFE for row in rows if row.name in pool)
         raise (BoardUnsafeError if unsafe else UnavailableError)(
             f"no {board_type} can be used: {hopeless}",
             "`farm board undrain` or `farm board clear` puts one back in service.",
         )
 
 
-def find_reason(row: Mapping[str, Any] | None) -> str:
+def find_reason(row: BoardInfo | None) -> str:
     """Explain why a board cannot be taken now; "" where it can."""
     if row is None:
         return "it was removed"
-    if row["state"] == State.LEASED:
-        return str(row["state_reason"])
+    if row.state == State.LEASED:
+        return str(row.state_reason)
     return find_unusable(row)
 
 
-def find_unusable(row: Mapping[str, Any] | None) -> str:
+def find_unusable(row: BoardInfo | None) -> str:
     """Explain why a board must not be used, by any holder; "" where it may."""
     if row is None:
         return "it was removed"

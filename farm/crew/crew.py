@@ -224,8 +224,8 @@ def open_crew(
         def add_more(count: int) -> None:
             if count <= 0 or len(pool) <= 1:
                 return
-            rows = [row for row in store.boards.fetch() if row["name"] in pool]
-            if unproven := [row["name"] for row in rows if row["health"] == Health.SUSPECT]:
+            rows = [row for row in store.boards.fetch() if row.name in pool]
+            if unproven := [row.name for row in rows if row.health == Health.SUSPECT]:
                 note(f"waiting for probes of {', '.join(unproven)}")
                 services.probe(unproven, _PROBE_TIMEOUT_S)
             for board in plan_choice(store.boards.fetch(), pool).free[:count]:

@@ -12,7 +12,6 @@ import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from farm.connectivity.tracker import Tracker
 from farm.crew.choice import find_unusable
@@ -23,6 +22,7 @@ from farm.errors import LeaseOverError, TransientError, UsageError
 from farm.processes.machine import name_coordinator, name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
+from farm.types.documents import BoardInfo
 from farm.values import Lease, WorkKind
 
 # The format of `name_owner`.
@@ -35,7 +35,7 @@ def name_owner() -> str:
 
 
 def free_orphans(
-    store: Store, rows: Mapping[str, Mapping[str, Any]], names: Collection[str], purpose: str | None = None
+    store: Store, rows: Mapping[str, BoardInfo], names: Collection[str], purpose: str | None = None
 ) -> list[str]:
     """End the leases on boards among `names` whose owner was killed, instead of waiting for them to expire.
 
@@ -44,15 +44,15 @@ def free_orphans(
     """
     freed = []
     for name in names:
-        lease = rows[name]["lease"] if name in rows else None
-        if lease is None or purpose not in (None, lease["purpose"]):
+        lease = rows[name].lease if name in rows else None
+        if lease is None or purpose not in (None, lease.purpose):
             continue
-        found = _OWNER.search(lease["owner"])
+        found = _OWNER.search(lease.owner)
         # Another host's or container's processes cannot be seen from here: their leases expire.
         if found is None or found.group(1) != socket.gethostname() or Path(f"/proc/{found.group(2)}").exists():
             continue
         try:
-            if store.leases.release_orphan(name, lease["token"], name_owner(), f"its process {found.group(2)} is gone"):
+            if store.leases.release_orphan(name, lease.token, name_owner(), f"its process {found.group(2)} is gone"):
                 freed.append(name)
         except TransientError:  # the store is busy: at the next look
             continue
@@ -102,12 +102,12 @@ class LeasedBoard:
         """Why it has to be left, as far as is known; "" while it is ours."""
         return self._keeper.reason if self._keeper.lost.is_set() else self._over
 
-    def find_end(self, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    def find_end(self, rows: Mapping[str, BoardInfo]) -> str:
         """Return why it has to be left, given the store's rows of boards by name; "" where it may be used."""
         row = rows.get(self.name)
         if self.over:
             return self.over
-        if row is not None and (row["lease"] or {}).get("token") != self.lease.token:
+        if row is not None and (row.lease is None or row.lease.token != self.lease.token):
             return "our lease was ended"  # such as by an operator; the keeper learns it at its next renewal
         return find_unusable(row)
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from farm.closing import Closing
 from farm.connectivity.tracker import Tracker
@@ -20,7 +20,7 @@ from farm.errors import BoardUnsafeError, LeaseOverError, TransientError, Unavai
 from farm.processes.machine import name_user
 from farm.store import Store
 from farm.store.leases import LEASE_TTL_S
-from farm.store.standing import is_reserved_by
+from farm.types.documents import BoardInfo
 from farm.values import Lease, WorkKind
 
 # How often to look for a free board, or at the health of ours.
@@ -104,7 +104,7 @@ class FleetSite(Closing):
         self._look_at = now + _LOOK_S
         if self._board is None or not self.has_board:
             self._look_for_board()
-        elif reason := self._board.find_end({row["name"]: row for row in self._store.boards.fetch()}):
+        elif reason := self._board.find_end({row.name: row for row in self._store.boards.fetch()}):
             self._leave(reason)
         return []
 
@@ -189,12 +189,12 @@ class FleetSite(Closing):
             left = f", for {self._deadline - time.monotonic():.0f} s more at most"
             self._note(f"waiting for a board{left}: {choice.text}" + (f"; {self._left_out}" if self._left_out else ""))
 
-    def _find_reserved(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def _find_reserved(self, rows: Sequence[BoardInfo]) -> tuple[str, ...]:
         """Return boards that are reserved for this user: they need no queue."""
-        mine = [row for row in rows if row["name"] in self._pool and is_reserved_by(row, name_user())]
-        return tuple(row["name"] for row in mine if not find_unusable(row))
+        mine = [row for row in rows if row.name in self._pool and row.is_reserved_by(name_user())]
+        return tuple(row.name for row in mine if not find_unusable(row))
 
-    def _choose(self, rows: Sequence[Mapping[str, Any]], choice: BoardChoice) -> BoardChoice:
+    def _choose(self, rows: Sequence[BoardInfo], choice: BoardChoice) -> BoardChoice:
         """Return the boards that the queue grants us."""
         self._place.stay()
         queue, plan = read_queue(self._store, rows)

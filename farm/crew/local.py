@@ -41,9 +41,9 @@ def require_virtual(store: Store, kind: BoardType, by: str) -> list[str]:
     if emulation.runs_own_code(kind):
         emulation.require_installed()
     rows = store.boards.fetch()
-    if any(row["simulated"] and row["board_type"] == kind.name for row in rows):
+    if any(row.simulated and row.board_type == kind.name for row in rows):
         return []
-    taken = {row["name"] for row in rows}
+    taken = {row.name for row in rows}
     names = (name for n in itertools.count(1) if (name := f"virtual-{kind.name}-{n}") not in taken)
     added = list(itertools.islice(names, _COUNT))
     for seed, name in enumerate(added):

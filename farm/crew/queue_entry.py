@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from farm.crew.choice import find_unusable, plan_choice
@@ -18,6 +18,7 @@ from farm.errors import FarmError
 from farm.processes.machine import name_coordinator
 from farm.store import Store
 from farm.store.queue import REQUEST_TTL_S, BoardQueue
+from farm.types.documents import BoardInfo
 from farm.values import BoardRequest, WorkKind
 
 # Renewals per lifetime of an entry: two writes may fail.
@@ -100,23 +101,21 @@ class QueueEntry:
         self._since = time.monotonic()
 
 
-def read_queue(
-    store: Store, rows: Sequence[Mapping[str, Any]], leaving: Iterable[str] = ()
-) -> tuple[BoardQueue, QueuePlan]:
+def read_queue(store: Store, rows: Sequence[BoardInfo], leaving: Iterable[str] = ()) -> tuple[BoardQueue, QueuePlan]:
     """Read the queue and plan it; `rows` are those of `store.boards.fetch`."""
     queue = store.queue.fetch()
     return queue, plan_queue(queue.requests, list_usable(rows, queue), queue.used_s, leaving)
 
 
-def list_usable(rows: Sequence[Mapping[str, Any]], queue: BoardQueue) -> list[QueueBoard]:
+def list_usable(rows: Sequence[BoardInfo], queue: BoardQueue) -> list[QueueBoard]:
     """Return the usable boards in the rules' form."""
     found = []
     for row in rows:
-        lease = row["lease"] or {}
+        lease = row.lease
         if lease or not find_unusable(row):
-            kind = WorkKind(lease["kind"]) if lease.get("kind") else None
-            held_s = queue.held_s.get(row["name"], 0.0)
-            found.append(QueueBoard(row["name"], row["board_type"], lease.get("owner", ""), kind, held_s))
+            kind, owner = (WorkKind(lease.kind) if lease.kind else None, lease.owner) if lease else (None, "")
+            held_s = queue.held_s.get(row.name, 0.0)
+            found.append(QueueBoard(row.name, row.board_type, owner, kind, held_s))
     return found
 
 
@@ -146,7 +145,7 @@ def to_document(store: Store) -> dict[str, Any]:
     """
     rows = store.boards.fetch()
     queue, plan = read_queue(store, rows)
-    known = {row["name"]: row for row in rows}
+    known = {row.name: row for row in rows}
     requests = []
     for request in queue.requests:
         has = [name for name in request.boards if _is_held_by(known.get(name), request)]
@@ -155,22 +154,27 @@ def to_document(store: Store) -> dict[str, Any]:
     boards = []
     for row in rows:
         fields = ("owner", "purpose", "kind", "acquired_at")
-        lease = row["lease"] or dict.fromkeys((*fields, "expires_at"))
-        reserved = lease["kind"] == WorkKind.RESERVED
-        about = {name: lease[name] for name in fields} | {"reserved_until": lease["expires_at"] if reserved else None}
-        goes_to = plan.yields.get(row["name"], plan.grants.get(row["name"]))
-        boards.append({"name": row["name"], "board_type": row["board_type"], **about, "goes_to": goes_to})
+        about = {name: getattr(row.lease, name, None) for name in fields} | {"reserved_until": None}
+        if row.lease is not None and row.lease.kind == WorkKind.RESERVED:
+            about["reserved_until"] = row.lease.expires_at
+        goes_to = plan.yields.get(row.name, plan.grants.get(row.name))
+        boards.append({"name": row.name, "board_type": row.board_type, **about, "goes_to": goes_to})
     return {"requests": requests, "boards": boards}
 
 
-def _is_held_by(row: Mapping[str, Any] | None, request: BoardRequest) -> bool:
-    lease = (row or {}).get("lease") or {}
-    return request.kind is WorkKind.TRIALS and lease.get("owner") == request.owner and lease.get("kind") == "trials"
+def _is_held_by(row: BoardInfo | None, request: BoardRequest) -> bool:
+    lease = None if row is None else row.lease
+    return (
+        request.kind is WorkKind.TRIALS
+        and lease is not None
+        and lease.owner == request.owner
+        and lease.kind == WorkKind.TRIALS
+    )
 
 
 def _explain_in_words(
     request: BoardRequest,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[BoardInfo],
     queue: BoardQueue,
     plan: QueuePlan,
     has: Sequence[str],

@@ -48,7 +48,7 @@ def reserve(
     if (kept := store.leases.find_reservation(name, person)) is not None:
         return store.leases.prolong(kept, for_s), False
     purpose = f"reserved: {why}" if why else "reserved"
-    place = QueueEntry(store, WorkKind.RESERVED, purpose, row["board_type"], [name])
+    place = QueueEntry(store, WorkKind.RESERVED, purpose, row.board_type, [name])
     deadline, said, remind_at = time.monotonic() + wait_s, "", 0.0
     try:
         while True:
@@ -85,9 +85,9 @@ def reserve(
 def _find_obstacle(store: Store, name: str, place: QueueEntry) -> str:
     """Explain why the board cannot be taken now; "" where it can. A board that others cannot use has no queue."""
     rows = store.boards.fetch()
-    [row] = [each for each in rows if each["name"] == name]
+    [row] = [each for each in rows if each.name == name]
     reason = find_reason(row)
-    if reason and row["lease"] is None:
+    if reason and row.lease is None:
         return ""
     place.stay()
     queue, plan = read_queue(store, rows)

@@ -202,20 +202,20 @@ class FarmDatabase(ms.database.PyDatabase):
             if campaign["board_type"] == board_type and (campaign["settings"] or {}).get("target")
         ]
         rows = self._store.boards.fetch()
-        known = next((row for row in rows if row["board_type"] == board_type and row["description"]), None)
+        known = next((row for row in rows if row.board_type == board_type and row.description), None)
         kind = require_board_type(board_type)
         if known is not None and kind.target is not None:
-            plan = plan_target(kind, known["description"], 0)
+            plan = plan_target(kind, known.description, 0)
             found.append(host_target(plan.cores) if plan.config is None else dict(plan.config))
         return list({json.dumps(config, sort_keys=True): config for config in found}.values())
 
     def _is_simulated(self) -> bool:
         """Say whether boards of the type are simulated; their records never mix with real ones."""
         rows = self._store.boards.fetch()
-        if not any(row["board_type"] == self._require_type() for row in rows):
+        if not any(row.board_type == self._require_type() for row in rows):
             return False
         [first, *_] = plan_pool(rows, self._require_type(), None)
-        return bool(next(row["simulated"] for row in rows if row["name"] == first))
+        return bool(next(row.simulated for row in rows if row.name == first))
 
     def _recall(self, key: str, config: Mapping[str, Any], entry: Any) -> None:
         """Load the best stored candidates of a key into memory."""

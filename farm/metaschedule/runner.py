@@ -34,6 +34,7 @@ from farm.processes.machine import name_user
 from farm.search.target import host_target, make_target
 from farm.store import Store
 from farm.store.standing import require_kept
+from farm.types.documents import BoardInfo
 
 # How long a script may have no board; `wait=` overrides it.
 DEFAULT_WAIT_S = 60.0
@@ -166,7 +167,7 @@ class FarmRunner(ms.runner.PyRunner):
         self._type = require_board_type(board_type)
         pool = plan_pool(rows, board_type, board)
         for row in rows:
-            if row["name"] in pool:
+            if row.name in pool:
                 require_kept(row)
         self._spec = _plan_spec(settings, number, repeat, min_repeat_ms, timeout_sec)
         self._plan: TargetPlan | None = None
@@ -224,13 +225,13 @@ class FarmRunner(ms.runner.PyRunner):
         return self._plan
 
 
-def _find_type(rows: Sequence[Mapping[str, Any]], board: str | None) -> str:
+def _find_type(rows: Sequence[BoardInfo], board: str | None) -> str:
     """Return the type of a named board. Raises UsageError."""
     if board is None:
         raise UsageError("no boards named: pass FarmRunner(board_type=…) or FarmRunner(board=…)")
     for row in rows:
-        if row["name"] == board:
-            return str(row["board_type"])
+        if row.name == board:
+            return str(row.board_type)
     raise UsageError(f"there is no board {board!r}", "See `farm board list`.")
 
 

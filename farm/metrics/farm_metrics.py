@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from device_agent.protocol import FaultSide, Status
 from farm.closing import Closing
 from farm.errors import UnavailableError
+from farm.types.documents import BoardInfo
 from farm.values import CampaignState, Health, State
 from farm.version import __version__
 
@@ -289,7 +290,7 @@ class FarmMetrics(Collector):
         self.observe_campaigns({}, (), {})
         registry.register(self)
 
-    def observe_boards(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def observe_boards(self, rows: Sequence[BoardInfo]) -> None:
         """Set all boards, as `store.boards.fetch` returns them."""
         values: Values = {
             BOARDS: {(str(state), str(health)): 0 for state in State for health in Health},
@@ -299,16 +300,16 @@ class FarmMetrics(Collector):
             BOARD_SEEN: {},
         }
         for row in rows:
-            name = row["name"]
-            values[BOARDS][row["state"], row["health"]] += 1
-            who = (name, row["board_type"], row["transport"]["kind"], "true" if row["simulated"] else "false")
+            name = row.name
+            values[BOARDS][row.state, row.health] += 1
+            who = (name, row.board_type, row.transport["kind"], "true" if row.simulated else "false")
             values[BOARD_INFO][who] = 1
-            values[BOARD_STATE] |= {(name, str(state)): state == row["state"] for state in State}
-            values[BOARD_HEALTH] |= {(name, str(health)): health == row["health"] for health in Health}
-            if row["seen_at"] is not None:
-                values[BOARD_SEEN][name,] = row["seen_at"]
-        held = {row["name"]: row["lease"]["acquired_at"] for row in rows if row["lease"]}
-        known = {row["name"] for row in rows}
+            values[BOARD_STATE] |= {(name, str(state)): state == row.state for state in State}
+            values[BOARD_HEALTH] |= {(name, str(health)): health == row.health for health in Health}
+            if row.seen_at is not None:
+                values[BOARD_SEEN][name,] = row.seen_at
+        held = {row.name: row.lease.acquired_at for row in rows if row.lease}
+        known = {row.name for row in rows}
         with self._lock:
             self._values |= values
             self._values[LEASES][()] = len(held)

@@ -53,7 +53,7 @@ class StoreHold:
                     )
                     break
                 except TransientError:
-                    if board["lease"] is None and board["state"] == State.OFFLINE:
+                    if board.lease is None and board.state == State.OFFLINE:
                         yield
                         return
                     if time.monotonic() > deadline:

@@ -121,7 +121,7 @@ def list_commands(source: ModelSource, shapes: Sequence[str]) -> list[str]:
 @contextlib.contextmanager
 def _registered(store: Store) -> Any:
     """Register a virtual board for the block; an existing one of that name stays."""
-    if any(row["name"] == BOARD for row in store.boards.fetch()):
+    if any(row.name == BOARD for row in store.boards.fetch()):
         yield
         return
     store.boards.register(BOARD, BOARD_TYPE, Virtual(0), {"made-by": "quickstart"}, by="quickstart")

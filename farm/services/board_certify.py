@@ -24,6 +24,7 @@ from farm.services.checks import Check, Doubt, Level, Show, Work, run_chain, run
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
+from farm.types.documents import BoardInfo
 from farm.values import Ssh
 from farm.version import __version__
 
@@ -73,7 +74,7 @@ def certify_board(
         timer.start()
         stack.callback(timer.cancel)
         about = session.description
-        kind = require_board_type(str(board["board_type"]))
+        kind = require_board_type(str(board.board_type))
         run.facts["clocks_before"] = about.clocks.to_dict()
         hardware = HardwareChecks(session, kind, about.clocks, agent.require_kernel, run.facts)
         versions = ("versions", lambda: _describe_versions(about.agent_version))
@@ -167,14 +168,14 @@ def _describe_versions(agent_version: str) -> str | Doubt:
     return said if agent_version == __version__ else Doubt(said, "Bring the agent up to date, and certify again.")
 
 
-def _list_names(settings: Settings, board: Mapping[str, Any]) -> dict[str, str]:
+def _list_names(settings: Settings, board: BoardInfo) -> dict[str, str]:
     """Map the names that a report to others must not hold to replacements."""
-    hidden = {str(settings.home_path): "FARM_HOME", str(board["name"]): "NAME", socket.gethostname(): "HOST"}
-    transport = parse_transport(board["transport"])
+    hidden = {str(settings.home_path): "FARM_HOME", str(board.name): "NAME", socket.gethostname(): "HOST"}
+    transport = parse_transport(board.transport)
     if isinstance(transport, Ssh):
         hidden |= {transport.host: "HOST", transport.identity_file: "KEY"}
     hidden[str(Path.home())] = "HOME"
-    return {word: instead for word, instead in hidden.items() if len(word) > 1 and word != board["board_type"]}
+    return {word: instead for word, instead in hidden.items() if len(word) > 1 and word != board.board_type}
 
 
 def hide(value: Any, hidden: Mapping[str, str]) -> Any:

@@ -22,6 +22,7 @@ from farm.services.doctor_ssh import SshHops
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.standing import parse_transport
+from farm.types.documents import BoardInfo
 from farm.values import Health, Ssh
 
 _LEAST_FREE_BYTES = 1 << 30
@@ -58,7 +59,7 @@ def check_boards(settings: Settings, store: Store) -> list[Check]:
         checks = [Check("services", Level.OK, "not running; `farm up` starts them, and commands that need them do")]
     else:
         checks = [run_check("services", lambda: _describe_services(services, ways))]
-    return checks + [_check_board(row, ways.get(row["name"])) for row in store.boards.fetch()]
+    return checks + [_check_board(row, ways.get(row.name)) for row in store.boards.fetch()]
 
 
 def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> str | Doubt:
@@ -79,16 +80,16 @@ def _describe_services(services: Services, ways: dict[str, dict[str, Any]]) -> s
     return summary
 
 
-def _check_board(row: Mapping[str, Any], way: Mapping[str, Any] | None) -> Check:
-    name, health = f"board {row['name']}", row["health"]
-    summary = f"{row['state']}, {health}"
-    advice = f"farm board doctor {row['name']}"
+def _check_board(row: BoardInfo, way: Mapping[str, Any] | None) -> Check:
+    name, health = f"board {row.name}", row.health
+    summary = f"{row.state}, {health}"
+    advice = f"farm board doctor {row.name}"
     if health == Health.UNSAFE:
-        return Check(name, Level.FAILED, f"{summary}: {row['health_reason']}", f"farm board show {row['name']}")
+        return Check(name, Level.FAILED, f"{summary}: {row.health_reason}", f"farm board show {row.name}")
     if way is not None and not way["reachable"] and health not in (Health.MAINTENANCE, Health.RETIRED):
         return Check(name, Level.WARNING, f"{summary}: {way['trouble']}", advice)
     if health in (Health.QUARANTINED, Health.SUSPECT):
-        return Check(name, Level.WARNING, f"{summary}: {row['health_reason']}", advice)
+        return Check(name, Level.WARNING, f"{summary}: {row.health_reason}", advice)
     return Check(name, Level.OK, summary)
 
 
@@ -101,7 +102,7 @@ class _Examination:
     def run(self, show: Show) -> bool:
         """Run all of them; return whether none failed."""
         with contextlib.ExitStack() as stack:
-            opened: list[tuple[Store, dict[str, Any]]] = []
+            opened: list[tuple[Store, BoardInfo]] = []
 
             def open_store() -> str:
                 store = stack.enter_context(Store(self._settings.store_location))
@@ -115,7 +116,7 @@ class _Examination:
             ]
             return run_chain(first, show) and run_chain(self._plan(*opened[0], stack), show)
 
-    def _plan(self, store: Store, board: dict[str, Any], stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
+    def _plan(self, store: Store, board: BoardInfo, stack: contextlib.ExitStack) -> list[tuple[str, Work]]:
         hops, agent = plan_way(self._settings, store, board, self._open_services, stack)
         return hops + agent.plan()
 
@@ -123,16 +124,16 @@ class _Examination:
 def plan_way(
     settings: Settings,
     store: Store,
-    board: dict[str, Any],
+    board: BoardInfo,
     open_services: Callable[[], Services],
     stack: contextlib.ExitStack,
 ) -> tuple[list[tuple[str, Work]], AgentHops]:
     """Plan the hops over SSH to a row of the store's, where there are any, and those beyond; `stack` closes both."""
     hops: list[tuple[str, Work]] = []
-    name = str(board["name"])
+    name = str(board.name)
     log = settings.home_path / "logs" / "boards" / f"{name}.log"
     read_log_tail: Callable[[], str] = lambda: tail(log)  # noqa: E731 - replaced below
-    transport = parse_transport(board["transport"])
+    transport = parse_transport(board.transport)
     if isinstance(transport, Ssh):
         ssh = SshHops(name, transport, to_ssh_address(transport), KnownHosts(settings.home_path / FILE_NAME))
         stack.callback(ssh.close)
@@ -153,14 +154,14 @@ def describe_home(settings: Settings) -> str:
     return f"FARM_HOME {home}, {free >> 30} GiB free"
 
 
-def describe_board(board: Mapping[str, Any]) -> str | Doubt:
+def describe_board(board: BoardInfo) -> str | Doubt:
     """Describe a row of the store's boards. Raises PermanentError for a retired one."""
-    transport = parse_transport(board["transport"])
+    transport = parse_transport(board.transport)
     where = f"ssh {transport.user}@{transport.host}:{transport.port}" if isinstance(transport, Ssh) else transport.kind
-    simulated = " (simulated)" if board["simulated"] else ""
-    summary = f"{board['board_type']}/{board['name']}{simulated}, {where}; {board['state']}, {board['health']}"
-    if board["health"] == Health.RETIRED:
-        raise PermanentError(f"{summary}: it is kept for its history only", f"farm board clear {board['name']}")
-    if board["health"] != Health.GOOD:
-        return Doubt(f"{summary}: {board['health_reason']}")
+    simulated = " (simulated)" if board.simulated else ""
+    summary = f"{board.board_type}/{board.name}{simulated}, {where}; {board.state}, {board.health}"
+    if board.health == Health.RETIRED:
+        raise PermanentError(f"{summary}: it is kept for its history only", f"farm board clear {board.name}")
+    if board.health != Health.GOOD:
+        return Doubt(f"{summary}: {board.health_reason}")
     return summary

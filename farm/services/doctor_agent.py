@@ -11,7 +11,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from device_agent.protocol import Description, OperatingPoint, PinStatus, format_hz
@@ -36,6 +36,7 @@ from farm.services import probe_rules
 from farm.services.checks import Doubt, Work
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import Health, Lease
 
 # A virtual board takes seconds to start; an SSH connection 15 s to time out, and its next attempt follows soon.
@@ -58,7 +59,7 @@ class AgentHops:
         self,
         settings: Settings,
         store: Store,
-        board: Mapping[str, Any],
+        board: BoardInfo,
         open_services: Callable[[], Services],
         read_log_tail: Callable[[], str],
     ) -> None:
@@ -68,8 +69,8 @@ class AgentHops:
         """
         self._settings, self._store, self._board = settings, store, board
         self._open_services, self._read_log_tail = open_services, read_log_tail
-        self._name = str(board["name"])
-        self._key = f"{board['board_type']}/{self._name}"
+        self._name = board.name
+        self._key = f"{board.board_type}/{self._name}"
         self._stack = contextlib.ExitStack()
         self._opened: Services | None = None
         self._lease: Lease | None = None
@@ -85,7 +86,7 @@ class AgentHops:
         return self.guarded(
             [
                 ("tracker", self._tracker),
-                ("tunnel" if self._board["transport"]["kind"] == "ssh" else "connection", self._way),
+                ("tunnel" if self._board.transport["kind"] == "ssh" else "connection", self._way),
                 ("registration", self._registration),
                 ("lease", self._take_lease),
                 ("agent", self._agent),
@@ -119,9 +120,7 @@ class AgentHops:
     def require_kernel(self) -> golden.GoldenKernel:
         """Return the golden kernel for this board. Raises DeadlineError, UnavailableError."""
         kernels = golden.GoldenKernels(self._settings.home_path / calibration.KERNEL_FOLDER)
-        return calibration.require_kernel(
-            kernels, require_board_type(self._board["board_type"]), self._about.architecture
-        )
+        return calibration.require_kernel(kernels, require_board_type(self._board.board_type), self._about.architecture)
 
     def close(self) -> None:
         """Return the board. Safe to call twice."""
@@ -184,9 +183,9 @@ class AgentHops:
                 )
                 break
             except TransientError as error:
-                held = self._store.boards.require(self._name)["lease"]
-                if (held and held["purpose"] != "probe") or time.monotonic() > deadline:
-                    who = f"{held['owner']} has it for {held['purpose']}" if held else error.message
+                held = self._store.boards.require(self._name).lease
+                if (held and held.purpose != "probe") or time.monotonic() > deadline:
+                    who = f"{held.owner} has it for {held.purpose}" if held else error.message
                     raise TransientError(
                         f"not to be disturbed: {who}" if held else who,
                         "What follows needs the board alone: try again when it is free.",
@@ -240,7 +239,7 @@ class AgentHops:
         return f"held at {shown} within {report.took_s * 1e3:.0f} ms, and restored"
 
     def _board_type(self) -> str | Doubt:
-        about, wanted = self._about, str(self._board["board_type"])
+        about, wanted = self._about, str(self._board.board_type)
         if wrong := probe_rules.find_wrong_type(wanted, about):
             raise PermanentError(wrong, "Register it anew with its own type, or correct the fleet file.")
         if not about.detected_type:
@@ -248,7 +247,7 @@ class AgentHops:
         return f"{wanted}, as its device tree says"
 
     def _sensors(self) -> str | Doubt:
-        about, kind = self._about, require_board_type(self._board["board_type"])
+        about, kind = self._about, require_board_type(self._board.board_type)
         rails = ", ".join(about.rails) or "none"
         summary = f"{len(about.thermal_zones)} thermal zones; power: {rails}"
         notes = [f"{sensor.rail}: {sensor.note}" for sensor in about.sensors if sensor.note]

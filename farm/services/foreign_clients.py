@@ -14,6 +14,7 @@ from device_agent.protocol import ClaimReport, LeaseClaim
 from farm.errors import FarmError, LeaseOverError
 from farm.measure import asking
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import Health, Lease
 
 OWNER, PURPOSE = "an unknown client", "a session that has no lease of this farm"
@@ -44,7 +45,7 @@ class ForeignClients:
         self._leases: dict[str, tuple[Lease, float]] = {}
 
     def look(
-        self, summary: Mapping[str, Any], keys: Mapping[str, str], rows: Sequence[Mapping[str, Any]], now_s: float
+        self, summary: Mapping[str, Any], keys: Mapping[str, str], rows: Sequence[BoardInfo], now_s: float
     ) -> None:
         """Take and return leases. `summary` is the tracker's, `keys` are those of the connected boards by name, `rows`
         those of `store.boards.fetch`. `now_s` is monotonic.
@@ -53,7 +54,7 @@ class ForeignClients:
         taken = {name for name, key in keys.items() if queues.get(key, {}).get("free") == 0}
         for name in self._leases.keys() - taken:
             self._let_go(name)
-        leased = {row["name"] for row in rows if row["lease"] is not None}
+        leased = {row.name for row in rows if row.lease is not None}
         alone = taken - leased - self._leases.keys()
         self._since = {name: self._since.get(name, now_s) for name in alone}
         addresses = _read_addresses(summary)

@@ -33,7 +33,8 @@ from farm.services.probing import Probing
 from farm.services.routes import DirectRoute, ForeignRoute, Route, RouteLeases, RouteState, VirtualRoute, make_route
 from farm.settings import Settings
 from farm.store import Store
-from farm.store.standing import is_on_demand, parse_transport, unknown_board
+from farm.store.standing import parse_transport, unknown_board
+from farm.types.documents import BoardInfo
 from farm.values import Health, Ssh, State, Transport
 
 BY = "services"
@@ -102,7 +103,7 @@ class Keeper:
         self._known_hosts = KnownHosts(settings.home_path / FILE_NAME)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._boards: dict[str, KeptBoard] = {}
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[BoardInfo] = []
         self._stopping = False
         self.tracker = Tracker.start(settings.tracker_port, logs / "tracker.log")
         self.tracker_restarts = 0
@@ -162,7 +163,7 @@ class Keeper:
                 self._leases_at = now
                 for name in self._store.leases.expire(BY):
                     _log.info("the lease of %s expired", name, extra={"board": name})
-                rows = {row["name"]: row for row in self._store.boards.fetch()}
+                rows = {row.name: row for row in self._store.boards.fetch()}
                 for name in free_orphans(self._store, rows, rows):
                     _log.info("the holder of %s is gone", name, extra={"board": name})
             if now - self._tidied_at >= _TIDY_PERIOD_S:
@@ -170,7 +171,7 @@ class Keeper:
                 self._tidy()
             self._look_at_boards()
             reachable, mine = set(self._list_lent()), self._list_own()
-            kept = [row for row in self._rows if row["name"] in mine]
+            kept = [row for row in self._rows if row.name in mine]
             refused = {name for name in mine if self._boards[name].state.refused}
             self.powering.step(kept, reachable, refused, self.probing.past)
             self.probing.step(self._rows, reachable - self.powering.find_booting(reachable))
@@ -185,7 +186,7 @@ class Keeper:
         return self._boards
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[BoardInfo]:
         """All boards as the store showed them last."""
         return self._rows
 
@@ -194,7 +195,7 @@ class Keeper:
         if names is None:
             self._wanted = None
         else:
-            known = {row["name"] for row in self._store.boards.fetch()}
+            known = {row.name for row in self._store.boards.fetch()}
             if missing := sorted(set(names) - known):
                 raise unknown_board(missing[0], known)
             if self._wanted is not None:
@@ -264,15 +265,15 @@ class Keeper:
         """Have one connection for each board that is wanted and registered, and for no other."""
         seen = set()
         for row in self._rows:
-            name = row["name"]
+            name = row.name
             if not self._is_wanted(row):
                 continue
             seen.add(name)
-            transport = parse_transport(row["transport"])
+            transport = parse_transport(row.transport)
             kept, leased = self._boards.get(name), self.leases.find(name)
             # Virtual boards run here, whichever coordinator owns them; a board elsewhere has one connection.
             others = isinstance(transport, Ssh) and not self.leases.is_mine(name)
-            same = kept is not None and (kept.transport, kept.board_type) == (transport, row["board_type"])
+            same = kept is not None and (kept.transport, kept.board_type) == (transport, row.board_type)
             if kept is not None and same and others == isinstance(kept.route, ForeignRoute):
                 kept.route = ForeignRoute(leased.keeper) if others else kept.route
                 continue
@@ -280,20 +281,20 @@ class Keeper:
                 kept.route.close()
             if others:
                 route: Route = ForeignRoute(leased.keeper)
-                self._boards[name] = KeptBoard(name, row["board_type"], transport, route, route.look())
+                self._boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
                 continue
             tracker = (self.tracker.host, self.tracker.port)
             work = self._settings.home_path / "cache" / "work"
             gpu = code.find_folder(self._settings.home_path)
-            emulator = functools.partial(self._find_emulator, row["board_type"])
-            about = (name, row["board_type"], transport)
+            emulator = functools.partial(self._find_emulator, row.board_type)
+            about = (name, row.board_type, transport)
             route = make_route(*about, tracker, self._known_hosts, self._logs, work, gpu, emulator, leased.session)
             if isinstance(route, VirtualRoute):
                 route.may_start = self._may_start
             gone = leased.before if leased.before not in ("", self._me) else ""
             why = f"{gone} had its connection and is gone" if gone else "not tried yet"
             untried = RouteState(False, time.monotonic(), why)
-            self._boards[name] = KeptBoard(name, row["board_type"], transport, route, untried)
+            self._boards[name] = KeptBoard(name, row.board_type, transport, route, untried)
         for name in [name for name in self._boards if name not in seen]:
             self._boards.pop(name).route.close()
 
@@ -307,7 +308,7 @@ class Keeper:
 
     def _look_at_leases(self) -> None:
         """Renew our leases of connections, and release those that others get."""
-        names = [row["name"] for row in self._rows if self._is_wanted(row)]
+        names = [row.name for row in self._rows if self._is_wanted(row)]
         sessions = {name: self._boards[name].route.session if name in self._boards else "" for name in names}
         self.leases.look(sessions)
         asked = self.leases.list_asked()
@@ -318,12 +319,15 @@ class Keeper:
         _close_all([self._boards.pop(name) for name in left])
         self.leases.hand(handed)
 
-    def _is_wanted(self, row: Mapping[str, Any]) -> bool:
+    def _replace_row(self, row: BoardInfo, **changes: Any) -> None:
+        self._rows = [each.model_copy(update=changes) if each is row else each for each in self._rows]
+
+    def _is_wanted(self, row: BoardInfo) -> bool:
         """Whether a board is kept connected, here or elsewhere. On-demand ones are left to their users: their agents
         start at another tracker.
         """
-        chosen = self._wanted is None or row["name"] in self._wanted
-        return chosen and row["health"] != Health.RETIRED and not is_on_demand(row)
+        chosen = self._wanted is None or row.name in self._wanted
+        return chosen and row.health != Health.RETIRED and not row.on_demand
 
     def _find_emulator(self, board_type: str) -> Path | None:
         """Return the emulator's parts for virtual boards of the type. Raises FarmError."""
@@ -339,7 +343,7 @@ class Keeper:
             if refused := board.route.take_refused():
                 self._tell(board.name, Kind.HOSTILE, f"it sent a client {refused}")
         summary = self._note_registered()
-        said = {row["name"]: row for row in self._rows}
+        said = {row.name: row for row in self._rows}
         for board in list(self._boards.values()):
             row = said.get(board.name)
             if row is None or not self.leases.is_mine(board.name):
@@ -351,19 +355,19 @@ class Keeper:
             elif self.leases.give_up(board.name, board.trouble):
                 board.route.close()
                 self._boards.pop(board.name)
-            if board.reachable == (row["state"] != State.OFFLINE):
+            if board.reachable == (row.state != State.OFFLINE):
                 why = Observation(Kind.LOST, board.trouble).text
-                if not board.reachable and row["state_reason"] != why:
+                if not board.reachable and row.state_reason != why:
                     self._store.boards.note_unreachable(board.name, why)
-                    row["state_reason"] = why
+                    self._replace_row(row, state_reason=why)
                 continue
             if board.reachable:
                 self._tell(board.name, Kind.BACK, "")
             else:
                 self._tell(board.name, Kind.LOST, board.trouble)
             # Valid until the rows are read again.
-            row["state"] = str(State.IDLE if board.reachable else State.OFFLINE)
-            row["health"] = str(Health.SUSPECT) if row["health"] == Health.GOOD else row["health"]
+            state = State.IDLE if board.reachable else State.OFFLINE
+            self._replace_row(row, state=state, health=Health.SUSPECT if row.health is Health.GOOD else row.health)
             self._boards_at = 0.0
         if summary:
             keys = {name: self._boards[name].key for name in self._list_lent()}

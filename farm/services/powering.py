@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from device_agent.protocol import StrEnum
@@ -22,6 +22,7 @@ from farm.processes import children
 from farm.services.probe_rules import ProbePast
 from farm.store import Store
 from farm.store.leases import PROBE
+from farm.types.documents import BoardInfo
 from farm.values import Health, Lease
 
 # Retries of the command that switches on, so that one failure does not leave the board off.
@@ -91,26 +92,26 @@ _LIMITS = HealthLimits()
 
 
 def plan_power(
-    row: Mapping[str, Any], past: ProbePast | None, lost_s: float | None, boot_s: float, limits: HealthLimits = _LIMITS
+    row: BoardInfo, past: ProbePast | None, lost_s: float | None, boot_s: float, limits: HealthLimits = _LIMITS
 ) -> PowerOrder | None:
     """Decide what to do about a board with power commands; None for nothing.
 
     `row` is one of `store.boards.fetch`. `lost_s`: how long it was not connected, None where it is. Boards that an
     operator took out of service or holds are left alone.
     """
-    if row["lease"] is not None or (row["quarantine"] or {}).get("held"):
+    if row.lease is not None or (row.quarantine is not None and row.quarantine.held):
         return None
-    if row["health"] not in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED) or not row["seen_at"]:
+    if row.health not in (Health.GOOD, Health.SUSPECT, Health.QUARANTINED) or not row.seen_at:
         return None
     if lost_s is None:
         hangs = past is not None and not past.passed and not past.skipped and past.tries >= FAILED_PROBES
     else:
         hangs = lost_s >= LOST_S
-    if not hangs or min(row["power_cycled_s"], default=boot_s) < boot_s:
+    if not hangs or min(row.power_cycled_s, default=boot_s) < boot_s:
         return None
-    if len(row["power_cycled_s"]) < limits.cycles:
+    if len(row.power_cycled_s) < limits.cycles:
         return PowerOrder.CYCLE
-    return None if row["health"] == Health.QUARANTINED else PowerOrder.GIVE_UP
+    return None if row.health == Health.QUARANTINED else PowerOrder.GIVE_UP
 
 
 def is_network_down(lost: int, kept: int) -> bool:
@@ -141,7 +142,7 @@ class Powering:
 
     def step(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[BoardInfo],
         reachable: Collection[str],
         refused: Collection[str],
         past: dict[str, ProbePast],
@@ -149,13 +150,13 @@ class Powering:
         """Cycle boards that hang; remove them from `past`. `refused` boards are up and refuse our login."""
         now = time.monotonic()
         self._note_reach(rows, reachable, now)
-        own = [row for row in rows if can_switch(row["power"], "cycle") and row["name"] not in self.busy]
+        own = [row for row in rows if can_switch(row.power, "cycle") and row.name not in self.busy]
         if not own:
             return
         documents = self._store.boards.fetch_power()
         cut_off = is_network_down(len(self._lost_since), len(rows))
         for row in own:
-            name = row["name"]
+            name = row.name
             since = self._lost_since.get(name)
             if since is not None and (cut_off or name in refused):
                 continue
@@ -164,7 +165,7 @@ class Powering:
                 continue
             order = plan_power(row, past.get(name), None if since is None else now - since, commands.boot_s)
             if order is PowerOrder.GIVE_UP:
-                self._observe(name, Kind.NOT_REVIVED, f"{len(row['power_cycled_s'])} times")
+                self._observe(name, Kind.NOT_REVIVED, f"{len(row.power_cycled_s)} times")
             elif order is PowerOrder.CYCLE:
                 self._begin(name, commands)
                 past.pop(name, None)
@@ -184,8 +185,8 @@ class Powering:
         self._ending.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def _note_reach(self, rows: Sequence[Mapping[str, Any]], reachable: Collection[str], now: float) -> None:
-        lost = {row["name"] for row in rows} - set(reachable)
+    def _note_reach(self, rows: Sequence[BoardInfo], reachable: Collection[str], now: float) -> None:
+        lost = {row.name for row in rows} - set(reachable)
         self._lost_since = {name: self._lost_since.get(name, now) for name in lost}
 
     def _begin(self, name: str, commands: PowerCommands) -> None:

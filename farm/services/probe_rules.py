@@ -17,7 +17,7 @@ from farm.crew.calibration import DRIFT_TOLERANCE, MIN_SAMPLES, TYPE_TOLERANCE, 
 from farm.crew.calibration import find_drift as find_drift_of_runs
 from farm.crew.health import HealthLimits, Kind
 from farm.search.build import golden
-from farm.store.standing import is_on_demand
+from farm.types.documents import BoardInfo
 from farm.values import Health, State
 
 # Most boards' processes for probes, 85 MB each.
@@ -67,7 +67,7 @@ def note_report(past: ProbePast | None, report: Mapping[str, Any], now_s: float)
 
 
 def plan_probes(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[BoardInfo],
     past: Mapping[str, ProbePast],
     busy: Collection[str],
     now_s: float,
@@ -80,34 +80,34 @@ def plan_probes(
     """
     due = []
     for row in rows:
-        name = row["name"]
+        name = row.name
         if name in busy:
             continue
         at_s = plan_next_s(row, past.get(name), now_s, interval_s)
         if at_s is not None and at_s <= now_s:
-            due.append((row["health"] == Health.GOOD, at_s, name))
+            due.append((row.health == Health.GOOD, at_s, name))
     return [name for _, _, name in sorted(due)[: max(0, most - len(busy))]]
 
 
-def plan_next_s(row: Mapping[str, Any], past: ProbePast | None, now_s: float, interval_s: float) -> float | None:
+def plan_next_s(row: BoardInfo, past: ProbePast | None, now_s: float, interval_s: float) -> float | None:
     """Return when a board is due, if its `row` stays the same; None where it is not probed."""
-    if row["state"] != State.IDLE or row["lease"] is not None or is_on_demand(row):
+    if row.state != State.IDLE or row.lease is not None or row.on_demand:
         return None
-    match row["health"]:
+    match row.health:
         case Health.SUSPECT:
             first_s, pause_s = now_s, SETTLE_S
         case Health.QUARANTINED:
-            quarantine = row["quarantine"]
-            if quarantine["held"]:  # no probe ends it
+            quarantine = row.quarantine
+            if quarantine is None or quarantine.held:  # no probe ends it
                 return None
-            first_s, pause_s = now_s + max(0.0, HealthLimits().cooldown_s - quarantine["cooling_s"]), QUARANTINE_PAUSE_S
+            first_s, pause_s = now_s + max(0.0, HealthLimits().cooldown_s - quarantine.cooling_s), QUARANTINE_PAUSE_S
         case Health.GOOD if interval_s > 0:
             first_s, pause_s = now_s, interval_s
         case _:
             return None
     if past is None:
         return first_s
-    if past.tries and row["health"] == Health.GOOD:  # a skipped one: it is still due
+    if past.tries and row.health == Health.GOOD:  # a skipped one: it is still due
         pause_s = 0.0
     return max(first_s, past.at_s + max(pause_s, plan_pause_s(past)))
 

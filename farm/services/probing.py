@@ -20,6 +20,7 @@ from farm.search.build import golden
 from farm.services.probe import Prober, ProbeReport
 from farm.services.probe_rules import ProbePast, note_report, plan_probes
 from farm.settings import Settings
+from farm.types.documents import BoardInfo
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +51,11 @@ class Probing:
         self.busy: set[str] = set()
         self.restarts = 0
 
-    def step(self, rows: Sequence[dict[str, Any]], reachable: Collection[str]) -> None:
+    def step(self, rows: Sequence[BoardInfo], reachable: Collection[str]) -> None:
         """Start the probes that are due."""
         # Pauses after failures are for connected boards; one that was away may be repaired.
         self.past = {name: past for name, past in self.past.items() if name in reachable}
-        within_reach = [row for row in rows if row["name"] in reachable]
+        within_reach = [row for row in rows if row.name in reachable]
         for name in self._waiting.keys() & set(reachable):
             self._ask(name)
         now = time.monotonic()

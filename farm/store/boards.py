@@ -21,12 +21,13 @@ from farm.store.standing import (
     note_seen,
     require_row,
     select_boards,
+    to_board,
     to_document,
     to_history,
-    to_shown,
     to_standing,
     unknown_board,
 )
+from farm.types import documents
 from farm.values import Board, Direct, GoldenSample, Health, HealthHistory, Standing, Transition, Transport, Virtual
 
 Decide = Callable[[Standing, HealthHistory, float], Transition]
@@ -211,34 +212,31 @@ class Boards(StorePart):
             if not self.change(connection, name, values):
                 raise unknown_board(name)
 
-    def fetch(self) -> list[dict[str, Any]]:
-        """All boards by name, each with `state`, `health`, both reasons, and its open `lease` or None.
-
-        Times such as `added_at` are seconds since the epoch; `seen_at` is None before the board was first seen.
-        """
+    def fetch(self) -> list[documents.BoardInfo]:
+        """All boards by name."""
         rows = self._db.rows(select_boards().order_by(schema.boards.c.name))
         now = self._db.clock()
-        return [to_shown(row, now) for row in rows]
+        return [to_board(row, now) for row in rows]
 
-    def require(self, name: str) -> dict[str, Any]:
+    def require(self, name: str) -> documents.BoardInfo:
         """One board, as in `fetch`. Raises UsageError for an unknown one."""
         for row in self._db.rows(select_boards().where(schema.boards.c.name == name)):
-            return to_shown(row, self._db.clock())
+            return to_board(row, self._db.clock())
         raise unknown_board(name)
 
-    def fetch_some(self, names: Collection[str]) -> list[dict[str, Any]]:
+    def fetch_some(self, names: Collection[str]) -> list[documents.BoardInfo]:
         """The boards of these names that exist, as in `fetch`."""
         rows = self._db.rows(
             select_boards().where(schema.boards.c.name.in_(sorted(names))).order_by(schema.boards.c.name)
         )
         now = self._db.clock()
-        return [to_shown(row, now) for row in rows]
+        return [to_board(row, now) for row in rows]
 
-    def fetch_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[documents.BoardInfo], int]:
         """A page of boards by name, as in `fetch`, and their total."""
         rows = self._db.rows(select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset))
         now = self._db.clock()
-        return [to_shown(row, now) for row in rows], self._db.count(schema.boards)
+        return [to_board(row, now) for row in rows], self._db.count(schema.boards)
 
     def fetch_power(self) -> dict[str, dict[str, Any]]:
         """Power commands by board; boards without any are left out."""

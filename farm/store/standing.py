@@ -1,4 +1,4 @@
-"""A board's row and lease together: its state, whether the lease has lapsed, and what people are shown."""
+"""A board's row and lease together: its state, whether the lease has lapsed, and its document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from farm import foreign
 from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.clock import Instant
-from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual, WorkKind
+from farm.types import documents
+from farm.values import Direct, Health, HealthHistory, Ssh, Standing, State, Transport, Virtual
 
 _TRANSPORTS: dict[str, type[Direct] | type[Ssh] | type[Virtual]] = {kind.kind: kind for kind in (Direct, Ssh, Virtual)}
 # The actions of a user's power commands.
@@ -20,7 +21,10 @@ POWER_ACTIONS = ("off", "on", "cycle")
 _LEASE_PREFIX = "lease_"
 # Boards run several trials a second; `seen_at` is written less often.
 _SEEN_STEP_S = 1.0
-_SHOWN_OF_LEASE = ("token", "owner", "purpose", "ttl_s", "acquired_at", "expires_at", "kind")
+_SHOWN = (
+    *("name", "board_type", "simulated", "labels", "transport", "description"),
+    *("health_reason", "health_since", "added_at", "seen_at"),
+)
 
 
 def select_boards() -> sa.Select[Any]:
@@ -59,25 +63,18 @@ def is_leased(row: Mapping[str, Any], now: Instant) -> bool:
 
 def to_standing(row: Mapping[str, Any], now: Instant) -> Standing:
     """The standing in a row of `select_boards`."""
-    return Standing(bool(row["reachable"]) or is_on_demand(row), is_leased(row, now), Health(row["health"]))
+    return Standing(bool(row["reachable"]) or _is_on_demand(row), is_leased(row, now), Health(row["health"]))
 
 
-def is_on_demand(row: Mapping[str, Any]) -> bool:
-    """Whether a board's agent runs only while a command of this machine uses it, so that no connection is kept."""
-    return bool((row.get("transport") or {}).get("on_demand"))
+def _is_on_demand(row: Mapping[str, Any]) -> bool:
+    return bool(row["transport"].get("on_demand"))
 
 
-def is_reserved_by(row: Mapping[str, Any] | None, person: str) -> bool:
-    """Whether a person has reserved a board, by its row in `store.boards.fetch`."""
-    lease = (row or {}).get("lease") or {}
-    return bool(lease.get("kind") == WorkKind.RESERVED and lease.get("owner") == person)
-
-
-def require_kept(row: Mapping[str, Any]) -> None:
-    """Refuse a board that the services do not connect to, by a row of `fetch`. Raises UsageError."""
-    if is_on_demand(row):
+def require_kept(board: documents.BoardInfo) -> None:
+    """Refuse a board that the services do not connect to. Raises UsageError."""
+    if board.on_demand:
         raise UsageError(
-            f"{row['name']} is this machine: its agent runs only while a command such as `farm tune` uses it",
+            f"{board.name} is this machine: its agent runs only while a command such as `farm tune` uses it",
             "`farm doctor` examines it.",
         )
 
@@ -96,41 +93,33 @@ def to_history(row: Mapping[str, Any], now: Instant) -> HealthHistory:
     return dataclasses.replace(history, faults_s=faults_s, cycles_s=cycles_s, cooling_since_s=now.seconds)
 
 
-def to_shown(row: Mapping[str, Any], now: Instant) -> dict[str, Any]:
-    """A row of `select_boards` as shown to people and programs: plain JSON, the lease as a mapping or None.
-
-    `quarantine` is None unless the board is quarantined: `cooling_s`, its time without a fault, and `held`, whether an
-    operator ordered it. `power` lists the actions of its power commands, and `power_cycled_s` the times since the
-    farm's counted power cycles.
-    """
-    standing = to_standing(row, now)
-    shown = {
-        column.name: row[column.name]
-        for column in schema.boards.c
-        if column.name not in ("core", "reachable", "history", "history_clock")
-    }
-    shown["state"] = str(standing.state)
-    # The commands themselves may be confidential.
-    shown["power"] = [name for name in POWER_ACTIONS if name in (row["power"] or {})]
-    shown["power_cycled_s"] = [now.seconds - at for at in to_history(row, now).cycles_s]
-    shown["quarantine"] = None
+def to_board(row: Mapping[str, Any], now: Instant) -> documents.BoardInfo:
+    """A row of `select_boards` as a document."""
+    standing, history, quarantine, lease = to_standing(row, now), to_history(row, now), None, None
     if standing.health is Health.QUARANTINED:
-        history = to_history(row, now)
-        shown["quarantine"] = {"cooling_s": now.seconds - history.cooling_since_s, "held": history.held}
-    shown["lease"] = None
+        quarantine = documents.Quarantine(cooling_s=now.seconds - history.cooling_since_s, held=history.held)
     if standing.leased:
-        shown["lease"] = {name: row[_LEASE_PREFIX + name] for name in _SHOWN_OF_LEASE}
+        lease = documents.LeaseInfo(**{name: row[_LEASE_PREFIX + name] for name in documents.LeaseInfo.model_fields})
+    reason, since = row["state_reason"], row["state_since"]
     if standing.state is State.OFFLINE and standing.health is Health.RETIRED:
-        shown["state_reason"], shown["state_since"] = "retired: the farm does not connect to it", row["health_since"]
-    if standing.state is State.LEASED:
-        shown["state_reason"] = f"leased by {row['lease_owner']}: {row['lease_purpose']}"
-        shown["state_since"] = row["lease_acquired_at"]
-    elif is_on_demand(row):
-        shown["state_reason"] = "its agent runs only while a command uses it"
+        reason, since = "retired: the farm does not connect to it", row["health_since"]
+    if lease is not None and standing.state is State.LEASED:
+        reason, since = f"leased by {lease.owner}: {lease.purpose}", lease.acquired_at
+    elif _is_on_demand(row):
+        reason = "its agent runs only while a command uses it"
     elif standing.state is State.IDLE and row["lease_token"] is not None:
-        shown["state_reason"] = f"the lease of {row['lease_owner']} expired"
-        shown["state_since"] = row["lease_expires_at"]
-    return shown
+        reason, since = f"the lease of {row['lease_owner']} expired", row["lease_expires_at"]
+    return documents.BoardInfo(
+        **{name: row[name] for name in _SHOWN},
+        state=standing.state,
+        state_reason=reason,
+        state_since=since,
+        health=standing.health,
+        quarantine=quarantine,
+        lease=lease,
+        power=[name for name in POWER_ACTIONS if name in (row["power"] or {})],
+        power_cycled_s=[now.seconds - at for at in history.cycles_s],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,21 +131,17 @@ class Cause:
     since: float
 
 
-def find_cause(row: Mapping[str, Any]) -> Cause | None:
-    """The one reason that every list and page shows for a board, from its row; None if it is usable.
+def find_cause(board: documents.BoardInfo) -> Cause | None:
+    """The one reason that every list and page shows for a board; None if it is usable.
 
     A decision about the board takes precedence over its connection, and that over a doubt.
     """
-    health = Health(row["health"])
-    if health not in (Health.GOOD, Health.SUSPECT):
-        return _by_health(row)
-    if row["state"] == State.OFFLINE:
-        return Cause(str(row["state"]), str(row["state_reason"]), float(row.get("state_since") or 0.0))
-    return None if health is Health.GOOD else _by_health(row)
-
-
-def _by_health(row: Mapping[str, Any]) -> Cause:
-    return Cause(str(row["health"]), str(row["health_reason"]), float(row.get("health_since") or 0.0))
+    by_health = Cause(board.health, board.health_reason, board.health_since)
+    if board.health not in (Health.GOOD, Health.SUSPECT):
+        return by_health
+    if board.state is State.OFFLINE:
+        return Cause(board.state, board.state_reason, board.state_since)
+    return None if board.health is Health.GOOD else by_health
 
 
 def note_seen(connection: sa.Connection, names: Collection[str], at: float) -> None:

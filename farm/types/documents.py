@@ -10,6 +10,8 @@ from typing import Any
 
 import pydantic
 
+from farm.values import Health, State, WorkKind
+
 
 class _Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -25,7 +27,7 @@ class Problem(_Model):
     hint: str
 
 
-class Lease(_Model):
+class LeaseInfo(_Model):
     """Who holds a board; times in seconds since the epoch."""
 
     token: int
@@ -37,8 +39,19 @@ class Lease(_Model):
     kind: str
 
 
-class Board(_Model):
-    """An entry of `farm board list --json`."""
+class Quarantine(_Model):
+    """Of a quarantined board: its time without a fault in s, and whether an operator ordered it."""
+
+    cooling_s: float
+    held: bool
+
+
+class BoardInfo(_Model):
+    """A board as `store.boards` returns it and `farm board list --json` prints it; times in seconds since the epoch.
+
+    `seen_at` is None before the board was first seen. `power` lists the actions of its power commands, which may be
+    confidential themselves; `power_cycled_s` are the times since the farm's counted power cycles.
+    """
 
     name: str
     board_type: str
@@ -46,18 +59,27 @@ class Board(_Model):
     labels: dict[str, str]
     transport: dict[str, Any]
     description: dict[str, Any]
-    state: str
+    state: State
     state_reason: str
     state_since: float
-    health: str
+    health: Health
     health_reason: str
     health_since: float
     added_at: float
     seen_at: float | None
-    quarantine: dict[str, Any] | None
-    lease: Lease | None
+    quarantine: Quarantine | None
+    lease: LeaseInfo | None
     power: list[str]
     power_cycled_s: list[float]
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether its agent runs only while a command of this machine uses it, so that no connection is kept."""
+        return bool(self.transport.get("on_demand"))
+
+    def is_reserved_by(self, person: str) -> bool:
+        """Whether a person has reserved it."""
+        return self.lease is not None and self.lease.kind == WorkKind.RESERVED and self.lease.owner == person
 
 
 class BoardEvent(_Model):
@@ -73,7 +95,7 @@ class BoardEvent(_Model):
     by: str
 
 
-class BoardInFull(Board):
+class BoardInFull(BoardInfo):
     """`farm board show NAME --json`."""
 
     calibration: dict[str, Any] | None
@@ -234,7 +256,7 @@ class Page(_Model):
 class BoardPage(Page):
     """Boards by name."""
 
-    items: list[Board]
+    items: list[BoardInfo]
 
 
 class CampaignPage(Page):

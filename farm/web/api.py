@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import pydantic
 from fastapi import APIRouter, Path, Query, Request
+from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
 from farm.crew import queue_entry
@@ -55,11 +57,15 @@ def _answer(model: type[Any]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model}}
 
 
-def _page(request: Request, items: Sequence[Mapping[str, Any]], total: int, limit: int, offset: int) -> JSONResponse:
+def _show(model: pydantic.BaseModel) -> JSONResponse:
+    return JSONResponse(model.model_dump(mode="json"))
+
+
+def _page(request: Request, items: Sequence[Any], total: int, limit: int, offset: int) -> JSONResponse:
     after = offset + len(items)
     query = {**request.query_params, "limit": str(limit), "offset": str(after)}
     next_ = f"{request.url.path}?{urllib.parse.urlencode(query)}" if items and after < total else None
-    return JSONResponse({"total": total, "next": next_, "items": list(items)})
+    return JSONResponse(jsonable_encoder({"total": total, "next": next_, "items": list(items)}))
 
 
 @router.get("/boards", responses=_answer(documents.BoardPage))
@@ -75,30 +81,30 @@ def show_board(request: Request, name: Name) -> JSONResponse:
     with _view(request).stores.lend() as store:
         board = store.boards.require(name)
         calibration = fetch_calibration(store, board)
-        return JSONResponse(to_board_document(board, calibration, store.events.fetch_of_boards(name)))
+        return _show(to_board_document(board, calibration, store.events.fetch_of_boards(name)))
 
 
-@router.post("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
+@router.post("/boards/{name}/reservation", responses=_answer(documents.BoardInfo) | _REFUSALS)
 def reserve_board(request: Request, name: Name, body: documents.Reservation) -> JSONResponse:
     """Reserve a board for the caller, or prolong the caller's reservation."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(orders.reserve_board(store, name, body.for_s, body.why, _who(request)))
+        return _show(orders.reserve_board(store, name, body.for_s, body.why, _who(request)))
 
 
-@router.delete("/boards/{name}/reservation", responses=_answer(documents.Board) | _REFUSALS)
+@router.delete("/boards/{name}/reservation", responses=_answer(documents.BoardInfo) | _REFUSALS)
 def end_reservation(
     request: Request, name: Name, reason: Annotated[str, Query(max_length=500, description="Why.")] = ""
 ) -> JSONResponse:
     """End the caller's reservation early; an operator can end any."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(orders.end_reservation(store, name, reason, _who(request)))
+        return _show(orders.end_reservation(store, name, reason, _who(request)))
 
 
-@router.post("/boards/{name}/{order}", responses=_answer(documents.Board) | _REFUSALS)
+@router.post("/boards/{name}/{order}", responses=_answer(documents.BoardInfo) | _REFUSALS)
 def order_board(request: Request, name: Name, order: Name, body: documents.BoardOrder) -> JSONResponse:
     """`drain`, `undrain`, `quarantine` or `clear` a board."""
     with _view(request).stores.lend() as store:
-        return JSONResponse(orders.order_board(store, name, order, body.reason, _who(request)))
+        return _show(orders.order_board(store, name, order, body.reason, _who(request)))
 
 
 @router.get("/campaigns", responses=_answer(documents.CampaignPage))

@@ -15,6 +15,7 @@ from farm.crew.health import Kind
 from farm.report import campaign_rows
 from farm.store import Store
 from farm.store.standing import find_cause
+from farm.types.documents import BoardInfo
 from farm.values import CampaignState, FleetCampaign, Health, State
 from farm.web import series
 from farm.web.series import Gauges, GoldenRuns
@@ -54,17 +55,18 @@ class BoardFilters:
         """Return whether the filters may leave a board out."""
         return self != BoardFilters()
 
-    def matches(self, board: Mapping[str, Any]) -> bool:
+    def matches(self, board: BoardInfo) -> bool:
         """Return whether a board, as the store shows it, passes."""
-        lease = board["lease"] or {}
-        texts = [board["name"], board["board_type"], lease.get("owner", ""), lease.get("purpose", "")]
-        texts += [f"{key}={value}" for key, value in board["labels"].items()]
+        texts = [board.name, board.board_type]
+        if board.lease is not None:
+            texts += [board.lease.owner, board.lease.purpose]
+        texts += [f"{key}={value}" for key, value in board.labels.items()]
         return (
             (not self.text or any(self.text.lower() in str(each).lower() for each in texts))
-            and self.board_type in ("", board["board_type"])
-            and self.state in ("", board["state"])
-            and self.health in ("", board["health"])
-            and (not self.made or (self.made == "simulated") == bool(board["simulated"]))
+            and self.board_type in ("", board.board_type)
+            and self.state in ("", board.state)
+            and self.health in ("", board.health)
+            and (not self.made or (self.made == "simulated") == bool(board.simulated))
         )
 
 
@@ -78,31 +80,31 @@ class KnownOfBoards:
     points: Mapping[str, str]
 
 
-def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> dict[str, Any]:
+def to_board_row(board: BoardInfo, known: KnownOfBoards, now: float) -> dict[str, Any]:
     """Return a board's row: the store's fields, and what else is known."""
-    name = board["name"]
+    name = board.name
     reading, drift = known.gauges.find_latest(name), known.golden.find(name)
     fresh = reading is not None and now - reading.at < _STALE_S
-    limit_c = series.find_limit_c(board["board_type"])
+    limit_c = series.find_limit_c(board.board_type)
     warm_c = reading.temperature_c if fresh and reading is not None else None
     margin_c = None if limit_c is None or warm_c is None else limit_c - warm_c
-    lease = board["lease"]
+    lease = board.lease
     held = known.points.get(name, "") if lease else ""
     held_at = None
-    if lease and not held and fresh and reading is not None and reading.at >= lease["acquired_at"]:
+    if lease and not held and fresh and reading is not None and reading.at >= lease.acquired_at:
         held, held_at = reading.point, reading.at
     fault = known.faults.get(name)
     # The row of a good board shows its work under its holder.
     cause = find_cause(board)
     return {
         "name": name,
-        "board_type": board["board_type"],
-        "simulated": bool(board["simulated"]),
-        "labels": board["labels"],
-        "state": board["state"],
-        "health": board["health"],
+        "board_type": board.board_type,
+        "simulated": bool(board.simulated),
+        "labels": board.labels,
+        "state": board.state,
+        "health": board.health,
         "why": "" if cause is None else cause.why,
-        "since": board["state_since"] if cause is None else cause.since,
+        "since": board.state_since if cause is None else cause.since,
         "lease": lease,
         "temperature_c": warm_c,
         "read_at": None if warm_c is None or reading is None else reading.at,
@@ -115,36 +117,36 @@ def to_board_row(board: Mapping[str, Any], known: KnownOfBoards, now: float) -> 
     }
 
 
-def _rank(board: Mapping[str, Any], drifted: bool, margin_c: float | None) -> tuple[Any, ...]:
-    rank = _RANKS[Health(board["health"])]
-    if board["health"] == Health.GOOD and board["state"] == State.OFFLINE:
+def _rank(board: BoardInfo, drifted: bool, margin_c: float | None) -> tuple[Any, ...]:
+    rank = _RANKS[board.health]
+    if board.health == Health.GOOD and board.state == State.OFFLINE:
         rank = 3
-    order = {State.OFFLINE: 0, State.LEASED: 1, State.IDLE: 2}[State(board["state"])]
-    return rank, not drifted, order, 1e9 if margin_c is None else margin_c, board["name"]
+    order = {State.OFFLINE: 0, State.LEASED: 1, State.IDLE: 2}[board.state]
+    return rank, not drifted, order, 1e9 if margin_c is None else margin_c, board.name
 
 
-def list_rows(boards: Iterable[Mapping[str, Any]], known: KnownOfBoards, filters: BoardFilters) -> list[dict[str, Any]]:
+def list_rows(boards: Iterable[BoardInfo], known: KnownOfBoards, filters: BoardFilters) -> list[dict[str, Any]]:
     """Return the rows of the chosen boards, worst first."""
     now = time.time()
     rows = [to_board_row(board, known, now) for board in boards if filters.matches(board)]
     return sorted(rows, key=lambda row: row["rank"])
 
 
-def count_boards(boards: Collection[Mapping[str, Any]]) -> dict[str, int]:
+def count_boards(boards: Collection[BoardInfo]) -> dict[str, int]:
     """Count the boards: in all, at work, free, out of reach, in doubt, out of service."""
-    healths = [str(board["health"]) for board in boards]
-    good = [board for board in boards if board["health"] == Health.GOOD]
+    healths = [str(board.health) for board in boards]
+    good = [board for board in boards if board.health == Health.GOOD]
     return {
         "boards": len(boards),
-        "at work": sum(board["state"] == State.LEASED for board in good),
-        "free": sum(board["state"] == State.IDLE for board in good),
-        "offline": sum(board["state"] == State.OFFLINE for board in good),
+        "at work": sum(board.state == State.LEASED for board in good),
+        "free": sum(board.state == State.IDLE for board in good),
+        "offline": sum(board.state == State.OFFLINE for board in good),
         "in doubt": sum(each in (Health.SUSPECT, Health.QUARANTINED, Health.UNSAFE) for each in healths),
         "out of service": sum(each in (Health.MAINTENANCE, Health.RETIRED) for each in healths),
     }
 
 
-def to_campaign_row(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def to_campaign_row(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> dict[str, Any]:
     """Return a campaign's row; `boards` are all boards of the farm."""
     progress = campaign.progress or {}
     used_s, counted = progress.get("wall_clock_s") or 0.0, progress.get("counted") or 0
@@ -177,7 +179,7 @@ def to_campaign_row(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]
     }
 
 
-def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -> str:
+def explain_idle(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> str:
     """Say why a campaign, or some of its boards, stands still; empty where all boards work."""
     if campaign.over:
         return ""
@@ -189,16 +191,16 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[Mapping[str, Any]]) -
     kinds = {(each["board_type"], bool(each["simulated"])) for each in campaign.order["types"]}
     counts: dict[str, int] = {}
     for board in boards:
-        if (board["board_type"], bool(board["simulated"])) not in kinds or mine.get(board["name"], "idle") != "idle":
+        if (board.board_type, bool(board.simulated)) not in kinds or mine.get(board.name, "idle") != "idle":
             continue
-        lease = board["lease"]
-        if board["health"] != Health.GOOD:
-            why = str(board["health"])
-        elif board["state"] == State.OFFLINE:
+        lease = board.lease
+        if board.health != Health.GOOD:
+            why = str(board.health)
+        elif board.state == State.OFFLINE:
             why = "offline"
-        elif lease and board["name"] not in mine:
-            why = f"held by {lease['owner']} for {lease['purpose']}"
-        elif board["name"] in mine:
+        elif lease and board.name not in mine:
+            why = f"held by {lease.owner} for {lease.purpose}"
+        elif board.name in mine:
             why = "waiting for candidates"
         else:
             why = "not taken"

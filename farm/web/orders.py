@@ -14,6 +14,7 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import FleetCampaign, WorkKind
 from farm.web.access import Refused
 from farm.web.tokens import Person, Role
@@ -48,7 +49,7 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: P
     return store.campaigns.require(name)
 
 
-def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> dict[str, Any]:
+def order_board(store: Store, name: str, order: str, reason: str, person: Person) -> BoardInfo:
     """Give an order for a board; return its row. Raises UsageError where the order does not fit."""
     if order not in BOARD_ORDERS:
         raise UsageError(f"invalid board command {order!r}", f"Known: {', '.join(BOARD_ORDERS)}.")
@@ -56,7 +57,7 @@ def order_board(store: Store, name: str, order: str, reason: str, person: Person
     return store.boards.require(name)
 
 
-def reserve_board(store: Store, name: str, for_s: float, why: str, person: Person) -> dict[str, Any]:
+def reserve_board(store: Store, name: str, for_s: float, why: str, person: Person) -> BoardInfo:
     """Reserve a board for the caller, or prolong the reservation; return the board's row.
 
     Raises UsageError, UnavailableError where it is not free within some seconds.
@@ -66,17 +67,17 @@ def reserve_board(store: Store, name: str, for_s: float, why: str, person: Perso
     return store.boards.require(name)
 
 
-def end_reservation(store: Store, name: str, reason: str, person: Person) -> dict[str, Any]:
+def end_reservation(store: Store, name: str, reason: str, person: Person) -> BoardInfo:
     """End a reservation; return the board's row. Its holder may, and an operator.
 
     Raises UsageError where there is none, Refused.
     """
     board = store.boards.require(name)
-    lease = board["lease"] or {}
-    if lease.get("kind") != WorkKind.RESERVED:
+    lease = board.lease
+    if lease is None or lease.kind != WorkKind.RESERVED:
         raise UsageError(f"{name} is not reserved", "`farm queue` shows who has it.")
-    if not may_change(person, lease["owner"]):
-        raise _refuse(person, f"the reservation of {lease['owner']}")
+    if not may_change(person, lease.owner):
+        raise _refuse(person, f"the reservation of {lease.owner}")
     store.leases.force_release(name, name_person(person), reason or "ended before its time")
     return store.boards.require(name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from farm.types.documents import BoardInfo
+
 import dataclasses
 import functools
 import shlex
@@ -105,7 +107,7 @@ def show_now(
             rows=rows[first : first + BOARDS_PER_PAGE],
             turning=turn(request, page, len(rows), BOARDS_PER_PAGE),
             counts=now.count_boards(boards),
-            types=sorted({board["board_type"] for board in boards}),
+            types=sorted({board.board_type for board in boards}),
             events=now.list_events(store),
             filters=filters,
             command="farm board list",
@@ -136,7 +138,7 @@ def show_board(request: Request, name: str) -> HTMLResponse:
             users=store.events.fetch_board_users(name, _USERS),
             facts=_list_facts(board),
             orders=[str(each) for each in orders.BOARD_ORDERS],
-            limit_c=series.find_limit_c(board["board_type"]),
+            limit_c=series.find_limit_c(board.board_type),
             command=f"farm board show {shlex.quote(name)}",
         )
 
@@ -167,9 +169,9 @@ def _draw_golden(calibration: Any) -> Iterator[tuple[str, Any]]:
         yield "Golden kernel", charts.show(charts.plan_times("golden", "Golden kernel's times", "ms", lines, ()))
 
 
-def _list_facts(board: dict[str, Any]) -> list[tuple[str, Any]]:
+def _list_facts(board: BoardInfo) -> list[tuple[str, Any]]:
     """Describe a board in words: units for bytes, lists with commas."""
-    said = ((key, _say_fact(key, value)) for key, value in board["description"].items())
+    said = ((key, _say_fact(key, value)) for key, value in board.description.items())
     return [(key.removesuffix("_bytes").removesuffix("_hz"), text) for key, text in said if text]
 
 

@@ -73,7 +73,7 @@ def wait_in_service(url: str, names: set[str], timeout_s: float = 60.0) -> None:
     with Store(url) as store:
 
         def are_good() -> bool:
-            rows = {row["name"]: row for row in store.boards.fetch()}
-            return all(rows[name]["state"] != "offline" and rows[name]["health"] == "good" for name in names)
+            rows = {row.name: row for row in store.boards.fetch()}
+            return all(rows[name].state != "offline" and rows[name].health == "good" for name in names)
 
         wait_until(are_good, f"{names} to be good", timeout_s)

@@ -137,7 +137,7 @@ def test_apply_makes_the_store_agree(home: Home) -> None:
     assert [change["name"] for change in kept["changed"]] == ["b"]
     assert home.run("fleet", "apply", write_fleet(home, changed), "--prune").out == "- c\n1 removed, 2 unchanged\n"
     with open_store(home) as store:
-        rows = {row["name"]: (row["board_type"], row["labels"]) for row in store.boards.fetch()}
+        rows = {row.name: (row.board_type, row.labels) for row in store.boards.fetch()}
     assert rows == {"a": ("jetson-nano", {}), "b": ("jetson-tx2", {"rack": "1"})}
 
 
@@ -153,11 +153,11 @@ def test_leased_boards_are_left_alone(home: Home) -> None:
         assert "! gone: leased by another; remove it when it is free" in done.out
         assert "2 added, 2 held back" in done.out
         assert "because they are leased: a, gone" in done.err
-        assert {row["name"] for row in store.boards.fetch()} == {"a", "b", "c", "gone"}
+        assert {row.name for row in store.boards.fetch()} == {"a", "b", "c", "gone"}
         for lease in leases:
             store.leases.release(lease)
         assert home.run("fleet", "apply", write_fleet(home, FLEET), "--prune").code == 0
-        assert {row["name"] for row in store.boards.fetch()} == {"a", "b", "c"}
+        assert {row.name for row in store.boards.fetch()} == {"a", "b", "c"}
 
 
 def test_a_killed_run_is_continued(home: Home) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from farm.values import State
+
+from tests.board_rows import make_quarantine
+
 import dataclasses
 import json
 from typing import Any
@@ -23,11 +27,11 @@ def test_a_new_board_is_offline_and_suspect(store: Store) -> None:
     """Until it was reached and probed; its description is stored unchanged."""
     store.boards.register("tx2-01", "jetson-tx2", Virtual(seed=3), by="me")
     shown = store.boards.require("tx2-01")
-    assert (shown["state"], shown["health"], shown["seen_at"], shown["simulated"]) == ("offline", "suspect", None, True)
-    assert (shown["state_reason"], shown["health_reason"]) == ("not reached yet", "not probed yet")
+    assert (shown.state, shown.health, shown.seen_at, shown.simulated) == ("offline", "suspect", None, True)
+    assert (shown.state_reason, shown.health_reason) == ("not reached yet", "not probed yet")
     known = store.boards.require("nano-01")
-    assert (known["labels"], parse_transport(known["transport"])) == ({"rack": "2"}, SSH)
-    json.dumps(store.boards.fetch(), allow_nan=False)
+    assert (known.labels, parse_transport(known.transport)) == ({"rack": "2"}, SSH)
+    json.dumps([board.model_dump(mode="json") for board in store.boards.fetch()], allow_nan=False)
 
 
 @pytest.mark.parametrize("document", [{}, {"kind": "pigeon"}, {"kind": "ssh"}, {"kind": "direct", "password": "x"}])
@@ -60,7 +64,7 @@ def test_labels_change_under_a_lease_but_the_way_to_the_board_does_not(store: St
     store.leases.release(lease)
     assert store.boards.update("nano-01", transport=Direct(9091))
     shown = store.boards.require("nano-01")
-    assert (shown["labels"], shown["state"], shown["health"]) == ({"rack": "3"}, "offline", "suspect")
+    assert (shown.labels, shown.state, shown.health) == ({"rack": "3"}, "offline", "suspect")
     with pytest.raises(UsageError, match="no board"):
         store.boards.update("nano-99", labels={})
 
@@ -76,7 +80,7 @@ def test_an_order_for_several_boards_is_all_or_none(store: Store) -> None:
         store.boards.remove("nano-01", "nano-99")
     assert (store.boards.fetch(), store.events.fetch_of_boards()) == before
     assert set(store.boards.observe_several(["nano-01", "nano-02"], Kind.DRAIN, "op", drain)) == {"nano-01", "nano-02"}
-    assert {board["health"] for board in store.boards.fetch()} == {"maintenance"}
+    assert {board.health for board in store.boards.fetch()} == {"maintenance"}
     store.boards.remove("nano-01", "nano-02")
     assert store.boards.fetch() == []
 
@@ -90,10 +94,10 @@ def test_a_board_that_a_command_wrote_is_on_demand(store: Store, place: StoreLoc
         for name in ("vm", "desk"):
             store.boards.save(Board(name, "local", False, {}))
             observe(store, Kind.LOST, name)
-        assert parse_transport(store.boards.require("vm")["transport"]) == Direct(on_demand=True)
-        assert store.boards.require("vm")["state"] == "idle"
-        assert parse_transport(store.boards.require("desk")["transport"]) == Direct()
-        assert store.boards.require("desk")["state"] == "offline"
+        assert parse_transport(store.boards.require("vm").transport) == Direct(on_demand=True)
+        assert store.boards.require("vm").state == "idle"
+        assert parse_transport(store.boards.require("desk").transport) == Direct()
+        assert store.boards.require("desk").state == "offline"
         execute(place, 'UPDATE boards SET transport = \'{"kind": "direct", "port": null}\'')
 
 
@@ -111,24 +115,24 @@ def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
     new = dataclasses.replace(SSH, host_key="SHA256:BBBB")
     store.boards.replace("nano-01", transport=new, labels={"serial": "42"}, reason="serial 42", by="op")
     shown = store.boards.require("nano-01")
-    assert (shown["state"], shown["health"], shown["description"], shown["seen_at"]) == ("offline", "suspect", {}, None)
-    assert (parse_transport(shown["transport"]), shown["labels"]) == (new, {"serial": "42"})
+    assert (shown.state, shown.health, shown.description, shown.seen_at) == ("offline", "suspect", {}, None)
+    assert (parse_transport(shown.transport), shown.labels) == (new, {"serial": "42"})
     assert store.golden.fetch("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
     happened = store.events.fetch_of_boards("nano-01")
     assert len(happened) == events + 1
     assert (happened[-1]["kind"], happened[-1]["by"]) == ("replaced", "op")
     assert "serial 42" in happened[-1]["reason"]
     observe(store, Kind.FAULT)  # the first of the new one
-    assert store.boards.require("nano-01")["health"] == "suspect"
+    assert store.boards.require("nano-01").health == "suspect"
 
 
 def test_a_retired_board_is_not_idle(store: Store) -> None:
     """The farm does not connect to it; cleared, it is as before until services find out."""
     observe(store, Kind.RETIRE)
     shown = store.boards.require("nano-01")
-    assert (shown["state"], shown["state_reason"]) == ("offline", "retired: the farm does not connect to it")
+    assert (shown.state, shown.state_reason) == ("offline", "retired: the farm does not connect to it")
     observe(store, Kind.CLEAR)
-    assert store.boards.require("nano-01")["state"] == "idle"
+    assert store.boards.require("nano-01").state == "idle"
 
 
 def test_a_leased_board_is_not_removed(store: Store, clocks: Clocks) -> None:
@@ -151,11 +155,8 @@ def test_a_seen_board_keeps_what_was_registered(store: Store) -> None:
     before = store.boards.require("nano-01")
     store.boards.save(Board("nano-01", "jetson-nano", simulated=False, description={"cores": 4}))
     after = store.boards.require("nano-01")
-    assert after.pop("description") == {"cores": 4}
-    assert after.pop("seen_at") is not None
-    before.pop("description")
-    before.pop("seen_at")
-    assert after == before
+    assert after.seen_at is not None
+    assert after == before.model_copy(update={"description": {"cores": 4}, "seen_at": after.seen_at})
 
 
 def test_every_change_is_an_event_with_its_reason(store: Store) -> None:
@@ -262,36 +263,36 @@ def test_a_description_leaves_the_registered_type_alone(store: Store) -> None:
     """What a board says of itself is kept with the time; what it was registered as is the operator's."""
     store.boards.save_description("nano-01", {"board_type": "local"}, simulated=True)
     shown = store.boards.require("nano-01")
-    assert (shown["board_type"], shown["description"]) == ("jetson-nano", {"board_type": "local"})
-    assert shown["simulated"]
-    assert shown["seen_at"] is not None
+    assert (shown.board_type, shown.description) == ("jetson-nano", {"board_type": "local"})
+    assert shown.simulated
+    assert shown.seen_at is not None
     with pytest.raises(UsageError, match="no board 'nano-99'"):
         store.boards.save_description("nano-99", {}, simulated=False)
 
 
 def test_a_quarantine_says_how_long_it_has_cooled(store: Store, clocks: Clocks) -> None:
     """On the clock that cool-downs are judged by, so that planning probes needs no guess; else there is none."""
-    assert store.boards.require("nano-01")["quarantine"] is None
+    assert store.boards.require("nano-01").quarantine is None
     for _ in range(3):
         observe(store, Kind.PROBE_FAILED)
     clocks.pass_s(70.0)
-    assert store.boards.require("nano-01")["quarantine"] == {"cooling_s": 70.0, "held": False}
+    assert store.boards.require("nano-01").quarantine == make_quarantine(70.0)
     observe(store, Kind.QUARANTINE)
-    assert store.boards.require("nano-01")["quarantine"] == {"cooling_s": 0.0, "held": True}
+    assert store.boards.require("nano-01").quarantine == make_quarantine(held=True)
 
 
 def test_a_suspect_shows_its_newest_reason(store: Store) -> None:
     """A board that fails its first probe is no longer "not probed yet"; since when it is suspect stays."""
     store.boards.register("tx2-01", "jetson-tx2", Virtual())
-    since = store.boards.require("tx2-01")["health_since"]
+    since = store.boards.require("tx2-01").health_since
     for kind, words in ((Kind.PROBE_FAILED, "a probe failed"), (Kind.MISFIT, "does not fit")):
         observe(store, kind, "tx2-01")
         shown = store.boards.require("tx2-01")
-        assert words in shown["health_reason"]
-        assert shown["health_since"] == since
+        assert words in shown.health_reason
+        assert shown.health_since == since
     observe(store, Kind.QUARANTINE, "tx2-01")
     observe(store, Kind.PROBE_FAILED, "tx2-01")
-    assert "by an operator" in store.boards.require("tx2-01")["health_reason"]
+    assert "by an operator" in store.boards.require("tx2-01").health_reason
 
 
 def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: Clocks) -> None:
@@ -305,7 +306,7 @@ def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: 
         latency_s = (1e-3,) if status is Status.OK else ()
         outcome = Outcome(status, latency_s=latency_s, board="nano-01")
         store.trials.add(Trial(number, "w", candidate, DEFAULT_POINT, 1, outcome, "[]"))
-        seen_at: float | None = store.boards.require("nano-01")["seen_at"]
+        seen_at: float | None = store.boards.require("nano-01").seen_at
         return seen_at
 
     assert run("a", Status.OK) == clocks.wall
@@ -317,19 +318,23 @@ def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: 
 def test_one_reason_keeps_a_board_from_being_used(store: Store) -> None:
     """What was decided of a board counts before its connection, and that before a doubt; the reason is the newest."""
     shown = store.boards.require("nano-01")
-    good = shown | {"state": "idle", "health": "good"}
+    good = shown.model_copy(update={"state": State.IDLE, "health": Health.GOOD})
     assert find_cause(good) is None
-    offline = good | {"state": "offline", "state_reason": "no route"}
+    offline = good.model_copy(update={"state": State.OFFLINE, "state_reason": "no route"})
     for row, what, why in (
         (offline, "offline", "no route"),
-        (offline | {"health": "suspect", "health_reason": "doubt"}, "offline", "no route"),
-        (good | {"health": "suspect", "health_reason": "doubt"}, "suspect", "doubt"),
-        (offline | {"health": "maintenance", "health_reason": "a new fan"}, "maintenance", "a new fan"),
+        (offline.model_copy(update={"health": Health.SUSPECT, "health_reason": "doubt"}), "offline", "no route"),
+        (good.model_copy(update={"health": Health.SUSPECT, "health_reason": "doubt"}), "suspect", "doubt"),
+        (
+            offline.model_copy(update={"health": Health.MAINTENANCE, "health_reason": "a new fan"}),
+            "maintenance",
+            "a new fan",
+        ),
     ):
         found = find_cause(row)
         assert (found.what, found.why) == (what, why)
     store.boards.note_unreachable("nano-01", "it cannot be reached: not while it can")
-    assert store.boards.require("nano-01")["state_reason"] == shown["state_reason"]
+    assert store.boards.require("nano-01").state_reason == shown.state_reason
     observe(store, Kind.LOST)
     store.boards.note_unreachable("nano-01", "it cannot be reached: its key has changed")
-    assert store.boards.require("nano-01")["state_reason"] == "it cannot be reached: its key has changed"
+    assert store.boards.require("nano-01").state_reason == "it cannot be reached: its key has changed"

@@ -68,7 +68,7 @@ def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation
         assert taker.returncode == 0, complaints
         tokens.extend(answer.split())
     assert len(tokens) == len(set(tokens)) == 3 * rounds
-    assert all(board["lease"] is None for board in real.boards.fetch())
+    assert all(board.lease is None for board in real.boards.fetch())
     for number in range(3):
         taken = [event for event in real.events.fetch_of_boards(f"b{number}") if event["kind"].startswith("lease_")]
         assert [event["kind"] for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)

@@ -124,10 +124,10 @@ class LeaseLives(RuleBasedStateMachine):
             return
         shown = self.store.boards.require(BOARD)
         if not self.reachable:
-            assert shown["state"] == "offline"
+            assert shown.state == "offline"
         else:
-            assert shown["state"] == ("leased" if self.held else "idle")
-        assert (shown["lease"] is not None) == self.held
+            assert shown.state == ("leased" if self.held else "idle")
+        assert (shown.lease is not None) == self.held
         if self.held:
             assert shown["lease"]["token"] == self.holder.token
         happened = [kind for kind in kinds(self.store) if kind.startswith("lease_")]

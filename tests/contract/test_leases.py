@@ -109,7 +109,7 @@ def test_expired_leases_are_swept(store: Store, clocks: Clocks) -> None:
     clocks.pass_s(60)
     assert store.leases.expire() == ["nano-01"]
     assert store.leases.expire() == []
-    assert store.boards.require("b")["lease"]["owner"] == "left"
+    assert store.boards.require("b").lease.owner == "left"
 
 
 # Time
@@ -173,7 +173,7 @@ def test_a_drained_board_finishes_its_lease(store: Store) -> None:
     lease = take(store)
     observe(store, Kind.DRAIN)
     shown = store.boards.require("nano-01")
-    assert (shown["state"], shown["health"]) == ("leased", "maintenance")
+    assert (shown.state, shown.health) == ("leased", "maintenance")
     store.leases.renew(lease)
     store.leases.release(lease)
     with pytest.raises(UnavailableError):

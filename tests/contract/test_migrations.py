@@ -180,7 +180,7 @@ def test_a_migration_keeps_every_row(old: StoreLocation, later: pathlib.Path) ->
         assert fetch_all(old) == before
         assert backup.upgrade(old) == later_schema.TODAY
     with Store(old) as store:
-        assert [row["name"] for row in store.boards.fetch()] == ["tx2"]
+        assert [row.name for row in store.boards.fetch()] == ["tx2"]
     assert fetch_all(old) == before | {"alembic_version": [(later_schema.REVISION,)]}
     assert execute(old, "SELECT later FROM events")[0] == ("as before",)
 

@@ -15,7 +15,7 @@ def test_what_pages_ask_for(place: StoreLocation) -> None:
         web_store.fill(store, boards=12, trials=60)
         before = store.events.fetch_overview_mark()
         boards, total = store.boards.fetch_page(5, 10)
-        assert ([each["name"] for each in boards], total) == (["tx2-05", "tx2-06"], 12)
+        assert ([each.name for each in boards], total) == (["tx2-05", "tx2-06"], 12)
         store.boards.observe("nano-01", Kind.DRAIN, "ana", decide_by(Observation(Kind.DRAIN, "new fan")))
         store.events.add("campaign_paused", web_store.CAMPAIGN, "for a while")
         store.events.add("board_taken", "jetson-nano/nano-01", "lease 1")
@@ -23,7 +23,7 @@ def test_what_pages_ask_for(place: StoreLocation) -> None:
         after = store.events.fetch_overview_mark()
         assert (after.trial, after.golden) == (before.trial + 1, before.golden)
         assert store.events.fetch_changed_boards(before.board_event) == ["nano-01"]
-        assert [each["health"] for each in store.boards.fetch_some(["nano-01"])] == ["maintenance"]
+        assert [each.health for each in store.boards.fetch_some(["nano-01"])] == ["maintenance"]
         newest = store.events.fetch_newest(2)
         assert {(each["subject"], each["kind"]) for each in newest} == {
             ("nano-01", "drain"),

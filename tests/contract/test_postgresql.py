@@ -63,7 +63,7 @@ def test_a_server_that_goes_and_comes_back(url: str) -> None:
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         with pytest.raises(TransientError):
             cut_off(store, url, f"{others} AND pid <> pg_backend_pid()")
-        assert [board["name"] for board in store.boards.fetch()] == ["b"]
+        assert [board.name for board in store.boards.fetch()] == ["b"]
         assert store.leases.acquire("b", "me", "test").token == 1
 
 
@@ -88,7 +88,7 @@ def test_what_postgresql_cannot_hold(url: str) -> None:
         store.events.add("kind", "subject", "a\0b")
         assert store.events.fetch()[0]["message"] == "a\ufffdb"
         store.boards.save(Board("b", "local", False, {"nan": float("nan"), "fine": 1.5}))
-        assert store.boards.require("b")["description"] == {"nan": None, "fine": 1.5}
+        assert store.boards.require("b").description == {"nan": None, "fine": 1.5}
 
 
 def test_texts_are_ordered_by_their_bytes(url: str) -> None:
@@ -96,7 +96,7 @@ def test_texts_are_ordered_by_their_bytes(url: str) -> None:
     with Store(url) as store:
         for name in ("b", "a", "B", "A", "_"):
             store.boards.save(Board(name, "local", simulated=False))
-        assert [board["name"] for board in store.boards.fetch()] == ["A", "B", "_", "a", "b"]
+        assert [board.name for board in store.boards.fetch()] == ["A", "B", "_", "a", "b"]
 
 
 def test_damage_is_seen(url: str) -> None:

@@ -117,7 +117,7 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     database.migrate(opened)
     opened.close()
     with Store(place, Clocks().read, Clocks().read_wall) as store:
-        assert store.boards.require("nano-01")["lease"]["owner"] == "left"
+        assert store.boards.require("nano-01").lease.owner == "left"
         assert store.boards.fetch_power() == {}
         assert store.queue.fetch().held_s == {}
         number = ask(store)

@@ -207,9 +207,9 @@ def test_a_board_seen_again_keeps_its_first_day(store: Store) -> None:
     [before] = store.boards.fetch()
     store.boards.save(Board("b", "local", simulated=False, description={"cores": 4}))
     [after] = store.boards.fetch()
-    assert after["added_at"] == before["added_at"]
-    assert after["seen_at"] >= before["seen_at"]
-    assert after["description"] == {"cores": 4}
+    assert after.added_at == before.added_at
+    assert after.seen_at >= before.seen_at
+    assert after.description == {"cores": 4}
 
 
 def test_a_campaign_ends_in_a_state(store: Store) -> None:

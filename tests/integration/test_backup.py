@@ -158,7 +158,7 @@ def test_an_older_backup_is_brought_up_to_date_first(
     backup.put_back(home, old)
     assert old.read_bytes() == before
     with Store(home / "farm.db") as store:
-        assert [row["name"] for row in store.boards.fetch()] == ["tx2"]
+        assert [row.name for row in store.boards.fetch()] == ["tx2"]
     assert names(home) == {"farm.db", "farm.db.replaced"}
 
 

@@ -183,7 +183,7 @@ def store(home: pathlib.Path) -> Iterator[Store]:
 def run_agent(home: pathlib.Path, store: Store, tracker: Any, key: str, is_reachable: bool = False) -> list[Check]:
     """What the hops from the tracker on find of the board whose key this is; it is registered here unless it is."""
     board_type, _, name = key.partition("/")
-    if name not in {row["name"] for row in store.boards.fetch()}:
+    if name not in {row.name for row in store.boards.fetch()}:
         store.boards.register(name, board_type, Direct())
         store.boards.observe(name, Kind.BACK, "test", decide_by(Observation(Kind.BACK, ""), HealthLimits()))
     services: Any = OneBoard(tracker, key, is_reachable)
@@ -206,7 +206,7 @@ def test_a_kernel_is_run_and_the_board_given_back(
     assert {check.level for check in checks.values()} == {Level.OK}, checks
     assert "restored" in checks["clocks"].detail
     assert "with the right result" in checks["kernel"].detail
-    assert store.boards.require(key.partition("/")[2])["lease"] is None
+    assert store.boards.require(key.partition("/")[2]).lease is None
     agent.stop()
 
 
@@ -250,7 +250,7 @@ def test_a_board_that_somebody_holds_is_not_disturbed(home: pathlib.Path, store:
     failed = find_failed(checks)
     assert failed.name == "lease"
     assert "alice has it for tuning" in failed.detail
-    assert store.boards.require("held")["lease"]["owner"] == "alice"
+    assert store.boards.require("held").lease.owner == "alice"
 
 
 def test_doctor_tells_each_board_s_state_without_connecting(home: pathlib.Path, store: Store) -> None:

@@ -118,7 +118,7 @@ class Bench:
 
     def take(self, name: str, owner: str, purpose: str) -> Lease:
         deadline = time.monotonic() + PATIENCE_S
-        while self.store.boards.require(name)["lease"] is not None:
+        while self.store.boards.require(name).lease is not None:
             assert time.monotonic() < deadline, f"{name} was never given back"
             self.wait()
         return self.store.leases.acquire(name, owner, purpose)
@@ -165,7 +165,7 @@ def bench(fleet: tuple[Store, dict[str, Agent]], tracker: Any) -> Iterator[Bench
         crew.want({TYPE: list(agents)})
         bench.arrived(*agents)
         yield bench
-    assert all(row["lease"] is None for row in store.boards.fetch())
+    assert all(row.lease is None for row in store.boards.fetch())
 
 
 def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> None:
@@ -179,7 +179,7 @@ def test_boards_measure_side_by_side_two_deep(bench: Bench, matmul: bytes) -> No
     assert {end.outcome.status for end in ends} == {Status.OK}
     assert all(0 < end.board_s < PATIENCE_S and end.outcome.simulated for end in ends)
     assert not any(bench.crew.busy(name) for name in bench.agents)
-    leases = [row["lease"]["purpose"] for row in bench.store.boards.fetch()]
+    leases = [row.lease.purpose for row in bench.store.boards.fetch()]
     assert leases == ["campaign"] * 3
 
 
@@ -218,7 +218,7 @@ def test_running_and_waiting_measurements_can_be_taken_back(bench: Bench, matmul
     assert bench.measured(bench.measure(name, matmul)).outcome.status is Status.OK
     assert time.monotonic() - began < 10
     assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment in (running, waiting)]
-    assert bench.store.boards.require(name)["health"] == "good"
+    assert bench.store.boards.require(name).health == "good"
 
 
 def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_dies_takes_one_trial_and_no_board(bench: Bench, matmul: 
     os.kill(process.pid, signal.SIGKILL)
     assert bench.measured(running).outcome.status is Status.FARM_ERROR
     assert bench.measured(waiting).outcome.status is Status.OK
-    assert bench.store.boards.require(name)["health"] == "good"
+    assert bench.store.boards.require(name).health == "good"
 
 
 def test_a_drained_board_is_left_and_comes_back(bench: Bench, matmul: bytes, bad: bytes) -> None:
@@ -255,13 +255,13 @@ def test_a_lease_ended_by_force_is_let_go_of(bench: Bench, bad: bytes) -> None:
     name = next(iter(bench.agents))
     bench.measure(name, bad, HANGS)
     bench.wait_busy(name)
-    [before] = [row["lease"]["token"] for row in bench.store.boards.fetch() if row["name"] == name]
+    [before] = [row.lease.token for row in bench.store.boards.fetch() if row.name == name]
     bench.store.leases.force_release(name, "operator", "needed it")
     assert bench.left(name).reason == "our lease was ended"
     bench.arrived(name)
-    row = next(row for row in bench.store.boards.fetch() if row["name"] == name)
-    assert row["lease"]["token"] > before
-    assert row["health"] == "good"
+    row = next(row for row in bench.store.boards.fetch() if row.name == name)
+    assert row.lease.token > before
+    assert row.health == "good"
 
 
 def test_the_lease_of_a_killed_engine_is_not_waited_for(bench: Bench) -> None:
@@ -311,7 +311,7 @@ def test_a_board_that_becomes_slow_is_found_out(bench: Bench, matmul: bytes) -> 
     assert "slower than 2 other boards of its type" in left.reason
     assert left.doubted_after is not None
     assert left.doubted_after <= harmed_after
-    assert bench.store.boards.require(drifting)["health"] == "suspect"
+    assert bench.store.boards.require(drifting).health == "suspect"
     bench.notes.clear()
     bench.observe(drifting, Kind.PROBE_PASSED)
     bench.wait_note(f"left {drifting}")
@@ -348,5 +348,5 @@ def test_a_board_that_dies_is_blamed_and_left(bench: Bench, matmul: bytes, bad: 
     left = bench.left(name)
     assert "suspect" in left.reason
     assert not [e for e in bench.events if isinstance(e, TrialMeasured) and e.assignment == waiting]
-    assert bench.store.boards.require(name)["health"] == "suspect"
+    assert bench.store.boards.require(name).health == "suspect"
     assert bench.measured(bench.measure(other, matmul)).outcome.status is Status.OK

@@ -124,8 +124,8 @@ def test_it_is_a_board_like_others(bench: Bench, matmul: bytes) -> None:
     """Registered with what it says of itself, leased, and measured on; another farm is kept away meanwhile."""
     assert bench.measure(matmul).outcome.status is Status.OK
     row = bench.store.boards.require(bench.name)
-    assert (row["board_type"], row["health"], row["lease"]["purpose"]) == (BOARD_TYPE, "good", "campaign")
-    assert row["description"]["cores_online"]
+    assert (row.board_type, row.health, row.lease.purpose) == (BOARD_TYPE, "good", "campaign")
+    assert row.description["cores_online"]
     with (pathlib.Path(tempfile.gettempdir()) / f"tvm-farm-{os.getuid()}.lock").open() as file:
         assert file.read().strip() == str(os.getpid())
         with pytest.raises(BlockingIOError):
@@ -142,7 +142,7 @@ def test_a_killed_agent_is_started_again(bench: Bench, matmul: bytes, bad: bytes
     assert ended.outcome.status.fault_side is FaultSide.BOARD
     assert bench.measure(matmul).outcome.status is Status.OK
     assert "restarted agent" in bench.happened()
-    assert bench.store.boards.require(bench.name)["health"] == "good"
+    assert bench.store.boards.require(bench.name).health == "good"
     assert not [event for event in bench.events if isinstance(event, Left)]
 
 
@@ -183,7 +183,7 @@ def test_it_ends_when_nobody_wants_it(bench: Bench) -> None:
     wait_until(lambda: bench.poll() and not bench.crew.has_taken(bench.name), "it to be left")
     assert [event for event in bench.events if isinstance(event, Left)]
     wait_until(lambda: bench.poll() and not bench.has("device_agent"), "the agent to be gone")
-    wait_until(lambda: bench.store.boards.require(bench.name)["lease"] is None, "the lease to be given back")
+    wait_until(lambda: bench.store.boards.require(bench.name).lease is None, "the lease to be given back")
     with machine_lock():
         pass
 

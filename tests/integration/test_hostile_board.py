@@ -183,11 +183,11 @@ def test_a_probe_quarantines_a_board_that_attacks(tmp_path: pathlib.Path, tracke
         report = await_here(prober.probe(store, "n1"))
         prober.close()
         assert (report.kind, report.health) == ("hostile", "quarantined")
-        assert "attacked us" in store.boards.require("n1")["health_reason"]
+        assert "attacked us" in store.boards.require("n1").health_reason
         for kind in (Kind.BACK, *[Kind.PROBE_PASSED] * 9):
             late = decide_by(Observation(kind), HealthLimits(cooldown_s=0.0))
             store.boards.observe("n1", kind, "test", late)
-        assert store.boards.require("n1")["health"] == "quarantined"
+        assert store.boards.require("n1").health == "quarantined"
 
 
 def returning(*values: bytes) -> bytes:

@@ -14,7 +14,7 @@ from farm.crew.lease_keeper import LeaseKeeper
 from farm.crew.leased_board import LeasedBoard
 from farm.errors import TransientError
 from farm.store import Store, database
-from farm.values import Board
+from farm.values import Board, Lease
 from tests.integration.conftest import wait_until
 
 TTL_S = 0.6

@@ -70,7 +70,7 @@ class Bench:
 
         with Crew(Settings(home=str(self.home)), self.notes.append) as crew:
             yield Boards(crew, BoardPool(crew, open_site, count, self.notes.append))
-        assert all((board["lease"] or {}).get("purpose") != "script test" for board in self.store.boards.fetch())
+        assert all((board.lease or {}).get("purpose") != "script test" for board in self.store.boards.fetch())
 
     def heal(self) -> None:
         for name in self.agents:

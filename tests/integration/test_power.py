@@ -106,13 +106,13 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
         assert {count for _, count in home.rows("SELECT workload, sum(counted) FROM trials GROUP BY workload")} == {4}
         assert home.rows("SELECT sum(counted) FROM trials WHERE board = 'other'")[0][0] > before_other
         wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}")
-        wait_until(lambda: store.boards.require("real-1")["health"] == "good", "the board to be good again")
+        wait_until(lambda: store.boards.require("real-1").health == "good", "the board to be good again")
         assert plug.find_board() != before
         kinds = [event["kind"] for event in store.events.fetch_of_boards("real-1")]
         cycled = kinds.index("power_cycled")
         assert "probe_failed" in kinds[:cycled]
         assert "probe_passed" in kinds[cycled:]
-        wait_until(lambda: store.boards.require("real-1")["lease"] is None, "the board to be free")
+        wait_until(lambda: store.boards.require("real-1").lease is None, "the board to be free")
         home.run("down", "--force")
 
 
@@ -161,10 +161,10 @@ def test_the_command_switches_a_board_and_keeps_work_off_it(tmp_path: pathlib.Pa
         done = home.call("board", "power", "a", "off", "--force", "--reason", "moved", LOGNAME="ann")
         assert done.code == 0, done.err
         board = store.boards.require("a")
-        assert (board["health"], board["lease"]) == ("maintenance", None)
-        assert "its power was switched off: moved" in board["health_reason"]
+        assert (board.health, board.lease) == ("maintenance", None)
+        assert "its power was switched off: moved" in board.health_reason
         assert home.call("board", "power", "a", "on", LOGNAME="ann").code == 0
-        assert store.boards.require("a")["health"] == "suspect"
+        assert store.boards.require("a").health == "suspect"
         assert log.read_text().splitlines() == ["a off a", "a on a"]
         changes = home.call("audit", "--json").json()
         told = {each["kind"]: each["by"].partition("@")[0] for each in changes if each["kind"].startswith("power_")}

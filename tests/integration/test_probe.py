@@ -81,7 +81,7 @@ class Fleet:
 
     def probe(self, name: str) -> ProbeReport:
         report = await_here(self.prober.probe(self.store, name))
-        assert self.store.boards.require(name)["lease"] is None
+        assert self.store.boards.require(name).lease is None
         assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["board"] == name
         return report
 
@@ -106,7 +106,7 @@ def test_a_healthy_board_passes_and_is_good(fleet: Fleet, name: str) -> None:
     report = fleet.probe(name)
     assert (report.passed, report.kind, report.health) == (True, "probe_passed", "good"), report
     row = fleet.store.boards.require(name)
-    assert (row["health"], row["board_type"], row["description"]["name"]) == ("good", "jetson-nano", name)
+    assert (row.health, row.board_type, row.description["name"]) == ("good", "jetson-nano", name)
     [sample] = fleet.store.golden.fetch("jetson-nano", report.kernel, DEFAULT_POINT, simulated=True)[name]
     assert sample.median_s == report.median_s
     assert len(sample.samples_s) >= 5
@@ -138,7 +138,7 @@ def test_an_agent_that_calls_its_board_something_else_does_not_pass(
     report = fleet.probe(name_of(agent))
     assert report.kind == "misfit"
     assert "registered as jetson-tx2, but its device tree says jetson-nano" in report.reason
-    assert fleet.store.boards.require(name_of(agent))["board_type"] == "jetson-tx2"
+    assert fleet.store.boards.require(name_of(agent)).board_type == "jetson-tx2"
     assert agent.stop() == 0
 
 
@@ -170,7 +170,7 @@ def test_a_board_that_a_stock_client_has_is_left_to_it(fleet: Fleet, tracker: An
     report = fleet.probe(name)
     assert (report.passed, report.skipped, report.busy) == (False, True, True), report
     assert "without a lease" in report.reason
-    assert fleet.store.boards.require(name)["health"] == "good"
+    assert fleet.store.boards.require(name).health == "good"
     del client
     wait_until(lambda: fleet.probe(name).passed, "the board to be free")
 
@@ -252,12 +252,12 @@ def test_a_hung_board_holds_up_its_own_probe_alone_and_leaves_no_lease(
 
         assert crew.call(probe(name)).passed
         hung = crew.start(probe_again_and_again(stuck))
-        wait_until(lambda: fleet.store.boards.require(stuck)["lease"], "the hung board to be leased")
+        wait_until(lambda: fleet.store.boards.require(stuck).lease, "the hung board to be leased")
         assert crew.call(probe(name)).passed
-        wait_until(lambda: fleet.store.boards.require(stuck)["lease"], "the hung board to be leased still")
+        wait_until(lambda: fleet.store.boards.require(stuck).lease, "the hung board to be leased still")
         pids = [process.pid for process in fleet.prober.processes]
     assert isinstance(hung.exception(), WorkStoppedError)
-    assert fleet.store.boards.require(stuck)["lease"] is None
+    assert fleet.store.boards.require(stuck).lease is None
     fleet.prober.close()
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -276,5 +276,5 @@ def test_a_process_that_dies_says_nothing_of_the_board(fleet: Fleet, name: str) 
     threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL)).start()
     report = fleet.probe(name)
     assert (report.skipped, report.busy) == (True, False), report
-    assert fleet.store.boards.require(name)["health"] == "good"
+    assert fleet.store.boards.require(name).health == "good"
     assert fleet.prober.restarts == 2

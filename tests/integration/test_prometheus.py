@@ -56,7 +56,7 @@ def coordinator(
         for seed, name in enumerate(("sim-1", "sim-2")):
             store.boards.register(name, "jetson-nano", Virtual(seed))
         rows = store.boards.fetch()
-        rows[0]["lease"] = {"acquired_at": rows[0]["added_at"]}
+        rows[0]["lease"] = {"acquired_at": rows[0].added_at}
         metrics.observe_boards(rows)
         metrics.observe_trials(store.trials.count_statuses())
     metrics.observe_link("sim-1", True, 3)

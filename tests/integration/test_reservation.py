@@ -47,7 +47,7 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
     done = home.call("board", "reserve", "a", "--for", "2h", "--why", "debugging", LOGNAME="ann")
     assert done.code == 0, done.err
     with open_store(home) as store:
-        token = store.boards.require("a")["lease"]["token"]
+        token = store.boards.require("a").lease.token
         be(monkeypatch, "bob")
         with take(FleetSite(Within(tracker), store, TYPE, None, "bench x", 5.0, lambda text: None)) as site:
             assert site.name == "b"
@@ -60,7 +60,7 @@ def test_a_reserved_board_is_its_holders(home: Home, tracker: Any, monkeypatch: 
             assert site.confirm()
             assert store.leases.force_release("a", "operator", "needed")
             assert not site.confirm()
-        assert store.boards.require("a")["lease"] is None
+        assert store.boards.require("a").lease is None
 
 
 def test_everybody_sees_a_reservation_and_who_may_end_it(home: Home) -> None:

@@ -50,7 +50,7 @@ def test_this_machine_is_not_missed_between_two_tunings(tmp_path: pathlib.Path) 
         assert services.list_in_service(store) == []
     assert kept == {}
     assert series['tvm_farm_board_state{board="vm",state="offline"}'] == 0
-    assert (board["state"], board["health"]) == ("idle", "good")
+    assert (board.state, board.health) == ("idle", "good")
     assert plan_probes([board], {}, (), 1e9, 600.0) == []
     with pytest.raises(UsageError, match="vm is this machine"):
         require_kept(board)

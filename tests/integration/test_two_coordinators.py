@@ -169,8 +169,8 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
         assert engine["host"] == process_identity()["host"]
         assert control.close_abandoned(store) == []
         # The number of no process of ours.
-        rows = {row["name"]: row for row in store.boards.fetch()}
-        rows["b"]["lease"]["owner"] = f"ann@{engine['host']} pid {2**22 + 1}"
+        rows = {row.name: row for row in store.boards.fetch()}
+        rows.b["lease"]["owner"] = f"ann@{engine['host']} pid {2**22 + 1}"
         assert leased_board.free_orphans(store, rows, ["b"], "campaigns") == []
         store.engines.note(engine, ttl_s=0)
         assert control.close_abandoned(store) == ["c"]
@@ -185,7 +185,7 @@ def test_another_hosts_leases_are_not_taken_for_orphans(store: Store) -> None:
     for name, host in (("far", "elsewhere"), ("near", os.uname().nodename)):
         store.boards.save(Board(name, "local", simulated=False))
         lease = store.leases.acquire(name, f"ann@{host} pid {absent}", purpose)
-        rows = {each["name"]: each for each in store.boards.fetch()}
+        rows = {each.name: each for each in store.boards.fetch()}
         freed = leased_board.free_orphans(store, rows, [name], purpose)
         assert freed == ([] if name == "far" else ["near"])
         if name == "far":

@@ -9,11 +9,7 @@ import pytest
 from farm.crew.choice import find_blocked, find_left_out, plan_choice, plan_pool, plan_target
 from farm.errors import UnavailableError, UsageError
 from farm.inventory.board_types import require_board_type
-
-
-def row(name: str, board_type: str = "jetson-nano", **fields: Any) -> dict[str, Any]:
-    standard = {"simulated": False, "state": "idle", "state_reason": "", "health": "good", "health_reason": ""}
-    return {"name": name, "board_type": board_type, **standard, **fields}
+from tests.board_rows import make_row as row
 
 
 def test_boards_of_the_type_are_taken_real_ones_first() -> None:

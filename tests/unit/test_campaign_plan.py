@@ -38,6 +38,8 @@ from farm.inventory.documents import Place
 from farm.search.cores import find_clock_factor
 from farm.search.workloads import Workload
 from farm.store.totals import TrialCosts
+from farm.types.documents import BoardInfo
+from tests.board_rows import make_row
 from tests.unit.virtual_boards import board_types, make_board
 
 CORES = 2
@@ -56,19 +58,8 @@ def campaign(**given: Any) -> CampaignSpec:
     return CampaignSpec.model_validate(least | given)
 
 
-def row(name: str, board_type: str = "jetson-nano", **given: Any) -> dict[str, Any]:
-    known = {
-        "name": name,
-        "board_type": board_type,
-        "simulated": True,
-        "labels": {},
-        "description": {},
-        "state": "idle",
-        "state_reason": "",
-        "health": "good",
-        "health_reason": "",
-    }
-    return known | given
+def row(name: str, board_type: str = "jetson-nano", **given: Any) -> BoardInfo:
+    return make_row(name, board_type, **{"simulated": True} | given)
 
 
 def describe(name: str, clocks: Clocks, board_type: str = "jetson-nano") -> dict[str, Any]:

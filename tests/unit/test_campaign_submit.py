@@ -26,6 +26,7 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.store.totals import TrialCosts
 from farm.values import Virtual
+from tests.board_rows import make_row
 from tests.unit import campaign_orders
 
 TARGET = {"kind": "llvm", "num-cores": 4}
@@ -41,24 +42,10 @@ def workload(hash: str, kind: str = "dense", weight: int = 1) -> Workload:
     return Workload(hash, f"{kind} 1>1", 1e6, weight, (((4, 4), "float32"),), f"module of {hash}", TARGET, "graph/1")
 
 
-def row(name: str, board_type: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "board_type": board_type,
-        "simulated": True,
-        "labels": {},
-        "description": {},
-        "state": "idle",
-        "state_reason": "",
-        "health": "good",
-        "health_reason": "",
-    }
-
-
 def gather(given: CampaignSpec) -> Gathered:
     """What planning finds: `a` and `b` in the first model, `b` and a third in every other one."""
     models, _ = read_models(CampaignFile(pathlib.Path("c.yaml"), given))
-    rows = [row("n1", "jetson-nano"), row("t1", "jetson-tx2")]
+    rows = [make_row("n1", simulated=True), make_row("t1", "jetson-tx2", simulated=True)]
     types, faults = choose_boards(given, load_board_types(), rows, models, 2)
     assert not faults
     surveys = [

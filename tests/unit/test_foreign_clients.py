@@ -59,8 +59,8 @@ def clients(store: Store, agent: Agent) -> ForeignClients:
 def look(clients: ForeignClients, store: Store, free: int, now_s: float) -> str | None:
     """One look; returns who holds the board then."""
     clients.look(summary(free), {"nano-01": KEY}, store.boards.fetch(), now_s)
-    lease = store.boards.require("nano-01")["lease"]
-    return None if lease is None else str(lease["owner"])
+    lease = store.boards.require("nano-01").lease
+    return None if lease is None else str(lease.owner)
 
 
 def test_a_stock_client_shows_while_it_is_there(store: Store, clients: ForeignClients) -> None:
@@ -68,7 +68,7 @@ def test_a_stock_client_shows_while_it_is_there(store: Store, clients: ForeignCl
     assert look(clients, store, 0, 0.0) is None
     assert look(clients, store, 0, SETTLE_S) == OWNER
     board = store.boards.require("nano-01")
-    assert (board["state"], OWNER in board["state_reason"]) == ("leased", True)
+    assert (board.state, OWNER in board.state_reason) == ("leased", True)
     with pytest.raises(TransientError, match=f"is leased by {OWNER}"):
         take(store)
     for now_s in (30.0, 60.0, 90.0):
@@ -112,4 +112,4 @@ def test_an_operator_and_the_end_of_the_services_free_the_board(store: Store, cl
     assert look(clients, store, 0, 31.0) is None
     assert look(clients, store, 0, 60.0) == OWNER
     clients.close()
-    assert store.boards.require("nano-01")["lease"] is None
+    assert store.boards.require("nano-01").lease is None

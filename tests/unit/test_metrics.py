@@ -16,7 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from farm.errors import UnavailableError
 from farm.metrics import farm_metrics
 from farm.metrics.farm_metrics import HOST, TRIES, Exporter, FarmMetrics
+from farm.types.documents import BoardInfo
 from farm.values import Health, State
+from tests.board_rows import make_lease, make_row
 
 NOW = 1_000_000.0
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -32,19 +34,10 @@ def metrics(registry: CollectorRegistry) -> FarmMetrics:
     return FarmMetrics(registry, lambda: NOW)
 
 
-def row(
-    name: str, state: State = State.IDLE, health: Health = Health.GOOD, held_at: float | None = None
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "board_type": "jetson-nano",
-        "simulated": True,
-        "transport": {"kind": "virtual", "seed": 0},
-        "state": str(state),
-        "health": str(health),
-        "lease": None if held_at is None else {"acquired_at": held_at},
-        "seen_at": None,
-    }
+def row(name: str, state: State = State.IDLE, health: Health = Health.GOOD, held_at: float | None = None) -> BoardInfo:
+    lease = None if held_at is None else make_lease(acquired_at=held_at)
+    transport = {"kind": "virtual", "seed": 0}
+    return make_row(name, simulated=True, transport=transport, state=state, health=health, lease=lease)
 
 
 def read(registry: CollectorRegistry) -> Samples:

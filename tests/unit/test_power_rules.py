@@ -13,15 +13,16 @@ from farm.inventory.fleet_plan import RegisteredBoard, plan
 from farm.inventory.fleets import read_fleet
 from farm.services.powering import LOST_S, PowerOrder, is_network_down, plan_power
 from farm.services.probe_rules import ProbePast
+from farm.types.documents import BoardInfo
 from farm.values import Health, HealthHistory, Standing
+from tests.board_rows import make_lease, make_quarantine, make_row
 
 FAILED = ProbePast(100.0, passed=False, tries=2)
 BOOT_S = 120.0
 
 
-def row(**changes: Any) -> dict[str, Any]:
-    usual = {"health": "suspect", "lease": None, "quarantine": None, "seen_at": 1.7e9, "power_cycled_s": []}
-    return usual | changes
+def row(**changes: Any) -> BoardInfo:
+    return make_row(**{"health": "suspect", "seen_at": 1.7e9} | changes)
 
 
 def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
@@ -32,11 +33,11 @@ def test_only_what_hangs_and_is_nobodys_is_cycled() -> None:
     assert plan_power(row(health="good"), None, LOST_S, BOOT_S) is PowerOrder.CYCLE
     assert plan_power(row(health="good"), None, LOST_S - 1, BOOT_S) is None
     for kept in (
-        {"lease": {"owner": "client"}},
+        {"lease": make_lease("client")},
         {"seen_at": None},
         {"health": "maintenance"},
         {"health": "unsafe"},
-        {"health": "quarantined", "quarantine": {"held": True}},
+        {"health": "quarantined", "quarantine": make_quarantine(held=True)},
     ):
         assert plan_power(row(**kept), FAILED, LOST_S, BOOT_S) is None
 
@@ -49,7 +50,7 @@ def test_what_is_not_cycled_now() -> None:
     assert plan_power(row(power_cycled_s=[900.0, BOOT_S]), FAILED, None, BOOT_S) is PowerOrder.CYCLE
     thrice = [900.0, 600.0, 300.0]
     assert plan_power(row(power_cycled_s=thrice), FAILED, None, BOOT_S) is PowerOrder.GIVE_UP
-    over = row(power_cycled_s=thrice, health="quarantined", quarantine={"held": False})
+    over = row(power_cycled_s=thrice, health="quarantined", quarantine=make_quarantine(held=False))
     assert plan_power(over, FAILED, None, BOOT_S) is None
     assert is_network_down(2, 3)
     assert not is_network_down(1, 1)

@@ -22,26 +22,27 @@ from farm.services.probe_rules import (
     plan_pause_s,
     plan_probes,
 )
+from farm.types.documents import BoardInfo
 from farm.values import Health, State
+from tests.board_rows import make_lease, make_quarantine, make_row
 
 INTERVAL_S = 600.0
 PASSED, FAILED = {"passed": True}, {"passed": False}
 SKIPPED = {"passed": False, "skipped": True}
 
 
-def row(health: str, state: str = "idle", **fields: Any) -> dict[str, Any]:
-    quarantine = {"cooling_s": 0.0, "held": False} if health == "quarantined" else None
-    lease = {"owner": "x"} if state == "leased" else None
-    return {"name": "a", "health": health, "state": state, "lease": lease, "quarantine": quarantine} | fields
+def row(health: str, state: str = "idle", **changes: Any) -> BoardInfo:
+    usual = {"name": "a", "lease": make_lease() if state == "leased" else None}
+    usual["quarantine"] = make_quarantine() if health == "quarantined" else None
+    return make_row(health=health, state=state, **usual | changes)
 
 
 pasts = st.none() | st.builds(
     ProbePast, st.floats(0, 1e6), st.booleans(), st.booleans(), st.integers(min_value=0, max_value=2000)
 )
 rows = st.builds(
-    lambda health, state, cooling_s, held, name: (
-        row(health, state)
-        | {"name": name, "quarantine": {"cooling_s": cooling_s, "held": held} if health == "quarantined" else None}
+    lambda health, state, cooling_s, held, name: row(
+        health, state, name=name, quarantine=make_quarantine(cooling_s, held) if health == "quarantined" else None
     ),
     st.sampled_from([str(health) for health in Health]),
     st.sampled_from([str(state) for state in State]),
@@ -51,33 +52,31 @@ rows = st.builds(
 )
 
 
-@given(st.lists(rows, unique_by=lambda one: one["name"]), st.dictionaries(st.sampled_from("abc"), pasts), st.data())
-def test_what_may_not_be_probed_never_is(
-    fleet: list[dict[str, Any]], extra: dict[str, Any], data: st.DataObject
-) -> None:
+@given(st.lists(rows, unique_by=lambda one: one.name), st.dictionaries(st.sampled_from("abc"), pasts), st.data())
+def test_what_may_not_be_probed_never_is(fleet: list[BoardInfo], extra: dict[str, Any], data: st.DataObject) -> None:
     """With any history: leased, offline, busy, and out of service are left alone, and the bound holds."""
-    known = {one["name"]: data.draw(pasts) for one in fleet} | extra
+    known = {one.name: data.draw(pasts) for one in fleet} | extra
     past = {name: what for name, what in known.items() if what is not None}
     busy = data.draw(st.sets(st.sampled_from([f"board-{number}" for number in range(12)])))
     now_s, interval_s = data.draw(st.floats(0, 1e6)), data.draw(st.sampled_from([0.0, 1.0, INTERVAL_S]))
     chosen = plan_probes(fleet, past, busy, now_s, interval_s)
-    by_name = {one["name"]: one for one in fleet}
+    by_name = {one.name: one for one in fleet}
     assert len(set(chosen)) == len(chosen) <= max(0, MOST_AT_ONCE - len(busy))
     assert not set(chosen) & busy
     for name in chosen:
         one = by_name[name]
-        assert one["state"] == "idle"
-        assert one["health"] in ("good", "suspect", "quarantined")
-        assert one["health"] != "good" or interval_s > 0
-        assert one["health"] != "quarantined" or not one["quarantine"]["held"]
-    healths = [by_name[name]["health"] == "good" for name in chosen]
+        assert one.state == "idle"
+        assert one.health in ("good", "suspect", "quarantined")
+        assert one.health != "good" or interval_s > 0
+        assert one.health != "quarantined" or not one.quarantine.held
+    healths = [by_name[name].health == "good" for name in chosen]
     assert healths == sorted(healths)  # doubted boards first
 
 
-@given(st.lists(rows, min_size=1, unique_by=lambda one: one["name"]), st.floats(0, 1e6))
-def test_everybody_in_doubt_gets_a_turn(fleet: list[dict[str, Any]], now_s: float) -> None:
+@given(st.lists(rows, min_size=1, unique_by=lambda one: one.name), st.floats(0, 1e6))
+def test_everybody_in_doubt_gets_a_turn(fleet: list[BoardInfo], now_s: float) -> None:
     """A fleet of suspects that pass their probes is through after as many rounds as it takes, no board twice."""
-    waiting = [one | {"state": "idle", "lease": None, "health": "suspect"} for one in fleet]
+    waiting = [one.model_copy(update={"state": State.IDLE, "lease": None, "health": Health.SUSPECT}) for one in fleet]
     past: dict[str, ProbePast] = {}
     rounds = 0
     while chosen := plan_probes(waiting, past, (), now_s, INTERVAL_S):

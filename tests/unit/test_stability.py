@@ -15,7 +15,7 @@ from farm.types import documents
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What commands print with --json, an entry of it where it is a list; tests/unit/test_web.py holds them to these models.
 PRINTED: dict[str, type[pydantic.BaseModel]] = {
-    "board list": documents.Board,
+    "board list": documents.BoardInfo,
     "board show": documents.BoardInFull,
     "campaign list": documents.Campaign,
     "campaign show": documents.CampaignInFull,

@@ -32,6 +32,7 @@ from farm.web.live import MOST_WATCHERS, Hub
 from farm.web.series import Gauges, GoldenRuns, Reading, read_outcome
 from farm.web.serve import WebPlace
 from tests import web_store
+from tests.board_rows import make_row
 from tests.unit.artifacts import write
 
 PROBLEM = "application/problem+json"
@@ -262,7 +263,7 @@ def test_a_good_cookie_from_another_site_is_refused(home: pathlib.Path, client: 
     here = session | {"origin": "http://localhost"}
     drained = client.post(order, json={"reason": "new fan"}, headers=here)
     assert (drained.status_code, drained.json()["health"]) == (200, "maintenance")
-    documents.Board.model_validate(drained.json())
+    documents.BoardInfo.model_validate(drained.json())
     read_token(home, renew=True)
     assert client.post("/api/v1/boards/nano-02/undrain", json={}, headers=here).status_code == 401
 
@@ -426,12 +427,12 @@ def test_people_reserve_boards_and_end_what_is_theirs(
     keys = {name: {"authorization": f"Bearer {tokens.add(home, name, role, 'test')}"} for name, role in roles.items()}
     with Store(home / "farm.db") as store:
         rows = store.boards.fetch()
-    free, busy = (next(row["name"] for row in rows if is_leased == bool(row["lease"])) for is_leased in (False, True))
+    free, busy = (next(row.name for row in rows if is_leased == bool(row.lease)) for is_leased in (False, True))
     path, wanted = f"/api/v1/boards/{free}/reservation", {"for_s": 7200, "why": "debugging"}
 
     assert client.post(path, json=wanted, headers=keys["rob"]).status_code == 403
     board = client.post(path, json=wanted, headers=keys["una"]).json()
-    documents.Board.model_validate(board)
+    documents.BoardInfo.model_validate(board)
     assert (board["lease"]["owner"].partition("@")[0], board["lease"]["purpose"]) == ("una", "reserved: debugging")
     assert client.post(path, json=wanted, headers=keys["udo"]).status_code == 503
     assert client.post(f"/api/v1/boards/{busy}/reservation", json=wanted, headers=keys["una"]).status_code == 503
@@ -497,7 +498,7 @@ def test_clocks_are_not_shown_as_live_once_their_evidence_is_old(home: pathlib.P
     """
     with Store(home / "farm.db") as store:
         (campaign,) = store.campaigns.fetch(over=False)
-        boards = {each["name"]: each for each in store.boards.fetch() if each["lease"]}
+        boards = {each.name: each for each in store.boards.fetch() if each.lease}
     at = (campaign.progress or {})["at"]
     points = now.list_points([campaign], at + 5)
     assert points
@@ -506,7 +507,7 @@ def test_clocks_are_not_shown_as_live_once_their_evidence_is_old(home: pathlib.P
 
     name, board = next(iter(boards.items()))
     gauges = Gauges()
-    read_at = board["lease"]["acquired_at"] + 1
+    read_at = board.lease.acquired_at + 1
     gauges._readings[name] = collections.deque([Reading(read_at, "a57=921600000", 52.0, None, {})])
     known = now.KnownOfBoards(GoldenRuns(), gauges, {}, {})
     fresh, old = (now.to_board_row(board, known, read_at + later) for later in (60, 3600))
@@ -550,7 +551,7 @@ def test_facts_of_a_board_are_words() -> None:
         "sensors": [{"rail": "POM_5V_IN", "driver": "ina3221-iio", "step_w": None}],
         "notes": [],
     }
-    assert pages._list_facts({"description": description}) == [
+    assert pages._list_facts(make_row(description=description)) == [
         ("memory", "4.17 GB"),
         ("cpu_freq_range", "102 to 1479 MHz"),
         ("engine_versions", "relax_vm 0.27.0.post1"),

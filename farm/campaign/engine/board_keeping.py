@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from farm.types.documents import BoardInfo
+
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine.engine_board import AskedBack, BoardEvent, EngineBoard, Left, Ran, TrialMeasured
@@ -197,10 +199,11 @@ class BoardKeeping:
             return
         self._look_at = now + _LOOK_S
         self._look_after_host()
-        rows = {row["name"]: row for row in self._store.boards.fetch()}
+        rows = {row.name: row for row in self._store.boards.fetch()}
         self._queue.look(list(rows.values()), self._yielding)
         self._note_asked_back()
-        offline = [held for held in self._held.values() if rows.get(held.name, {}).get("state") == State.OFFLINE]
+        lost = {name for name, row in rows.items() if row.state is State.OFFLINE}
+        offline = [held for held in self._held.values() if held.name in lost]
         for held in list(self._held.values()):
             if reason := held.find_end(rows):
                 if held in offline and not held.over:
@@ -239,7 +242,7 @@ class BoardKeeping:
             except TransientError as error:  # there is no room for one: it is taken again at the next look
                 self._leave(held, error.message)
 
-    def _take(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    def _take(self, rows: Mapping[str, BoardInfo]) -> None:
         """Lease boards that are wanted and free."""
         now = time.monotonic()
         names = [
@@ -248,7 +251,7 @@ class BoardKeeping:
             if name not in self._held
             and self._paused.get(name, 0.0) <= now
             and name in rows
-            and rows[name]["board_type"] == board_type
+            and rows[name].board_type == board_type
         ]
         if free_orphans(self._store, rows, names, self._purpose):
             self._look_at = 0.0  # they are seen to be free at the next look
@@ -266,7 +269,7 @@ class BoardKeeping:
         if tracker is not None and not trouble:
             self._lease(free, rows, tracker)
 
-    def _lease(self, names: Collection[str], rows: Mapping[str, Mapping[str, Any]], tracker: Tracker | None) -> None:
+    def _lease(self, names: Collection[str], rows: Mapping[str, BoardInfo], tracker: Tracker | None) -> None:
         """Lease boards at a tracker; None: this machine."""
         for name in names:
             host = self._host if tracker is None else None

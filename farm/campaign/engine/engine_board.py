@@ -25,6 +25,7 @@ from farm.crew.session_holder import to_address
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import WorkKind
 
 
@@ -121,7 +122,7 @@ class EngineBoard(LeasedBoard):
     def __init__(
         self,
         store: Store,
-        row: Mapping[str, Any],
+        row: BoardInfo,
         tracker: Tracker | None,
         purpose: str,
         log: Path | None,
@@ -133,19 +134,19 @@ class EngineBoard(LeasedBoard):
         what `LeasedBoard` raises.
         """
         self.host, self._tracker = host, tracker
-        self.board_type, self.labels = str(row["board_type"]), dict(row["labels"] or {})
+        self.board_type, self.labels = str(row.board_type), dict(row.labels or {})
         # When it was taken (monotonic, s), and the store's mark then (`store.trials.fetch_mark`).
         self.taken_at, self.taken_mark = time.monotonic(), store.trials.fetch_mark()
         _ = self.tracker  # raises before the lease is taken
         find_tracker = (lambda: tracker) if host is None else None
         kind = WorkKind.TRIALS if host is None else None  # this machine is in no queue
-        super().__init__(store, f"{self.board_type}/{row['name']}", purpose, find_tracker, kind=kind)
+        super().__init__(store, f"{self.board_type}/{row.name}", purpose, find_tracker, kind=kind)
         self.description: dict[str, Any] | None = None
         self.arrived = False
         self.calls: collections.deque[Call] = collections.deque()
         self.losses = 0  # in a row
         self.blame = Blame(self)
-        self._like = {"board_type": self.board_type, "simulated": bool(row["simulated"])}
+        self._like = {"board_type": self.board_type, "simulated": bool(row.simulated)}
         self._log = log
         self.process: BoardProcess | None = None
         with contextlib.ExitStack() as undo:

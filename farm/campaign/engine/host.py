@@ -140,7 +140,7 @@ class HostBoard:
             if farm.tracker.port != settings.tracker_port:
                 self._note(f"port {settings.tracker_port} is in use; the tracker took {farm.tracker.port}")
             name = farm.key.partition("/")[2]
-            known = {row["name"]: row["description"] for row in self._store.boards.fetch()}
+            known = {row.name: row.description for row in self._store.boards.fetch()}
             self._store.boards.save(Board(name, BOARD_TYPE, False, known.get(name) or {}))
             self._stack, self._farm = stack.pop_all(), farm
 

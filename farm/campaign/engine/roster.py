@@ -6,6 +6,8 @@ meanwhile.
 
 from __future__ import annotations
 
+from farm.types.documents import BoardInfo
+
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -72,12 +74,12 @@ class Roster:
         for order in under_way:
             for each in order.types:
                 names = {
-                    row["name"]
+                    row.name
                     for row in rows
-                    if row["board_type"] == each.board_type
-                    and bool(row["simulated"]) == each.simulated
-                    and order.may_use(row["name"], row["labels"])
-                    and (row["name"] == host or not each.is_host)
+                    if row.board_type == each.board_type
+                    and bool(row.simulated) == each.simulated
+                    and order.may_use(row.name, row.labels)
+                    and (row.name == host or not each.is_host)
                 }
                 wanted.setdefault(each.board_type, set()).update(names)
                 purpose = f"trials of {order.name} of {order.owner}"
@@ -161,8 +163,8 @@ class Roster:
         since = self._alone_since.setdefault(active.name, now)
         rows = [row for row in self._store.boards.fetch() if self._may_use(row, active.order)]
         coming = f"{len(rows)} board{'' if len(rows) == 1 else 's'} may be used"
-        why = {str(row["name"]): find_reason(row) for row in rows if not self._boards.has_taken(row["name"])}
-        if any(row["name"] not in why or not why[row["name"]] for row in rows):
+        why = {str(row.name): find_reason(row) for row in rows if not self._boards.has_taken(row.name)}
+        if any(row.name not in why or not why[row.name] for row in rows):
             return CampaignState.CONNECTING, coming
         if now - since < _CONNECTING_S and any(find_unusable(row).startswith("offline") for row in rows):
             return CampaignState.CONNECTING, coming
@@ -173,9 +175,9 @@ class Roster:
     def forget_absence(self, name: str) -> None:
         self._alone_since.pop(name, None)
 
-    def _may_use(self, row: Mapping[str, Any], order: Order) -> bool:
-        return order.may_use(row["name"], row["labels"]) and any(
-            row["board_type"] == each.board_type and bool(row["simulated"]) == each.simulated for each in order.types
+    def _may_use(self, row: BoardInfo, order: Order) -> bool:
+        return order.may_use(row.name, row.labels) and any(
+            row.board_type == each.board_type and bool(row.simulated) == each.simulated for each in order.types
         )
 
     def find(self, name: str) -> boards.Arrived | None:

@@ -19,6 +19,7 @@ from farm.points.values import Goal, Grid
 from farm.search import gpus
 from farm.sweep.plan.adaptive import ANCHOR_EVERY
 from farm.sweep.plan.order import SweepOrder, SweepPlace, plan_order, require_goal
+from farm.types.documents import BoardInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def preview(
     board_type: BoardType,
     goal: Goal,
     named: bool,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[BoardInfo],
 ) -> SweepPreview:
     """Plan a sweep from the store's data on its boards. `rows` are those of `store.boards.fetch`.
 
@@ -71,9 +72,7 @@ def preview(
         boards, simulated, target = plan_place(rows, kind, where.name, host_cores)
     else:
         simulated, target = False, plan_target(kind, {}, host_cores)
-    about: Mapping[str, Any] = next(
-        (row["description"] for row in rows if row["name"] in boards and row["description"]), {}
-    )
+    about: Mapping[str, Any] = next((row.description for row in rows if row.name in boards and row.description), {})
     clocks = find_clocks(kind, about)
     if clocks is None:
         return SweepPreview(
