@@ -22,6 +22,7 @@ from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import Virtual
+from tests.board_rows import make_lease
 from tests.integration.conftest import ROOT, wait_until
 from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
 from tests.ports import find_free_port
@@ -56,8 +57,8 @@ def coordinator(
         for seed, name in enumerate(("sim-1", "sim-2")):
             store.boards.register(name, "jetson-nano", Virtual(seed))
         rows = store.boards.fetch()
-        rows[0]["lease"] = {"acquired_at": rows[0].added_at}
-        metrics.observe_boards(rows)
+        lease = make_lease(acquired_at=rows[0].added_at)
+        metrics.observe_boards([rows[0].model_copy(update={"lease": lease}), *rows[1:]])
         metrics.observe_trials(store.trials.count_statuses())
     metrics.observe_link("sim-1", True, 3)
     metrics.observe_probe("sim-1", {"passed": True, "seconds": 0.4, "median_s": 0.01, "factor": 1.01})

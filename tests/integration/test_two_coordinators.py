@@ -22,6 +22,7 @@ from farm.services.daemon import TakeOver
 from farm.store import Store
 from farm.store.engines import name_engine
 from farm.values import Board, CampaignState
+from tests.board_rows import make_lease
 from tests.integration.board_hosts import require_namespaces
 from tests.integration.test_engine_process import wait_until
 from tests.postgresql import Cluster
@@ -170,8 +171,9 @@ def test_a_container_of_our_own_host_name_is_another_machine(store: Store, url: 
         assert control.close_abandoned(store) == []
         # The number of no process of ours.
         rows = {row.name: row for row in store.boards.fetch()}
-        rows.b["lease"]["owner"] = f"ann@{engine['host']} pid {2**22 + 1}"
-        assert leased_board.free_orphans(store, rows, ["b"], "campaigns") == []
+        lease = make_lease(f"ann@{engine['host']} pid {2**22 + 1}", "campaigns", token=rows["b"].lease.token)
+        foreign = {"b": rows["b"].model_copy(update={"lease": lease})}
+        assert leased_board.free_orphans(store, foreign, ["b"], "campaigns") == []
         store.engines.note(engine, ttl_s=0)
         assert control.close_abandoned(store) == ["c"]
     finally:
