@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from farm.types.documents import BoardInfo
-
 import dataclasses
 import functools
 import shlex
@@ -25,6 +23,7 @@ from farm.crew import queue_entry
 from farm.crew.calibration import fetch_calibration
 from farm.report import campaign_document
 from farm.report.record_document import require_workload
+from farm.types.documents import BoardInfo
 from farm.web import charts, now, orders, series
 from farm.web.access import COOKIE
 from farm.web.tokens import Role

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from farm.values import State
-
-from tests.board_rows import make_quarantine
-
 import dataclasses
 import json
 from typing import Any
@@ -18,7 +14,8 @@ from farm.errors import InternalError, TransientError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, boards, parse_transport
 from farm.store.standing import find_cause
-from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, Trial, Virtual
+from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, State, Trial, Virtual
+from tests.board_rows import make_quarantine
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import execute
 

@@ -129,7 +129,7 @@ class LeaseLives(RuleBasedStateMachine):
             assert shown.state == ("leased" if self.held else "idle")
         assert (shown.lease is not None) == self.held
         if self.held:
-            assert shown["lease"]["token"] == self.holder.token
+            assert shown.lease.token == self.holder.token
         happened = [kind for kind in kinds(self.store) if kind.startswith("lease_")]
         assert happened[::2] == ["lease_taken"] * ((len(happened) + 1) // 2)
         assert "lease_taken" not in happened[1::2]

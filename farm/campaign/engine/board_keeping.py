@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from farm.types.documents import BoardInfo
-
 import dataclasses
 import logging
 import threading
@@ -26,6 +24,7 @@ from farm.crew.queue_rules import QueuePlan
 from farm.crew.site import find_outage
 from farm.errors import BoardUnsafeError, TransientError, UnavailableError, UsageError
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import BoardRequest, State, WorkKind
 
 # Longer than a command's: an engine may be busy for seconds, and would lose its place in the queue.
@@ -83,7 +82,7 @@ class TrialQueue:
                     ttl_s=_TTL_S,
                 )
 
-    def look(self, rows: Sequence[Mapping[str, Any]], leaving: Collection[str]) -> None:
+    def look(self, rows: Sequence[BoardInfo], leaving: Collection[str]) -> None:
         """Read the queue's state; `rows` are the store's of boards. A busy store changes nothing."""
         if not self._places:
             self._plan = QueuePlan()

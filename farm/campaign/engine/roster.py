@@ -6,10 +6,8 @@ meanwhile.
 
 from __future__ import annotations
 
-from farm.types.documents import BoardInfo
-
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint
@@ -22,6 +20,7 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
+from farm.types.documents import BoardInfo
 from farm.values import CampaignState
 
 # How often the store is asked which boards there are.
