@@ -71,7 +71,7 @@ def plan_ahead(lane: LaneEntry, settings: SchedulerSettings) -> int:
     if lane.measure_s and lane.search_s is not None:
         depth = max(depth, 1.0 + (lane.search_s + (lane.build_s or 0.0)) / lane.measure_s)
     most = max(settings.batch, math.ceil(lane.boards * settings.max_ahead))
-    return min(most, math.ceil(lane.boards * depth))
+    return math.ceil(min(most, lane.boards * depth))  # a depth may be infinite
 
 
 class Edit:
