@@ -105,9 +105,10 @@ def test_transaction(board: Board, access: ClockAccess) -> None:
     assert board.read() == before
 
 
-def test_restore_without_a_transaction(access: ClockAccess) -> None:
-    """There is nothing to restore, and that is no error."""
+def test_nothing_held_is_nothing_to_restore_or_clear(access: ClockAccess) -> None:
+    """There is nothing to restore, and that is no error. A board that is not unsafe needs no clearing."""
     assert access.restore() == ()
+    assert access.clear_unsafe() == ()
 
 
 def test_begin_again_keeps_the_first_snapshot(board: Board, access: ClockAccess) -> None:
@@ -143,12 +144,17 @@ def test_one_holder(board: Board, access: ClockAccess) -> None:
     other.close()
 
 
-def test_writes_need_a_transaction(access: ClockAccess) -> None:
-    """Nothing is written outside a transaction."""
+def test_writes_need_a_transaction_and_reads_none(access: ClockAccess) -> None:
+    """Nothing is written outside a transaction. What only root may read can be asked for at any time; other files
+    cannot.
+    """
     with pytest.raises(RefusedError):
         access.write(f"{A57}/scaling_max_freq", "960000")
     with pytest.raises(RefusedError):
         access.set_power_mode(0)
+    assert access.read(f"{EMC}/min_rate") == "40800000"
+    with pytest.raises(RefusedError):
+        access.read("/etc/shadow")
 
 
 @pytest.mark.parametrize(
@@ -162,13 +168,6 @@ def test_rules_hold(access: ClockAccess, path: str, text: str) -> None:
         access.write(path, text)
 
 
-def test_reads_need_no_transaction(access: ClockAccess) -> None:
-    """What only root may read can be asked for at any time; other files cannot."""
-    assert access.read(f"{EMC}/min_rate") == "40800000"
-    with pytest.raises(RefusedError):
-        access.read("/etc/shadow")
-
-
 def test_kernel_errors_come_through(board: Board, access: ClockAccess) -> None:
     """A file that is not there is the kernel's own error, with its path."""
     with pytest.raises(FileNotFoundError) as error:
@@ -177,11 +176,6 @@ def test_kernel_errors_come_through(board: Board, access: ClockAccess) -> None:
     access.begin("a test")
     with pytest.raises(RefusedError):
         access.set_power_mode(99)
-
-
-def test_clear_unsafe_has_nothing_to_do(access: ClockAccess) -> None:
-    """A board that is not unsafe needs no clearing."""
-    assert access.clear_unsafe() == ()
 
 
 def test_what_refuses_to_go_back_is_unsafe_until_cleared(board: Board, access: ClockAccess) -> None:

@@ -165,16 +165,14 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return made
 
 
-def test_rails_are_found_by_name(case: Case) -> None:
-    """Connected rails, named as the board names them, nothing doubtful; the driver is said."""
+def test_rails_and_total_are_the_board_types(case: Case) -> None:
+    """Connected rails, named as the board names them, nothing doubtful; the driver is said. Which rails sum to what;
+    never rails that are part of another.
+    """
     sensors = case.find()
     assert set(sensors.rails) == set(case.rails)
     assert {info.driver for info in sensors.infos} == {case.driver}
     assert {info.note for info in sensors.infos} == {""}
-
-
-def test_the_total_is_the_board_types(case: Case) -> None:
-    """Which rails sum to what; never rails that are part of another."""
     sensors = case.find()
     assert sensors.total_rails == case.total
     assert sensors.total_scope == case.scope

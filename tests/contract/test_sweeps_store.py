@@ -105,16 +105,12 @@ def test_a_sweep_ends_with_what_it_says(store: Store, clocks: Clocks, state: str
     assert row["finished_at"] - row["started_at"] == 7
 
 
-def test_ending_again_without_a_summary_keeps_it(store: Store) -> None:
-    """A sweep voided after it had said something still says it."""
+def test_an_end_is_one_that_there_is_and_keeps_the_summary(store: Store) -> None:
+    """A sweep voided after it had said something still says it. A misspelt state never reaches the file."""
     sweep = begin(store)
     store.sweeps.finish(sweep, "finished", {"front": []})
     store.sweeps.finish(sweep, "voided")
     assert (store.sweeps.require(sweep)["state"], store.sweeps.require(sweep)["summary"]) == ("voided", {"front": []})
-
-
-def test_an_end_that_there_is_not_is_our_bug(store: Store) -> None:
-    """A misspelt state never reaches the file."""
     sweep = begin(store)
     with pytest.raises(InternalError, match="done"):
         store.sweeps.finish(sweep, "done")

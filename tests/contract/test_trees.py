@@ -92,10 +92,20 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
     return SimulatedTree(request.getfixturevalue("simulator") + ".root")
 
 
-def test_values_come_without_what_surrounds_them(tree: Tree) -> None:
-    """No line feeds; the device tree's NULs are blanks."""
+def test_paths_are_read_listed_and_told_apart(tree: Tree) -> None:
+    """No line feeds; the device tree's NULs are blanks. Links to folders count as folders. Files, folders, links;
+    nothing else.
+    """
     assert tree.read(f"{_POLICY}/related_cpus") == "0 1 2 3"
     assert tree.read("/proc/device-tree/compatible").split() == ["nvidia,jetson-nano", "nvidia,tegra210"]
+    names = tree.names("/sys/devices/system/cpu/cpu0/cpufreq")
+    assert names == sorted(names)
+    assert {"related_cpus", "scaling_min_freq", "scaling_max_freq"} <= set(names)
+    assert "thermal_zone0" in tree.names(f"{_ZONES}/")
+    for path in (_POLICY, f"{_POLICY}/related_cpus", "/sys/devices/system/cpu/cpu0/cpufreq", "/sys"):
+        assert tree.exists(path)
+    for path in (f"{_POLICY}/nothing", "/sys/devices/system/cpu/cpu99", f"{_POLICY}/related_cpus/below"):
+        assert not tree.exists(path)
 
 
 def test_what_is_written_is_read_back(tree: Tree) -> None:
@@ -104,22 +114,6 @@ def test_what_is_written_is_read_back(tree: Tree) -> None:
     assert tree.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq") == "921600"
     tree.write("/sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq", "1479000\n")
     assert tree.read(f"{_POLICY}/scaling_max_freq") == "1479000"
-
-
-def test_folders_list_their_names_sorted(tree: Tree) -> None:
-    """Links to folders count as folders."""
-    names = tree.names("/sys/devices/system/cpu/cpu0/cpufreq")
-    assert names == sorted(names)
-    assert {"related_cpus", "scaling_min_freq", "scaling_max_freq"} <= set(names)
-    assert "thermal_zone0" in tree.names(f"{_ZONES}/")
-
-
-def test_what_is_there_exists(tree: Tree) -> None:
-    """Files, folders, links; nothing else."""
-    for path in (_POLICY, f"{_POLICY}/related_cpus", "/sys/devices/system/cpu/cpu0/cpufreq", "/sys"):
-        assert tree.exists(path)
-    for path in (f"{_POLICY}/nothing", "/sys/devices/system/cpu/cpu99", f"{_POLICY}/related_cpus/below"):
-        assert not tree.exists(path)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +137,11 @@ def test_errors_are_the_kernels(tree: Tree, operation: str, path: str, expected:
     assert caught.value.errno == expected
 
 
-def test_a_write_creates_nothing(tree: Tree) -> None:
-    """A file that is not there stays so."""
+def test_nothing_is_made_and_no_tool_invented(tree: Tree) -> None:
+    """A file that is not there stays so. A board without it says so, as a captured one does of every tool."""
     with pytest.raises(FileNotFoundError):
         tree.write(f"{_POLICY}/new", "1")
     assert not tree.exists(f"{_POLICY}/new")
-
-
-def test_an_unknown_tool_is_not_found(tree: Tree) -> None:
-    """A board without it says so, as a captured one does of every tool."""
     with pytest.raises(FileNotFoundError):
         tree.run(["no-such-tool", "-q"])
 

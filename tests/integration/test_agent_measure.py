@@ -169,22 +169,17 @@ def test_output_of_a_candidate_corrupts_nothing(board: Board, bad: bytes) -> Non
     assert outcome.status is Status.OK, outcome.message
 
 
-def test_wrong_arguments_are_the_candidates_fault(board: Board, matmul: bytes) -> None:
-    """A kernel that refuses its arguments has crashed without a signal, and the message quotes it."""
+def test_arguments_that_cannot_be_are_told_apart(board: Board, matmul: bytes) -> None:
+    """A kernel that refuses its arguments has crashed without a signal, and the message quotes it. Arguments that do
+    not fit the worker's memory limit end as out_of_memory. A dtype that the agent cannot fill is a farm_error
+    naming it.
+    """
     outcome = board.measure(matmul, arguments=(TensorSpec((2, 2), "float32"),) * 3)
     assert outcome.status is Status.CRASHED
     assert outcome.signal is None
     assert "raised" in outcome.message
-
-
-def test_arguments_beyond_the_limit_are_out_of_memory(board: Board, matmul: bytes) -> None:
-    """Arguments that do not fit the worker's memory limit end as out_of_memory."""
     outcome = board.measure(matmul, arguments=(TensorSpec((1 << 30,), "float32"),), limits=_LIMITS)
     assert outcome.status is Status.OUT_OF_MEMORY
-
-
-def test_an_unknown_dtype_is_nobodys_bad_schedule(board: Board, matmul: bytes) -> None:
-    """A dtype that the agent cannot fill is a farm_error naming it."""
     outcome = board.measure(matmul, arguments=(TensorSpec((2,), "complex7"),))
     assert outcome.status is Status.FARM_ERROR
     assert "complex7" in outcome.message
@@ -206,13 +201,6 @@ def test_children_of_a_candidate_die_with_it(board: Board, bad: bytes, agent: Ag
     assert not psutil.pid_exists(int(file.read_text()))
 
 
-def test_a_worker_has_the_threads_it_was_given(board: Board, matmul: bytes) -> None:
-    """Limits on threads are accepted from one to more than there are cores."""
-    for threads in (1, 2, 4):
-        outcome = board.measure(matmul, limits=Limits(threads=threads))
-        assert outcome.status is Status.OK, outcome.message
-
-
 def test_a_session_that_has_threads_refuses_to_measure(board: Board, matmul: bytes, tmp_path: pathlib.Path) -> None:
     """After a parallel kernel ran straight in the session, a worker forked from it would hang; this is said instead."""
     import numpy as np
@@ -230,10 +218,15 @@ def test_a_session_that_has_threads_refuses_to_measure(board: Board, matmul: byt
 
 
 def test_a_spec_that_is_none_is_refused(board: Board, matmul: bytes) -> None:
-    """A message with an unknown key raises at the caller, naming the key, and the session goes on."""
+    """A message with an unknown key raises at the caller, naming the key, and the session goes on. Limits on threads
+    are accepted from one to more than there are cores.
+    """
     with pytest.raises(Exception, match="colour"):
         board.rpc.get_function(protocol.MEASURE)('{"arguments": [], "colour": 1}', matmul)
     assert board.measure(matmul).status is Status.OK
+    for threads in (1, 2, 4):
+        outcome = board.measure(matmul, limits=Limits(threads=threads))
+        assert outcome.status is Status.OK, outcome.message
 
 
 def test_describe_tells_what_the_board_is(board: Board, agent: Agent) -> None:

@@ -56,12 +56,17 @@ def test_onnxruntime_takes_inputs_by_name_or_in_order(board: Board, names: tuple
     np.testing.assert_allclose(outputs[0], x @ w, rtol=1e-5, atol=1e-6)
 
 
-def test_outputs_stay_on_the_board_unless_asked_for(board: Board, relax_model: bytes) -> None:
-    """Without return_outputs only the outcome travels back."""
+def test_outputs_and_functions_are_those_asked_for(board: Board, relax_model: bytes) -> None:
+    """Without return_outputs only the outcome travels back. A VM program without the wanted function is load_failed,
+    naming it.
+    """
     spec = RunSpec(Engine.RELAX_VM, return_outputs=False)
     outcome, outputs = board.run_model(spec, relax_model, {"arg_000": random_array(4, 8)})
     assert outcome.status is Status.OK
     assert outputs == []
+    outcome, _ = board.run_model(RunSpec(Engine.RELAX_VM, entry="decode"), relax_model, {})
+    assert outcome.status is Status.LOAD_FAILED
+    assert "decode" in outcome.message
 
 
 def test_a_candidate_is_no_relax_program(board: Board, matmul: bytes) -> None:
@@ -74,13 +79,6 @@ def test_a_candidate_is_no_relax_program(board: Board, matmul: bytes) -> None:
         outcome, _ = board.run_model(RunSpec(engine), program, {})
         assert outcome.status is Status.LOAD_FAILED
         assert said in outcome.message
-
-
-def test_a_missing_function_is_named(board: Board, relax_model: bytes) -> None:
-    """A VM program without the wanted function is load_failed, naming it."""
-    outcome, _ = board.run_model(RunSpec(Engine.RELAX_VM, entry="decode"), relax_model, {})
-    assert outcome.status is Status.LOAD_FAILED
-    assert "decode" in outcome.message
 
 
 def test_inputs_that_are_no_npz_are_nobodys_bad_model(board: Board, matmul: bytes) -> None:

@@ -79,10 +79,15 @@ def test_a_built_library_computes(matmul_json: str, host: dict[str, Any], tmp_pa
     assert np.abs(c.numpy() - a @ b).max() < 1e-4
 
 
-def test_the_same_module_gives_the_same_bytes(matmul_json: str, host: dict[str, Any]) -> None:
-    """Libraries are content-addressed, so building twice must not give two."""
+def test_libraries_are_the_same_and_plain(matmul_json: str, host: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Libraries are content-addressed, so building twice must not give two. A candidate is a plain shared library that
+    exports its entry.
+    """
     first, second = (builder.build_candidate(matmul_json, host) for _ in range(2))
     assert builder.content_address(first) == builder.content_address(second)
+    path = tmp_path / "candidate.so"
+    path.write_bytes(builder.build_candidate(matmul_json, host))
+    assert hasattr(ctypes.CDLL(str(path)), "__tvm_ffi_main")
 
 
 def test_what_killed_compilers_left_is_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,10 +229,3 @@ def _is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_ctypes_can_open_a_candidate(matmul_json: str, host: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """A candidate is a plain shared library that exports its entry."""
-    path = tmp_path / "candidate.so"
-    path.write_bytes(builder.build_candidate(matmul_json, host))
-    assert hasattr(ctypes.CDLL(str(path)), "__tvm_ffi_main")

@@ -247,16 +247,6 @@ def test_a_small_space_is_used_up(tuner: str) -> None:
     assert search.propose("t", 8) == ([], True)
 
 
-def test_a_grid_refuses_what_is_too_large() -> None:
-    """A product of this size has millions of schedules: no candidates, and a remark that says what to do instead."""
-    search = make_search("grid")
-    search.open("t", make_task())
-    assert search.propose("t", 8) == ([], True)
-    [remark] = search.remarks("t")
-    assert "another tuner" in remark
-    assert search.remarks("t") == []
-
-
 def test_what_was_forgotten_is_not_proposed_again_and_teaches_nothing() -> None:
     """A candidate that no board could measure leaves no trace in the search but that it was there."""
     search = make_search("random")
@@ -268,12 +258,20 @@ def test_what_was_forgotten_is_not_proposed_again_and_teaches_nothing() -> None:
     assert not {c.hash for c in first} & {c.hash for c in search.propose("t", 8)[0]}
 
 
-def test_names_that_are_not_known_are_refused() -> None:
-    """Tuners and losses are looked up at once, and the error lists them."""
+def test_names_that_are_not_known_and_grids_too_large_are_refused() -> None:
+    """Tuners and losses are looked up at once, and the error lists them. A product of this size has millions of
+    schedules: no candidates, and a remark that says what to do instead.
+    """
     with pytest.raises(UsageError, match="random, ga, xgb"):
         make_search("annealing")
     with pytest.raises(UsageError, match="rank-binary"):
         make_search("xgb", "hinge")
+    search = make_search("grid")
+    search.open("t", make_task())
+    assert search.propose("t", 8) == ([], True)
+    [remark] = search.remarks("t")
+    assert "another tuner" in remark
+    assert search.remarks("t") == []
 
 
 def make_foreign(sizes: tuple[int, int, int] = SIZES, target_name: str = "nano", rounds: int = 6) -> list[ForeignTrial]:

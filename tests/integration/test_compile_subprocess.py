@@ -20,9 +20,17 @@ from farm.processes import compile_subprocess
 from farm.processes.compile_subprocess import compile_in_subprocess
 
 
-def test_what_the_job_returns_comes_back() -> None:
-    """Its result is the caller's."""
+def test_a_result_or_an_error_of_ours_comes_back() -> None:
+    """Its result is the caller's. A usage error in the child is one here; a child that ends is a bug, and says how it
+    ended.
+    """
     assert compile_in_subprocess(functools.partial(operator.add, 1, 2), "a sum") == 3
+    with pytest.raises(UsageError, match="no file and no zoo model"):
+        compile_in_subprocess(functools.partial(open_model, "nonsense"), "nonsense")
+    with pytest.raises(InternalError, match=r"ended by itself \(exit code 7\)"):
+        compile_in_subprocess(functools.partial(os._exit, 7), "nothing")
+    with pytest.raises(InternalError, match=r"nothing was not compiled: .* \(killed by signal 9\)"):
+        compile_in_subprocess(functools.partial(signal.raise_signal, signal.SIGKILL), "nothing")
 
 
 def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
@@ -43,16 +51,6 @@ def test_a_plain_script_is_not_run_once_more(tmp_path: pathlib.Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
     assert "noise" in done.stderr
-
-
-def test_an_error_of_ours_is_raised_here() -> None:
-    """A usage error in the child is one here; a child that ends is a bug, and says how it ended."""
-    with pytest.raises(UsageError, match="no file and no zoo model"):
-        compile_in_subprocess(functools.partial(open_model, "nonsense"), "nonsense")
-    with pytest.raises(InternalError, match=r"ended by itself \(exit code 7\)"):
-        compile_in_subprocess(functools.partial(os._exit, 7), "nothing")
-    with pytest.raises(InternalError, match=r"nothing was not compiled: .* \(killed by signal 9\)"):
-        compile_in_subprocess(functools.partial(signal.raise_signal, signal.SIGKILL), "nothing")
 
 
 def test_a_job_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

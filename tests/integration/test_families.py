@@ -224,18 +224,20 @@ def test_the_best_predicted_are_drawn_first() -> None:
     assert len({each.hash for each in found if each is not None}) > 1
 
 
-def test_weights_that_come_from_afar_serve_several_pixels() -> None:
-    """Weights of a block larger than L1 are read for every tile: a tile of one pixel would stall for them."""
-    module = make_convolution((1, 14, 14, 1024), 2048, (1, 1), stride=2)
-    outlook = rule.read_outlook(module, cores.core_of(AVX512))
-    assert outlook.plans()[0][1]["pixels"] == 7
-
-
-def test_a_plan_that_makes_no_sense_is_refused() -> None:
-    """More accumulators than there are registers."""
+def test_plans_make_sense_or_are_refused() -> None:
+    """More accumulators than there are registers. Weights of a block larger than L1 are read for every tile: a tile of
+    one pixel would stall for them. The pipeline is part of a workload: what `graph/1` names was searched without
+    families.
+    """
     space = ScheduleSpace(make_workload(make_convolution((1, 28, 28, 16), 64, (3, 3)), NANO))
     largest = Genome(0, tuple(knob.options - 1 for knob in space.knobs[0]))  # type: ignore[union-attr]
     assert space.evaluate([(largest, 0)]) == [None]
+    module = make_convolution((1, 14, 14, 1024), 2048, (1, 1), stride=2)
+    outlook = rule.read_outlook(module, cores.core_of(AVX512))
+    assert outlook.plans()[0][1]["pixels"] == 7
+    module = make_convolution((1, 14, 14, 16), 32, (3, 3))
+    older = make_workload(module, NANO).__class__("1", "older", 1.0, 1, (), tvm.ir.save_json(module), NANO, "graph/1")
+    assert ScheduleSpace(older).ranked == []
 
 
 def test_a_function_that_tvm_trips_over_is_left_to_the_others() -> None:
@@ -247,13 +249,6 @@ def test_a_function_that_tvm_trips_over_is_left_to_the_others() -> None:
     result = topi.strided_slice(rows, [0], [32], [2], axes=[3])
     module = tvm.IRModule({"main": canonical.canonicalise(te.create_prim_func([data, result]))})
     assert [each.family.name for each in rule.list_outlooks(module, cores.core_of(AVX2))] == ["elementwise"]
-
-
-def test_functions_of_older_pipelines_keep_metaschedules_space() -> None:
-    """The pipeline is part of a workload: what `graph/1` names was searched without families."""
-    module = make_convolution((1, 14, 14, 16), 32, (3, 3))
-    older = make_workload(module, NANO).__class__("1", "older", 1.0, 1, (), tvm.ir.save_json(module), NANO, "graph/1")
-    assert ScheduleSpace(older).ranked == []
 
 
 @pytest.mark.parametrize(

@@ -58,16 +58,14 @@ def test_kernels_compute(said: dict[str, Any]) -> None:
     assert said["two_modules"] == 7.0
 
 
-def test_the_device_says_what_it_is(said: dict[str, Any]) -> None:
-    """TVM and the agent report the driver's message."""
+def test_the_device_and_its_streams_are_the_drivers(said: dict[str, Any]) -> None:
+    """TVM and the agent report the driver's message. Workspaces are reused and aligned, streams live and end, the
+    timer is one of events.
+    """
     assert said["attributes"] == [True, "5.3", "NVIDIA Tegra X1", 1024, 49152, [1024, 1024, 64], 32, 1 << 30]
     found = said["description"]
     assert (found["name"], found["compute_capability"]) == ("NVIDIA Tegra X2", "6.2")
     assert found["driver_version"] == 10020
-
-
-def test_memory_streams_and_timers_are_the_drivers(said: dict[str, Any]) -> None:
-    """Workspaces are reused and aligned, streams live and end, the timer is one of events."""
     assert said["workspaces"] == [1, 0, 1]
     assert said["streams"] == ["cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy_v2"]
     assert said["timer"] == [True, 2]
@@ -102,15 +100,13 @@ def test_what_cannot_run_is_refused_with_the_reason(said: dict[str, Any]) -> Non
     assert "clusterCtaIdx.x" in said["cluster"]
 
 
-def test_a_lost_context_stays_lost_and_harms_nobody(said: dict[str, Any]) -> None:
-    """After an illegal address every call says so, and the process still ends by itself."""
+def test_what_fails_for_good_is_told(said: dict[str, Any]) -> None:
+    """After an illegal address every call says so, and the process still ends by itself. No driver, one that is too
+    old or never answers, and a process that was forked too late.
+    """
     first, second = said["lost_context"]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in first
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in second
-
-
-def test_a_missing_driver_and_a_fork_are_told(said: dict[str, Any]) -> None:
-    """No driver, one that is too old or never answers, and a process that was forked too late."""
     assert "did not answer within 0.5 s" in said["silence"]["error"]
     assert "no CUDA driver" in said["no_driver"]
     assert "too old" in said["old_driver"]

@@ -59,20 +59,24 @@ def fire(branches: int = 2) -> onnx.ModelProto:
 
 
 def test_joined_values_are_written_where_they_are_read(host: Any) -> None:
-    """Three convolutions whose results are joined are three functions, and nothing copies."""
+    """Three convolutions whose results are joined are three functions, and nothing copies. A concatenation that only
+    another one of the same axis reads is taken apart. Where no operand is made for the concatenation alone, TVM's
+    own function copies. Rows are joined as channels are.
+    """
     calls = collections.Counter(run(fire(3), host))
     assert calls["conv2d_relu"] == 3
     assert not any("concat" in name or "join" in name or "copy" in name for name in calls)
-
-
-def test_joins_in_joins_are_one(host: Any) -> None:
-    """A concatenation that only another one of the same axis reads is taken apart."""
     nodes = [
         node("Conv", "x w", "a"), node("Conv", "x v", "b"), node("Concat", "a b", "i", axis=1),
         node("Relu", "x", "c"), node("Concat", "c i", "y", axis=1),
     ]  # fmt: skip
     calls = run(make_model(nodes, {"x": (1, 8, 6, 6)}, {"w": random(8, 8, 1, 1), "v": random(3, 8, 1, 1)}), host)
     assert not any("concat" in name or "join" in name for name in calls)
+    nodes = [node("Concat", "x z", "j", axis=1), node("Relu", "j", "y")]
+    assert run(make_model(nodes, {"x": (1, 3, 4, 4), "z": (1, 2, 4, 4)}), host) == ["concatenate_relu"]
+    nodes = [node("MatMul", "x w", "a"), node("MatMul", "x v", "b"), node("Concat", "a b", "y", axis=1)]
+    calls = run(make_model(nodes, {"x": (1, 4, 6)}, {"w": random(6, 8), "v": random(6, 8)}), host)
+    assert calls == ["matmul", "matmul"]
 
 
 def test_what_others_read_too_is_copied_into_its_part(host: Any) -> None:
@@ -87,19 +91,6 @@ def test_what_others_read_too_is_copied_into_its_part(host: Any) -> None:
     )
     assert calls["copy"] == 3
     assert not any("join" in name for name in calls)
-
-
-def test_joins_of_inputs_alone_stay_as_they_are(host: Any) -> None:
-    """Where no operand is made for the concatenation alone, TVM's own function copies."""
-    nodes = [node("Concat", "x z", "j", axis=1), node("Relu", "j", "y")]
-    assert run(make_model(nodes, {"x": (1, 3, 4, 4), "z": (1, 2, 4, 4)}), host) == ["concatenate_relu"]
-
-
-def test_joins_along_any_axis_are_written_in_place(host: Any) -> None:
-    """Rows are joined as channels are."""
-    nodes = [node("MatMul", "x w", "a"), node("MatMul", "x v", "b"), node("Concat", "a b", "y", axis=1)]
-    calls = run(make_model(nodes, {"x": (1, 4, 6)}, {"w": random(6, 8), "v": random(6, 8)}), host)
-    assert calls == ["matmul", "matmul"]
 
 
 def test_a_joining_function_is_no_workload_and_hashes_are_stable(host: Any) -> None:
@@ -165,13 +156,24 @@ def test_a_transposition_stays_where_moving_it_saves_nothing(host: Any) -> None:
     assert calls == ["transpose", "matmul", "transpose_add", "softmax"]
 
 
-def test_zeros_around_a_convolution_are_its_padding(host: Any) -> None:
-    """A Pad of zeros, also on one side only, is no function of its own; one of other values is."""
+def test_convolutions_take_pads_and_images_as_they_come(host: Any) -> None:
+    """A Pad of zeros, also on one side only, is no function of its own; one of other values is. Its transposition, and
+    slices of what it reads, are no functions of their own. What two convolutions read is transposed once.
+    """
     pads = np.array([0, 0, 1, 2, 0, 0, 0, 1])
     zeros = with_conv(node("Pad", "x p", "a"), conv("a", "y"), p=pads)
     assert not any("pad" in name for name in run(zeros, host))
     ones = with_conv(node("Pad", "x p one", "a"), conv("a", "y"), p=pads, one=np.array(1, "float32"))
     assert any("pad" in name for name in run(ones, host))
+    nodes = [node("Slice", "x begin end axis", "a"), node("Conv", "a w", "y", pads=[1] * 4)]
+    limits = {"begin": np.array([1]), "end": np.array([7]), "axis": np.array([2])}
+    model = make_model(nodes, {"x": (1, 3, 9, 8)}, {"w": random(4, 3, 3, 3), **limits})
+    assert run(model, host) == ["strided_slice_transpose_conv2d", "transpose"]
+    model = make_model([node("Conv", "x w", "y")], {"x": (1, 3, 9, 8)}, {"w": random(4, 3, 3, 3)})
+    assert run(model, host) == ["transpose_conv2d", "transpose"]
+    nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Conv", "x v", "b", pads=[1] * 4), node("Mul", "a b", "y")]
+    weights = {"w": random(4, 3, 3, 3), "v": random(4, 3, 3, 3)}
+    assert run(make_model(nodes, {"x": (1, 3, 6, 6)}, weights), host)[0] == "transpose"
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((1, 8, 20), 1), ((1, 8, 20), 2), ((1, 8, 5, 6, 7), 1)])
@@ -188,23 +190,6 @@ def test_convolutions_of_other_dimensions_have_their_channels_last_too(
     calls = run(model, host)
     assert sum(f"conv{len(kernel)}d" in name for name in calls) == 2
     assert {name for name in calls if "conv" not in name} == {"transpose"}
-
-
-def test_a_convolution_reads_the_image_as_it_comes(host: Any) -> None:
-    """Its transposition, and slices of what it reads, are no functions of their own."""
-    nodes = [node("Slice", "x begin end axis", "a"), node("Conv", "a w", "y", pads=[1] * 4)]
-    limits = {"begin": np.array([1]), "end": np.array([7]), "axis": np.array([2])}
-    model = make_model(nodes, {"x": (1, 3, 9, 8)}, {"w": random(4, 3, 3, 3), **limits})
-    assert run(model, host) == ["strided_slice_transpose_conv2d", "transpose"]
-    model = make_model([node("Conv", "x w", "y")], {"x": (1, 3, 9, 8)}, {"w": random(4, 3, 3, 3)})
-    assert run(model, host) == ["transpose_conv2d", "transpose"]
-
-
-def test_copies_that_others_read_too_stay(host: Any) -> None:
-    """What two convolutions read is transposed once."""
-    nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Conv", "x v", "b", pads=[1] * 4), node("Mul", "a b", "y")]
-    weights = {"w": random(4, 3, 3, 3), "v": random(4, 3, 3, 3)}
-    assert run(make_model(nodes, {"x": (1, 3, 6, 6)}, weights), host)[0] == "transpose"
 
 
 def test_global_means_leave_nothing_but_a_change_of_shape(host: Any) -> None:

@@ -56,17 +56,15 @@ def list_halved(workloads: Any) -> list[str]:
 
 
 def test_only_what_waits_for_weights_gets_them() -> None:
-    """By prediction dense layers alone, on request all that register tiles read, otherwise none."""
+    """By prediction dense layers alone, on request all that register tiles read, otherwise none. Workloads with
+    weights in float32 are those of the plain pipeline; the others are workloads of their own.
+    """
     assert list_halved(prepare("graph/2").workloads) == []
     large, small = "bf16_matmul_add_relu 576>4096", "bf16_matmul_add 4096>8"
     assert list_halved(prepare("graph/2-bf16").workloads) == [large, small]
     # Here the small one's weights are still in the last cache at the next inference.
     assert list_halved(prepare("graph/2-bf16", AVX2).workloads) == [large]
     assert len(list_halved(prepare("graph/2-bf16-all").workloads)) == 4
-
-
-def test_what_keeps_its_weights_keeps_its_records() -> None:
-    """Workloads with weights in float32 are those of the plain pipeline; the others are workloads of their own."""
     plain, halved = (prepare(name).workloads for name in ("graph/2", "graph/2-bf16"))
     known = {w.hash for w in plain}
     assert all((w.hash in known) != half_precision.is_halved(w.arguments) for w in halved)

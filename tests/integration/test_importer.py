@@ -231,11 +231,32 @@ def test_models_that_the_project_did_not_make(name: str, capfd: pytest.CaptureFi
 # What cannot be imported
 
 
-def test_an_unknown_operator_is_named_with_its_node() -> None:
-    """An ONNX operator without a converter: the error says which, and the first node of it."""
+def test_what_cannot_be_imported_is_named() -> None:
+    """An ONNX operator without a converter: the error says which, and the first node of it. com.acme's Relu is not
+    ONNX's: name, domain and node are in the error. Both domains have an Attention; TVM knows one of them only.
+    Inner graphs are looked through as well. A model that takes strings: the error names the inputs.
+    """
     model = make_model([node("Relu", "x", "a"), node("Det", "a", "b"), node("Det", "a", "y")], {"x": (2, 3, 3)})
     with pytest.raises(UsageError, match=r"operator Det \(node 'node_b'\)"):
         importer.import_onnx(model, {"x": (2, 3, 3)})
+    relu = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="com.acme")
+    model = make_model([relu], IMAGE, domains={"com.acme": 1})
+    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'theirs'\)"):
+        importer.import_onnx(model, IMAGE)
+    shape = (1, 2, 4, 8)
+    model = make_model([node("Attention", "q k v", "y")], dict.fromkeys("qkv", shape), opset=23)
+    with pytest.raises(UsageError, match=r"ai\.onnx::Attention"):
+        importer.import_onnx(model, dict.fromkeys("qkv", shape))
+    inner = helper.make_node("Relu", ["x"], ["z"], name="inside", domain="com.acme")
+    out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])]
+    branches = {f"{side}_branch": helper.make_graph([inner], side, [], out) for side in ("then", "else")}
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Cast", "s", "c", to=TensorProto.BOOL)]
+    model = make_model([*nodes, node("If", "c", "y", **branches)], {"x": (2,)}, domains={"com.acme": 1})
+    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'inside'\)"):
+        importer.import_onnx(model, {"x": (2,)})
+    model = make_model([node("Identity", "words", "y")], {"words": (3,)}, input_type=TensorProto.STRING)
+    with pytest.raises(UsageError, match="text: 'words'"):
+        importer.import_onnx(model, {"words": (3,)})
 
 
 def test_a_failing_conversion_is_named_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -246,14 +267,6 @@ def test_a_failing_conversion_is_named_and_prints_nothing(capfd: pytest.CaptureF
     assert capfd.readouterr().out == ""
 
 
-def test_a_namesake_of_another_domain_is_refused() -> None:
-    """com.acme's Relu is not ONNX's: name, domain and node are in the error."""
-    relu = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="com.acme")
-    model = make_model([relu], IMAGE, domains={"com.acme": 1})
-    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'theirs'\)"):
-        importer.import_onnx(model, IMAGE)
-
-
 def test_an_operator_of_onnx_runtimes_own_domain(host: Any) -> None:
     """FastGelu of com.microsoft is known and computes the same; its BiasSoftmax is refused by name."""
     gelu = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
@@ -261,32 +274,6 @@ def test_an_operator_of_onnx_runtimes_own_domain(host: Any) -> None:
     foreign = helper.make_node("BiasSoftmax", ["x", "x"], ["y"], domain="com.microsoft")
     with pytest.raises(UsageError, match=r"com\.microsoft::BiasSoftmax"):
         importer.import_onnx(make_model([foreign], IMAGE, domains={"com.microsoft": 1}), IMAGE)
-
-
-def test_attention_of_onnx_is_not_taken_for_onnx_runtimes() -> None:
-    """Both domains have an Attention; TVM knows one of them only."""
-    shape = (1, 2, 4, 8)
-    model = make_model([node("Attention", "q k v", "y")], dict.fromkeys("qkv", shape), opset=23)
-    with pytest.raises(UsageError, match=r"ai\.onnx::Attention"):
-        importer.import_onnx(model, dict.fromkeys("qkv", shape))
-
-
-def test_a_foreign_operator_inside_a_branch_is_found() -> None:
-    """Inner graphs are looked through as well."""
-    inner = helper.make_node("Relu", ["x"], ["z"], name="inside", domain="com.acme")
-    out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])]
-    branches = {f"{side}_branch": helper.make_graph([inner], side, [], out) for side in ("then", "else")}
-    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Cast", "s", "c", to=TensorProto.BOOL)]
-    model = make_model([*nodes, node("If", "c", "y", **branches)], {"x": (2,)}, domains={"com.acme": 1})
-    with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'inside'\)"):
-        importer.import_onnx(model, {"x": (2,)})
-
-
-def test_text_is_refused_by_input() -> None:
-    """A model that takes strings: the error names the inputs."""
-    model = make_model([node("Identity", "words", "y")], {"words": (3,)}, input_type=TensorProto.STRING)
-    with pytest.raises(UsageError, match="text: 'words'"):
-        importer.import_onnx(model, {"words": (3,)})
 
 
 def test_a_shape_that_does_not_fit_is_to_blame() -> None:

@@ -62,13 +62,9 @@ def test_an_artifact_for_jetpack_4(source: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_warming_leaves_a_usable_cache(tmp_path: pathlib.Path) -> None:
-    """Warming links an empty library for the triple."""
+    """Warming links an empty library for the triple. What the linker complains about is in the error."""
     linker.warm(tmp_path, "aarch64-linux-gnu.2.27")
     assert machine((tmp_path / "warm.so").read_bytes()) == "aarch64"
-
-
-def test_a_broken_object_is_said(tmp_path: pathlib.Path) -> None:
-    """What the linker complains about is in the error."""
     broken = tmp_path / "broken.o"
     broken.write_bytes(b"no object")
     with pytest.raises(PermanentError, match=r"zig ld\.lld.*broken\.o"):

@@ -75,21 +75,15 @@ def test_weights_that_tiles_share_are_fetched_ahead(order: int, *, asks: bool) -
     assert bool(list_asked(module, AVX2)) is asks
 
 
-def test_only_x86_is_asked_to_fetch() -> None:
-    """Arm cores prefetch in hardware; software prefetch is not measured there."""
+def test_only_large_shared_weights_on_x86_are_fetched_ahead() -> None:
+    """Arm cores prefetch in hardware; software prefetch is not measured there. They reach L2 soon enough. Of a Zen 3's
+    L2, 192 KiB are for it: three by three of 512 channels to 16 are 288, a row of them 96.
+    """
     module = make_convolution(LARGE, 64, (3, 3), padding=(1, 1, 1, 1))
     assert not list_asked(schedule(module, NANO, {}), NANO)
-
-
-def test_few_weights_are_not_fetched_ahead() -> None:
-    """They reach L2 soon enough."""
     plan = {"lanes": 8, "vectors": 1, "pixels": 9, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     module = make_convolution((1, 9, 9, 16), 64, (3, 3), padding=(1, 1, 1, 1))
     assert not list_asked(schedule(module, AVX2, plan), AVX2)
-
-
-def test_a_block_that_would_drive_out_the_present_one_is_not_fetched() -> None:
-    """Of a Zen 3's L2, 192 KiB are for it: three by three of 512 channels to 16 are 288, a row of them 96."""
     plan = {"lanes": 8, "vectors": 2, "pixels": 2, "rows": 1, "order": CHANNELS_OUTSIDE, "pad": PAD_ALL}
     less, more = (make_convolution((1, 7, 14, depth), 32, (3, 3), padding=(1, 1, 1, 1)) for depth in (256, 512))
     assert list_asked(schedule(less, ZEN, plan), ZEN)
@@ -107,7 +101,9 @@ def test_what_is_fetched_ahead_changes_no_result(size: tuple[int, int, int, int]
 
 
 def test_sums_take_four_steps_at_a_time_on_x86() -> None:
-    """Of a reduction of 64 there are 16 steps, with four times the FMAs; where there are 18, six of three."""
+    """Of a reduction of 64 there are 16 steps, with four times the FMAs; where there are 18, six of three. Nor do they
+    on Arm, where four steps' data are one vector already.
+    """
     plan = {"lanes": 8, "vectors": 2, "pixels": 4, "rows": 1}
     for depth, loops in ((64, 16), (18, 6)):
         module = schedule(make_convolution((1, 8, 8, depth), 32, (1, 1)), AVX2, plan)
@@ -116,10 +112,6 @@ def test_sums_take_four_steps_at_a_time_on_x86() -> None:
         assert re.search(rf"in range\({loops}\):", ours)
         assert not re.search(rf"in range\({depth}\):", ours)
         check_same(module)
-
-
-def test_many_sums_are_not_unrolled_further() -> None:
-    """Nor do they on Arm, where four steps' data are one vector already."""
     module = make_convolution((1, 8, 8, 64), 32, (1, 1))
     listing = lower(schedule(module, NANO, {"steps": 4}), NANO, lowering.use_pipeline())
     assert re.search(r"in range\(16\):", listing)
@@ -160,34 +152,30 @@ IN_PLACE = {"vectors": 1, "pixels": 4, "rows": 2, "pad": PAD_NONE}
 
 
 def test_tiles_inside_an_image_compare_nothing_on_arm() -> None:
-    """Of 24 x 24 results in tiles of 2 x 4: those of rows inside and of all columns but the first and the last."""
+    """Of 24 x 24 results in tiles of 2 x 4: those of rows inside and of all columns but the first and the last. Not
+    measured there.
+    """
     module = schedule(make_depthwise(24, 16), NANO, IN_PLACE)
     before, between, after = re.split(r"for \w+ in range\(1, 5\):", lower(module, NANO, lowering.use_pipeline()))
     first, inside, rest = before.partition("compute_scope")[2], between.partition("else:")[0], after
     assert "if_then_else" in lower(module, NANO)
     assert all("if_then_else" not in each for each in (first, inside))
     assert "if_then_else" in rest
-
-
-def test_tiles_on_x86_are_left() -> None:
-    """Not measured there."""
     module = schedule(make_depthwise(24, 32), AVX2, IN_PLACE)
     ours, theirs = (lower(module, AVX2, name).count("if_then_else") for name in (lowering.use_pipeline(), None))
     assert ours == theirs
 
 
 def test_sums_begin_as_the_bias_on_arm() -> None:
-    """So that nothing is added to results, which have their limits alone."""
+    """So that nothing is added to results, which have their limits alone. The bias; what is added to a block's result
+    later, a residual, still is.
+    """
     module = schedule(make_depthwise(24, 16), NANO, IN_PLACE)
     ours, theirs = (lower(module, NANO, name) for name in (lowering.use_pipeline(), None))
     bias = r"T\.m\w+\(\w+\[\d+\] \+ "
     assert re.search(bias, theirs)
     assert not re.search(bias, ours)
     assert not re.search(r"\w+\[\d+\] = T.Broadcast\(T.float32\(0.0\), 4\)", ours)
-
-
-def test_sums_of_two_terms_begin_as_the_first() -> None:
-    """The bias; what is added to a block's result later, a residual, still is."""
     module = schedule(make_convolution((1, 8, 8, 32), 32, (1, 1), added=True), NANO, {"steps": 4})
     assert "T.Broadcast(T.float32(0.0), 4)\n" in lower(module, NANO)
     assert "T.Broadcast(T.float32(0.0), 4)\n" not in lower(module, NANO, lowering.use_pipeline())
@@ -234,8 +222,10 @@ def test_rows_of_any_length_go_by_vectors(elements: int) -> None:
     np.testing.assert_allclose(powers, np.exp(rows.astype("float64")).sum(1), rtol=1e-6)
 
 
-def test_short_rows_and_conditions_are_left() -> None:
-    """Seven elements fill no vector of eight; a pad's condition is decided element by element."""
+def test_short_rows_and_unknown_cores_are_left() -> None:
+    """Seven elements fill no vector of eight; a pad's condition is decided element by element. How long its vectors
+    are is not known.
+    """
     from tvm import te, topi
 
     short = make_rows(7)
@@ -247,10 +237,6 @@ def test_short_rows_and_conditions_are_left() -> None:
     found.compute_inline(found.get_sblock(pad))
     found.decompose_reduction(found.get_sblock(total), found.get_loops(found.get_sblock(total))[-1])
     assert "partial" not in lower(found.mod, AVX2, lowering.use_pipeline())
-
-
-def test_code_for_a_core_that_nobody_described_is_left() -> None:
-    """How long its vectors are is not known."""
     target = {"kind": "llvm", "mtriple": "i686-linux-gnu", "num-cores": 1}
     assert "partial" in lower(make_rows(64), AVX2, lowering.use_pipeline())
     assert "partial" not in lower(make_rows(64), target, lowering.use_pipeline())

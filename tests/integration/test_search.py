@@ -60,7 +60,9 @@ def made_up_latency(candidate: Candidate) -> float:
 
 
 def test_names_say_what_is_done_to_what(tiny_cnn: list[Workload]) -> None:
-    """Operators, kernel, stride and sizes; no counters; every name once."""
+    """Operators, kernel, stride and sizes; no counters; every name once. Without layout conversion the kernel is found
+    in the second and third dimension of OIHW.
+    """
     names = {w.name: w.kind for w in tiny_cnn}
     assert len(names) == len(tiny_cnn)
     assert names["conv2d_add_relu 3x3 16x16x3>8"] == "conv2d"
@@ -68,10 +70,6 @@ def test_names_say_what_is_done_to_what(tiny_cnn: list[Workload]) -> None:
     assert names["depthwise_conv2d_add_relu 3x3 8x8x8>8"] == "depthwise_conv2d"
     assert names["matmul_add 16>10"] == "dense"
     assert names["max_pool2d 16x16x8>8x8x8"] == "max_pool2d"
-
-
-def test_the_models_own_layout_is_named_too() -> None:
-    """Without layout conversion the kernel is found in the second and third dimension of OIHW."""
     names = [w.name for w in extract(source.resolve_model("tiny-cnn").load(), "graph/1-nchw")]
     assert "conv2d_add_relu 3x3 3x16x16>8" in names
 

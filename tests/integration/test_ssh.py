@@ -28,26 +28,17 @@ PATIENCE_S = 20.0
 
 
 def test_a_command_gives_its_code_and_both_streams(connection: SshConnection) -> None:
-    """What is printed arrives as it was, both streams apart, with the exit code."""
+    """What is printed arrives as it was, both streams apart, with the exit code. As shells do: 128 and the signal's
+    number. A megabyte on each stream at once neither blocks nor loses a byte. A command that prints for ever costs
+    no memory here, and the connection stays usable.
+    """
     result = connection.exec("printf 'a\\0b'; echo wrong >&2; exit 7", PATIENCE_S)
     assert result == (7, b"a\0b", b"wrong\n")
     assert connection.exec("cat", PATIENCE_S) == (0, b"", b"")
-
-
-def test_a_command_ended_by_a_signal_says_which(connection: SshConnection) -> None:
-    """As shells do: 128 and the signal's number."""
     assert connection.exec("kill -SEGV $$", PATIENCE_S).code == 128 + signal.SIGSEGV
-
-
-def test_a_large_output_arrives_whole(connection: SshConnection) -> None:
-    """A megabyte on each stream at once neither blocks nor loses a byte."""
     command = "head -c 1000000 /dev/zero & head -c 1000000 /dev/zero >&2; wait"
     result = connection.exec(command, PATIENCE_S)
     assert (result.code, len(result.out), len(result.err)) == (0, 1_000_000, 1_000_000)
-
-
-def test_output_beyond_the_limit_is_refused(connection: SshConnection) -> None:
-    """A command that prints for ever costs no memory here, and the connection stays usable."""
     with pytest.raises(PermanentError, match="more than 1000 bytes"):
         connection.exec("yes", PATIENCE_S, max_bytes=1000)
     assert connection.exec("echo still here", PATIENCE_S).out == b"still here\n"

@@ -22,11 +22,15 @@ ED25519 = HostKey.from_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAINdamAGCsQq31Uv
 OTHER = HostKey("ssh-ed25519", ED25519.blob[:-1] + b"\0")
 
 
-def test_a_key_is_read_and_written_as_openssh_does() -> None:
-    """The text form is kept; the fingerprint is the unpadded base64 of the SHA-256."""
+def test_keys_and_addresses_are_read_as_openssh_does() -> None:
+    """The text form is kept; the fingerprint is the unpadded base64 of the SHA-256. The key to be confirmed crosses
+    processes with its error.
+    """
     assert HostKey.from_text(ED25519.to_text()) == ED25519
     assert require_fingerprint(ED25519.fingerprint) == ED25519.fingerprint
     assert len(ED25519.fingerprint) == len("SHA256:") + 43
+    error = pickle.loads(pickle.dumps(UnknownHostKeyError("no key", "look", ED25519)))
+    assert (error.message, error.hint, error.key) == ("no key", "look", ED25519)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +97,6 @@ def test_two_processes_lose_no_pin(tmp_path: pathlib.Path) -> None:
     ]
     assert [writer.wait(60) for writer in writers] == [0] * 4
     assert all(KnownHosts(path).find(f"{name}-{n}", 22) for name in "abcd" for n in range(20))
-
-
-def test_an_unknown_key_survives_pickling() -> None:
-    """The key to be confirmed crosses processes with its error."""
-    error = pickle.loads(pickle.dumps(UnknownHostKeyError("no key", "look", ED25519)))
-    assert (error.message, error.hint, error.key) == ("no key", "look", ED25519)
 
 
 MAGIC = struct.pack("<i", 0x2F271)
