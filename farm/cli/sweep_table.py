@@ -50,11 +50,10 @@ def print_sweep(document: Mapping[str, Any]) -> None:
 def _print_variants(document: Mapping[str, Any]) -> None:
     """Print the farm's code against untuned, a row per operating point."""
     for variants in sweep_answer.pair_variants(document):
-        table = sweep_answer.tabulate(variants)
+        head, lines = sweep_answer.tabulate(variants)
         output.say("")
         output.say(f"{variants.name} against untuned" + (f", batch {variants.batch}" if variants.batch > 1 else ""))
-        rows = [(key, *cells) for key, cells in zip(table.keys, table.lines, strict=True)]
-        tables.print_table(["Operating point", *table.head], rows)
+        tables.print_table(["Operating point", *head], [[text for text, _ in line] for line in lines])
 
 
 def _print_schedules(fitted: Mapping[str, Any]) -> None:

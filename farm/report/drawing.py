@@ -65,6 +65,7 @@ _STYLE: Any = {
 _SHIFTS = [(dx * reach, dy * reach) for reach in (9, 18, 30) for dx in (-1, 1) for dy in (-1, 1)]
 # Ticks of a time axis are these apart.
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 604800)
+_clean = foreign.show_controls
 # Matplotlib's style is global.
 _LOCK = threading.Lock()
 
@@ -145,10 +146,6 @@ def _shorten(text: Text, room: float) -> None:
         return bool(text.get_window_extent().width > room)
 
     text.set_text(whole[: max(bisect.bisect_left(range(len(whole)), True, key=is_too_long) - 1, 1)] + "…")
-
-
-def _clean(text: str) -> str:
-    return foreign.show_controls(text)
 
 
 def _make_legend(chart: Chart) -> list[Any]:
@@ -237,7 +234,6 @@ def _make_log(axes: Axes, which: str, values: Sequence[float]) -> bool:
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")
     axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5) if ratio < 500 else (1,)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_locator(ticker.NullLocator())
     return True
 
@@ -245,11 +241,11 @@ def _make_log(axes: Axes, which: str, values: Sequence[float]) -> bool:
 def _finish_axis(axes: Axes, which: str, axis: ChartAxis, *, log: bool) -> None:
     """Set ends, ticks and title."""
     own = getattr(axes, f"{which}axis")
-    title = f"{axis.title} (log)" if log else axis.title
-    axes.set(**{f"{which}label": _clean(title)})
+    own.set_major_formatter(ticker.FuncFormatter(_format_time if axis.form == "time" else _format_tick))
+    axes.set(**{f"{which}label": _clean(f"{axis.title} (log)" if log else axis.title)})
     if axis.rows:
         many = any("\n" in row for row in axis.rows) or max(map(len, axis.rows)) > 24
-        axes.set_yticks([-row for row in range(len(axis.rows))], [*map(_clean_lines, axis.rows)])
+        axes.set_yticks([-row for row in range(len(axis.rows))], [*map(_clean, axis.rows)])
         axes.tick_params(axis="y", length=0, labelsize=8 if many else None)
         axes.set_ylim(0.4 - len(axis.rows), 0.6)
     elif axis.ticks:
@@ -259,25 +255,19 @@ def _finish_axis(axes: Axes, which: str, axis: ChartAxis, *, log: bool) -> None:
         own.set_major_locator(
             ticker.MultipleLocator(next((each for each in _TIME_STEPS if span_s <= 5 * each), 604800))
         )
-        own.set_major_formatter(ticker.FuncFormatter(_format_time))
     elif not log:
         integer = axis.form == "count"
         own.set_major_locator(ticker.MaxNLocator(6, integer=integer, steps=[1, 2, 2.5, 5, 10]))
-        own.set_major_formatter(ticker.FuncFormatter(_format_tick))
     low, high = None if log and axis.low == 0 else axis.low, axis.high
     if low is not None or high is not None:
         (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
 
 
-def _clean_lines(text: str) -> str:
-    return "\n".join(map(_clean, text.split("\n")))
-
-
-def _format_tick(value: float, _: object = None) -> str:
+def _format_tick(value: float, _: object) -> str:
     return f"{value:,.6g}"
 
 
-def _format_time(at: float, _: object = None) -> str:
+def _format_time(at: float, _: object) -> str:
     return time.strftime("%H:%M:%S", units.to_local_time(at))
 
 

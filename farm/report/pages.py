@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import jinja2
 
-from farm import foreign, units
+from farm import foreign
 from farm.report.charts import Picture
 
 # Kinds of cells: numbers are right-aligned, names of code have its font.
@@ -119,7 +119,9 @@ def write_html(
     **more: object,
 ) -> str:
     """Return the page as self-contained HTML; `files` lie beside it, `more` is for its template."""
-    shown = [{"caption": each.caption, "data": embed(each.svg)} for each in pictures]
+    # As images their names cannot clash with another chart's.
+    data = [base64.b64encode(each.svg.encode()).decode() for each in pictures]
+    shown = [{"caption": each.caption, "data": text} for each, text in zip(pictures, data, strict=True)]
     values = {"page": page, "pictures": shown, "files": files, "several": False} | more
     return _with_filters(filters or {}).get_template(template).render(values)
 
@@ -158,11 +160,6 @@ def _with_filters(filters: Mapping[str, Callable[..., Any]], **options: Any) -> 
     return environment
 
 
-def embed(svg: str) -> str:
-    """Return a chart as an image's source: as an image its names cannot clash with another chart's."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -176,12 +173,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["markdown_table"] = _write_table
     return environment
-
-
-def format_flop(flop: float) -> str:
-    """Format three significant digits with the fitting prefix: `21.0 M`."""
-    size, unit = next(((size, unit) for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if flop >= size), (1, ""))
-    return f"{units.format_number(flop / size) if unit else round(flop)}{unit}"
 
 
 def _write_table(table: PageTable) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from farm.report import campaign_rows, pages
 from farm.report.charts import Picture
 from farm.report.pages import CODE, Cell, Commands, Listing, PageAnswer, PageTable, ReportPage, Section, make_table
-from farm.units import NOTHING, format_duration, format_latency, format_number, seconds_scale
+from farm.units import NOTHING, format_count, format_duration, format_latency, format_number, seconds_scale
 
 PAGE, MARKDOWN, JSON = "report.html", "report.md", "report.json"
 # The variants that are timed, by one name everywhere: TVM's default schedules, no trial at all, all records, what is
@@ -208,7 +208,7 @@ def _workloads(document: Document) -> Iterator[PageTable | str]:
         (
             str(number),
             Cell(each["name"], kind=CODE),
-            pages.format_flop(each["flop"]),
+            format_count(each["flop"]),
             f"{each['weight']:g}",
             *(_number(each["best_gflops"]), _number(each["latency_us"]), _number(time_us or None)),
             str(each.get("trials", 0)),

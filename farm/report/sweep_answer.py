@@ -61,48 +61,30 @@ def pair_variants(document: Document) -> list[Variants]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class VariantComparison:
-    """A table as text: `lines` begin with the point; `intervals` stand below the ratios, "" elsewhere."""
-
-    head: tuple[str, ...]
-    keys: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    intervals: tuple[tuple[str, ...], ...]
-
-
-def tabulate(variants: Variants) -> VariantComparison:
-    """Return latency, power and energy of both variants side by side, and their ratio."""
+def tabulate(variants: Variants) -> tuple[list[str], list[list[tuple[str, str]]]]:
+    """Return latency, power and energy of both variants side by side, and their ratio: headings, and lines of texts
+    with notes. Each line begins with the point; the interval of a ratio is its note.
+    """
     rows = [row for pair in variants.pairs for row in (pair.untuned, pair.tuned)]
-    time = units.seconds_scale(row["latency_s"]["value"] for row in rows)
-    joule = units.joule_scale(row["energy_j"]["value"] for row in rows if row["energy_j"])
-    quantities = [("latency", "latency_s", time)]
-    if any(row["power_w"] for row in rows):
-        quantities.append(("power", "power_w", units.WATT))
-    if any(row["energy_j"] for row in rows):
-        quantities.append(("energy", "energy_j", joule))
-    head: list[str] = []
-    for name, _, scale in quantities:
+    head, lines = [], [[(pair.key, "")] for pair in variants.pairs]
+    for name, quantity, choose in (
+        ("latency", "latency_s", units.seconds_scale),
+        ("power", "power_w", lambda _: units.WATT),
+        ("energy", "energy_j", units.joule_scale),
+    ):
+        known = [row[quantity]["value"] for row in rows if row[quantity]]
+        if not known:
+            continue
+        scale = choose(known)
         head += [f"{name}, {scale.unit}: {UNTUNED}", variants.name, "ratio"]
-    lines, intervals = [], []
-    for pair in variants.pairs:
-        cells, below = [], []
-        for _, quantity, scale in quantities:
+        for pair, line in zip(variants.pairs, lines, strict=True):
+            figures = (pair.untuned[quantity], pair.tuned[quantity])
+            line += [(scale.interval(each)[0] if each else units.NOTHING, "") for each in figures]
             ratio = pair.ratio(quantity)
-            cells += [_value(pair.untuned, quantity, scale), _value(pair.tuned, quantity, scale)]
-            cells.append(units.NOTHING if ratio is None else units.format_number(ratio.value))
-            below += [
-                "",
-                "",
-                "" if ratio is None else f"{units.format_number(ratio.low)} – {units.format_number(ratio.high)}",
-            ]
-        lines.append(tuple(cells))
-        intervals.append(tuple(below))
-    return VariantComparison(tuple(head), tuple(pair.key for pair in variants.pairs), tuple(lines), tuple(intervals))
-
-
-def _value(row: Row, quantity: str, scale: units.Scale) -> str:
-    return scale.interval(row[quantity])[0] if row[quantity] else units.NOTHING
+            number = units.format_number
+            note = f"{number(ratio.low)} – {number(ratio.high)}" if ratio else ""
+            line.append((number(ratio.value) if ratio else units.NOTHING, note))
+    return head, lines
 
 
 _OBJECTIVES = {
