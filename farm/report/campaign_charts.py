@@ -33,8 +33,6 @@ VERDICTS = {
 # Ratios beyond this are cut: such a rival is far behind.
 _FAR = 1.5
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-# Beside a model that takes this many times as long, the gain of a short one is invisible.
-_APART = 8.0
 # Two latencies that round to the same.
 _SAME = 0.005
 
@@ -229,7 +227,8 @@ def plan_course(curves: Rows, counted: int, name: str, *, simulated: bool) -> Ch
 
 def _plan_course(title: str, curves: Rows, models: Sequence[str], last: int) -> Panel:
     levels = [latency_s for each in curves for _, latency_s in each["steps"]]
-    is_relative = max(levels) > _APART * min(levels)
+    # Beside a model that takes many times as long, the gain of a short one is invisible.
+    is_relative = max(levels) > charts.LOG_RATIO * min(levels)
     scale = units.seconds_scale(levels)
     marks = []
     for each in curves:

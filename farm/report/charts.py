@@ -12,6 +12,9 @@ BLUE, ORANGE, GREY, RED, INK, FAINT = COLOURS[0], COLOURS[1], COLOURS[7], "#b326
 # The role of a figure; decides its colour everywhere.
 OURS, RIVAL, BASELINE = BLUE, ORANGE, GREY
 
+# Above this ratio the short bars of a linear axis look alike.
+LOG_RATIO = 8.0
+
 Numbers: TypeAlias = tuple[float, ...]
 Interval: TypeAlias = tuple[float, float]
 

@@ -22,6 +22,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from farm import foreign, units
+from farm.report import charts
 from farm.report.charts import (
     BASELINE,
     FAINT,
@@ -42,8 +43,6 @@ DPI = 200
 _HEAD, _LEGEND, _FOOT = 0.68, 0.24, 0.3
 # Letters of a legend in an inch.
 _LETTERS = 11.0
-# Above this ratio the short bars of a linear axis look alike.
-LOG_RATIO = 8.0
 # As text on white.
 _INKS = {RIVAL: "#a06e00", BASELINE: FAINT}
 _STYLE: Any = {
@@ -229,7 +228,7 @@ def _make_log(axes: Axes, which: str, values: Sequence[float]) -> bool:
     Its numbers are plain: at 1, 2 and 5, or at the decades alone where these would crowd.
     """
     ratio = max(values) / min(values)
-    if ratio <= LOG_RATIO:
+    if ratio <= charts.LOG_RATIO:
         return False
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")

@@ -5,7 +5,6 @@ A campaign's trials are read once; each later look reads only newer ones.
 
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import dataclasses
@@ -172,31 +171,25 @@ class Stretches:
 
     break_s: float = _FIRST_BREAK_S
     spans: list[list[float]] = dataclasses.field(default_factory=list)
-    trials: int = 0
     held_s: float = 0.0
 
     def add(self, began: float, ended: float) -> None:
         """Add a piece of work, which ends at or after all before it."""
-        self.trials += 1
         self.held_s += ended - began
-        if self.spans and began - self.spans[-1][1] <= self.break_s:
-            self.spans[-1][1] = max(self.spans[-1][1], ended)
-            self.spans[-1][0] = min(self.spans[-1][0], began)
-            return
-        self.spans.append([began, ended])
+        self._append(began, ended)
         if len(self.spans) > _MOST_STRETCHES:
-            self._join()
+            # Drop the shortest gaps.
+            self.break_s *= 2
+            spans, self.spans = self.spans, []
+            for span in spans:
+                self._append(*span)
 
-    def _join(self) -> None:
-        """Drop the shortest gaps."""
-        self.break_s *= 2
-        joined: list[list[float]] = []
-        for span in self.spans:
-            if joined and span[0] - joined[-1][1] <= self.break_s:
-                joined[-1][1] = max(joined[-1][1], span[1])
-            else:
-                joined.append(span)
-        self.spans = joined
+    def _append(self, began: float, ended: float) -> None:
+        if self.spans and began - self.spans[-1][1] <= self.break_s:
+            last = self.spans[-1]
+            last[:] = min(last[0], began), max(last[1], ended)
+        else:
+            self.spans.append([began, ended])
 
     def list_gaps(self, least_s: float, until: float) -> list[tuple[float, float]]:
         """Return the longer gaps after the first piece of work."""
@@ -246,12 +239,11 @@ class Course:
         """Return trials per minute in equal parts of the time, and the minutes of each part."""
         if not self.minutes:
             return [], 1.0
-        minutes = sorted(self.minutes)
-        first, last = minutes[0], minutes[-1]
+        first, last = min(self.minutes), max(self.minutes)
         width = max(1, -(-(last - first + 1) // bins))
         counts = [0.0] * ((last - first) // width + 1)
-        for minute in minutes[bisect.bisect_left(minutes, first) :]:
-            counts[(minute - first) // width] += self.minutes[minute] / width
+        for minute, trials in self.minutes.items():
+            counts[(minute - first) // width] += trials / width
         return counts, float(width)
 
 
