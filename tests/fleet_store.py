@@ -53,4 +53,4 @@ def take(store: Store, owner: str = "left", **options: Any) -> Lease:
 
 
 def kinds(store: Store, name: str = "nano-01") -> list[str]:
-    return [event["kind"] for event in store.events.fetch_of_boards(name)]
+    return [event.kind for event in store.events.fetch_of_boards(name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -202,12 +202,12 @@ def _show_type(name: str) -> output.Document:
     print_type(board_type)
 
 
-def _print_events(events: list[dict[str, Any]], newest: int) -> None:
+def _print_events(events: list[documents.BoardEvent], newest: int) -> None:
     columns = ("kind", "before", "after", "reason", "by")
     tables.print_table(
         ("When", "What", "From", "To", "Why", "By"),
         [
-            (output.moment(event["at"]), *(event[column] or "–" for column in columns))
+            (output.moment(event.at), *(getattr(event, column) or "–" for column in columns))
             for event in events[max(0, len(events) - newest) :]
         ],
         left=(0, 1, 2, 3, 4, 5),

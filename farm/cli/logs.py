@@ -38,7 +38,7 @@ def audit(
     yield changes
     tables.print_table(
         ("When", "Who", "What", "Of", "Said"),
-        [(output.moment(each["at"]), each["by"], each["kind"], each["subject"], each["message"]) for each in changes],
+        [(output.moment(each.at), each.by, each.kind, each.subject, each.message) for each in changes],
         left=(0, 1, 2, 3, 4),
         empty="no changes",
     )

@@ -198,14 +198,14 @@ def list_sweeps() -> output.Document:
         ("Sweep", "Model", "Board type", "Series", "Points", "Visits", "State", "Started"),
         [
             (
-                row["sweep"],
-                row["model"],
-                row["board_type"] + (" (simulated)" if row["simulated"] else ""),
-                ", ".join(row["series"]),
-                row["points"],
-                row["visits"],
-                row["state"],
-                format_minute(row["started_at"]),
+                row.sweep,
+                row.model,
+                row.board_type + (" (simulated)" if row.simulated else ""),
+                ", ".join(row.series),
+                row.points,
+                row.visits,
+                row.state,
+                format_minute(row.started_at),
             )
             for row in rows
         ],
@@ -249,7 +249,7 @@ def pick(
     settings = farm_settings.load()
     with options.open_store(settings) as store:
         machine.close_abandoned_sweeps(store)
-        goal = read_goal(stored.goal_from_dict(store.sweeps.require(sweep)["goal"]), deadline, max_power, objective)
+        goal = read_goal(stored.goal_from_dict(store.sweeps.require(sweep).goal), deadline, max_power, objective)
         if measure:
             runner.resume_sweep(sweep, settings, store, output.note, goal)
 

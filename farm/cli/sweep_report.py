@@ -105,7 +105,7 @@ def _fetch(sweep: int, change: Callable[[values.Goal], values.Goal] = lambda goa
     """Return a sweep's document, its picks for its own goal as `change` makes it."""
     with options.open_store() as store:
         return export_document.make_document(
-            store, sweep, change(stored.goal_from_dict(store.sweeps.require(sweep)["goal"]))
+            store, sweep, change(stored.goal_from_dict(store.sweeps.require(sweep).goal))
         )
 
 

@@ -229,10 +229,10 @@ class Calibration:
         }
 
 
-def to_document(board: BoardInfo, calibration: Calibration | None, events: Sequence[Mapping[str, Any]]) -> BoardInFull:
+def to_document(board: BoardInfo, calibration: Calibration | None, events: Sequence[BoardEvent]) -> BoardInFull:
     """Return a board with its golden kernel and its events: what `farm board show --json` prints."""
     known = None if calibration is None else calibration.to_dict()
-    return BoardInFull(**dict(board), calibration=known, events=[BoardEvent(**each) for each in events])
+    return BoardInFull(**dict(board), calibration=known, events=list(events))
 
 
 def fetch_calibration(store: Store, board: BoardInfo) -> Calibration | None:

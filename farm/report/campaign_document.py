@@ -75,9 +75,7 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
         "boards": _list_boards(totals),
         "winners": list_winners(campaign, _fetch_records(store, campaign)),
         "curves": make_curves(campaign.order, store.totals.fetch_course(campaign.id)),
-        "events": [
-            {"at": row["at"], "kind": row["kind"], "message": row["message"]} for row in store.events.fetch(name)
-        ],
+        "events": [{"at": row.at, "kind": row.kind, "message": row.message} for row in store.events.fetch(name)],
     }
 
 

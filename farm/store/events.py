@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from farm.store import schema
 from farm.store.session import StorePart
+from farm.types import documents
 
 # Board events by order of a person. A lease counts if it is a reservation, or ended by force.
 _ORDERED = (
@@ -78,25 +79,24 @@ class Events(StorePart):
         with self._db.writing() as connection:
             connection.execute(schema.events.insert().values(at=self._db.wall_clock(), **about))
 
-    def fetch(self, subject: str | None = None) -> list[dict[str, Any]]:
+    def fetch(self, subject: str | None = None) -> list[documents.Event]:
         """All events, oldest first, or those of one subject: a board's key, a campaign's name."""
-        query = sa.select(schema.events).order_by(schema.events.c.id)
-        return self._db.rows(query if subject is None else query.where(schema.events.c.subject == subject))
+        own = schema.events.c
+        query = sa.select(own.at, own.kind, own.subject, own.message, own.by).order_by(own.id)
+        rows = self._db.rows(query if subject is None else query.where(own.subject == subject))
+        return [documents.Event(**row) for row in rows]
 
-    def fetch_of_boards(self, board: str | None = None) -> list[dict[str, Any]]:
-        """Events of a board, or of all, oldest first: `kind`, `before`, `after`, `reason`, `by`, `at`.
-
-        Includes removed boards.
-        """
+    def fetch_of_boards(self, board: str | None = None) -> list[documents.BoardEvent]:
+        """Events of a board, or of all, removed ones included, oldest first."""
         query = sa.select(schema.board_events).order_by(schema.board_events.c.id)
         if board is not None:
             query = query.where(schema.board_events.c.board == board)
-        return self._db.rows(query)
+        return self._list_board_events(query)
 
     def fetch_changes(
         self, limit: int, *, since: float | None = None, subject: str | None = None, by: str | None = None
-    ) -> list[dict[str, Any]]:
-        """The newest changes, newest first: `at` (s since the epoch), `by`, `kind`, `subject`, `message`.
+    ) -> list[documents.Event]:
+        """The newest changes by people, newest first.
 
         `subject` is a board's or a campaign's name, `by` a prefix of a name.
         """
@@ -121,10 +121,10 @@ class Events(StorePart):
                 query = query.where(sa.func.substr(table.c.by, 1, len(by)) == by)
             rows += self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
         rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
-        return [{key: row[key] for key in row if key != "id"} for row in rows[:limit]]
+        return _to_events(rows[:limit])
 
-    def fetch_newest(self, limit: int, subject: str | None = None, offset: int = 0) -> list[dict[str, Any]]:
-        """The newest events of boards and all else, newest first: `at`, `kind`, `subject`, `message`, `by`.
+    def fetch_newest(self, limit: int, subject: str | None = None, offset: int = 0) -> list[documents.Event]:
+        """The newest events of boards and all else, newest first.
 
         Leaves out routine events of boards. `subject` is a board's or a campaign's name.
         """
@@ -142,20 +142,20 @@ class Events(StorePart):
         rows = self._db.rows(first.order_by(own.c.id.desc()).limit(wanted))
         rows += self._db.rows(second.order_by(boards.c.id.desc()).limit(wanted))
         rows.sort(key=lambda row: (row["at"], row["id"]), reverse=True)
-        return [{key: row[key] for key in row if key != "id"} for row in rows[offset:wanted]]
+        return _to_events(rows[offset:wanted])
 
     def fetch_changed_boards(self, after: int) -> list[str]:
         """The boards with events after a mark's `board_event`."""
         table = schema.board_events
         return [row["board"] for row in self._db.rows(sa.select(table.c.board).where(table.c.id > after).distinct())]
 
-    def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[dict[str, Any]]:
+    def fetch_board_news(self, after: int, kinds: Collection[str]) -> list[documents.BoardEvent]:
         """Board events of these kinds after a mark's `board_event`, oldest first."""
         table = schema.board_events
         query = sa.select(table).where(table.c.id > after, table.c.kind.in_(sorted(kinds)))
-        return self._db.rows(query.order_by(table.c.id))
+        return self._list_board_events(query.order_by(table.c.id))
 
-    def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, dict[str, Any]]:
+    def fetch_last_faults(self, kinds: Collection[str], board: str | None = None) -> dict[str, documents.BoardEvent]:
         """Each board's newest event of one of these kinds, if it is among the newest board events."""
         table = schema.board_events
         newest = sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)).scalar_subquery()
@@ -164,22 +164,20 @@ class Events(StorePart):
             table.c.id > newest - _FAULTS_WITHIN if board is None else table.c.board == board,
         )
         latest = latest.group_by(table.c.board)
-        rows = self._db.rows(sa.select(table).where(table.c.id.in_(latest)))
-        return {row["board"]: row for row in rows}
+        events = self._list_board_events(sa.select(table).where(table.c.id.in_(latest)))
+        return {event.board: event for event in events}
 
-    def fetch_board_users(self, board: str, limit: int) -> list[dict[str, Any]]:
-        """The latest holders of a board, newest first: `at`, `by`, `purpose`."""
+    def fetch_board_users(self, board: str, limit: int) -> list[documents.BoardEvent]:
+        """The latest leases of a board, newest first; `reason` is each one's purpose."""
         table = schema.board_events
-        query = sa.select(table.c.at, table.c.by, table.c.reason.label("purpose"))
-        query = query.where(table.c.board == board, table.c.kind == "lease_taken")
-        return self._db.rows(query.order_by(table.c.id.desc()).limit(limit))
+        query = sa.select(table).where(table.c.board == board, table.c.kind == "lease_taken")
+        return self._list_board_events(query.order_by(table.c.id.desc()).limit(limit))
 
-    def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[dict[str, Any]]:
+    def fetch_board_gaps(self, boards: Collection[str], since: float, until: float) -> list[documents.BoardEvent]:
         """Events of boards in a time span, oldest first: they explain why boards stood idle."""
         table = schema.board_events
-        query = sa.select(table.c.board, table.c.at, table.c.kind, table.c.after, table.c.reason)
-        query = query.where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))
-        return self._db.rows(query.order_by(table.c.id).limit(20_000))
+        query = sa.select(table).where(table.c.board.in_(sorted(boards)), table.c.at.between(since, until))
+        return self._list_board_events(query.order_by(table.c.id).limit(20_000))
 
     def fetch_overview_mark(self) -> OverviewMark:
         """The present mark, in one cheap query."""
@@ -188,6 +186,9 @@ class Events(StorePart):
         names = [field.name for field in dataclasses.fields(OverviewMark)]
         [row] = self._db.rows(sa.select(*(query.label(name) for query, name in zip(newest, names, strict=True))))
         return OverviewMark(**row)
+
+    def _list_board_events(self, query: sa.Select[Any]) -> list[documents.BoardEvent]:
+        return [documents.BoardEvent(**row) for row in self._db.rows(query)]
 
     # In order of writing
 
@@ -226,6 +227,11 @@ class Events(StorePart):
             [row] = self._db.rows(sa.select(sa.func.coalesce(sa.func.min(newest.c.id), 1).label("id")))
             firsts.append(int(row["id"]) - 1)
         return self.fetch_after(Mark(*firsts), most)
+
+
+def _to_events(rows: Sequence[Mapping[str, Any]]) -> list[documents.Event]:
+    names = documents.Event.model_fields
+    return [documents.Event(**{name: row[name] for name in names}) for row in rows]
 
 
 def _to_event(row: dict[str, Any], of_board: bool, mark: Mark) -> StoreEvent:

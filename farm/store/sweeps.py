@@ -14,6 +14,7 @@ from farm.errors import InternalError, TransientError, UsageError
 from farm.store import schema
 from farm.store.session import StorePart
 from farm.store.standing import note_seen
+from farm.types import documents
 
 RUNNING = "running"
 INTERRUPTED = "interrupted"
@@ -60,7 +61,7 @@ class Sweeps(StorePart):
             assert done.inserted_primary_key
             return int(done.inserted_primary_key[0])
 
-    def resume(self, sweep: int, process: Mapping[str, Any]) -> dict[str, Any]:
+    def resume(self, sweep: int, process: Mapping[str, Any]) -> documents.StoredSweep:
         """Resume an ended sweep in `process`, without its summary; return it as `require`.
 
         Only one of several callers gets it. Raises TransientError if it is running, UsageError for an unknown one.
@@ -79,7 +80,7 @@ class Sweeps(StorePart):
                 summary=sa.null(),
                 settings=row["settings"] | {"process": dict(process)},
             )
-            return _require_row(connection, sweep)
+            return documents.StoredSweep(**_require_row(connection, sweep))
 
     def finish(self, sweep: int, state: str, summary: Mapping[str, Any] | None = None) -> None:
         """Record how a sweep ended, one of `ENDED`, with its summary; without one the present summary stays.
@@ -114,25 +115,22 @@ class Sweeps(StorePart):
                 self._update_sweep(connection, sweep, state=INTERRUPTED, finished_at=self._db.wall_clock())
         return abandoned
 
-    def fetch(self) -> list[dict[str, Any]]:
-        """All sweeps, newest first, each with its number of `visits`.
+    def fetch(self) -> list[documents.StoredSweep]:
+        """All sweeps, newest first."""
+        rows = self._db.rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
+        return [documents.StoredSweep(**row) for row in rows]
 
-        `started_at` and `finished_at` are seconds since the epoch, the latter None while it runs; `summary` is None
-        until it has one.
-        """
-        return self._db.rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
-
-    def fetch_page(self, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[documents.StoredSweep], int]:
         """A page of sweeps, newest first, as in `fetch`, and their total."""
         query = select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
-        return self._db.rows(query), self._db.count(schema.sweeps)
+        return [documents.StoredSweep(**row) for row in self._db.rows(query)], self._db.count(schema.sweeps)
 
-    def require(self, sweep: int) -> dict[str, Any]:
+    def require(self, sweep: int) -> documents.StoredSweep:
         """One sweep, as in `fetch`. Raises UsageError for an unknown one."""
         rows = self._db.rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
         if not rows:
             raise _unknown_sweep(sweep)
-        return rows[0]
+        return documents.StoredSweep(**rows[0])
 
     def add_point(
         self,

@@ -11,26 +11,21 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.types import documents
 
 _ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
 
 
-def summarise(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep in a list, from a row of `store.sweeps.fetch`."""
-    request = row["request"]
-    return {
-        "sweep": row["id"],
-        "model": row["model"],
-        "board_type": row["board_type"],
-        "simulated": bool(row["simulated"]),
-        "series": [f"{variant} x{size}" for size in request["batches"] for variant in request["variants"]],
-        "points": len(row["grid"]["points"]),
-        "visits": row["visits"],
-        "state": row["state"],
-        "goal": row["goal"],
-        "started_at": row["started_at"],
-        "finished_at": row["finished_at"],
-    }
+def summarise(sweep: documents.StoredSweep) -> documents.Sweep:
+    """A sweep in a list."""
+    request = sweep.request
+    names = documents.Sweep.model_fields.keys() & documents.StoredSweep.model_fields
+    return documents.Sweep(
+        sweep=sweep.id,
+        series=[f"{variant} x{size}" for size in request["batches"] for variant in request["variants"]],
+        points=len(sweep.grid["points"]),
+        **{name: getattr(sweep, name) for name in names},
+    )
 
 
 def grid_to_dict(grid: Grid) -> dict[str, Any]:

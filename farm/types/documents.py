@@ -163,6 +163,29 @@ class CampaignInFull(Campaign):
     events: list[dict[str, Any]]
 
 
+class StoredSweep(_Model):
+    """A sweep as `store.sweeps` returns it; times in seconds since the epoch.
+
+    `visits` is the number of its visits; `finished_at` is None while it runs, `summary` until it has one.
+    """
+
+    id: int
+    command: str
+    model: str
+    model_sha256: str
+    board_type: str
+    simulated: bool
+    request: dict[str, Any]
+    goal: dict[str, Any]
+    grid: dict[str, Any]
+    settings: dict[str, Any]
+    started_at: float
+    finished_at: float | None
+    state: str
+    summary: dict[str, Any] | None
+    visits: int
+
+
 class Sweep(_Model):
     """An entry of `farm sweep list --json`."""
 

@@ -185,4 +185,4 @@ def show_queue(request: Request) -> JSONResponse:
 def list_events(request: Request, subject: Text = "", limit: Limit = 20) -> JSONResponse:
     """List the newest events, of all or of one board or campaign."""
     with _view(request).stores.lend() as store:
-        return JSONResponse({"items": store.events.fetch_newest(limit, subject or None)})
+        return _show(documents.EventList(items=store.events.fetch_newest(limit, subject or None)))

@@ -15,7 +15,7 @@ from farm.crew.health import Kind
 from farm.report import campaign_rows
 from farm.store import Store
 from farm.store.standing import find_cause
-from farm.types.documents import BoardInfo
+from farm.types.documents import BoardEvent, BoardInfo
 from farm.values import CampaignState, FleetCampaign, Health, State
 from farm.web import series
 from farm.web.series import Gauges, GoldenRuns
@@ -76,7 +76,7 @@ class KnownOfBoards:
 
     golden: GoldenRuns
     gauges: Gauges
-    faults: Mapping[str, Mapping[str, Any]]
+    faults: Mapping[str, BoardEvent]
     points: Mapping[str, str]
 
 
@@ -221,13 +221,16 @@ def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str
 
 def list_events(store: Store, subject: str | None = None, limit: int = EVENTS) -> list[dict[str, Any]]:
     """Return the newest events, each with the page that it links to."""
-    rows = store.events.fetch_newest(limit, subject)
-    for row in rows:
+    rows = []
+    for event in store.events.fetch_newest(limit, subject):
         # Board events name their author; only some other events are about a board or a campaign.
-        of_board = row["by"] or row["kind"] in ("stopped", "board_lied")
-        of_campaign = row["kind"].startswith(("campaign_", "search_", "model_"))
-        row["page"] = "campaigns" if of_campaign else "boards" if of_board else ""
-        row["name"] = row["subject"].rpartition("/")[2]
-        row["said"] = row["kind"].removeprefix("campaign_").replace("_", " ")
-        row["bad"] = row["kind"] in FAULTS or row["kind"] in ("campaign_failed", "campaign_interrupted")
+        of_board = event.by or event.kind in ("stopped", "board_lied")
+        of_campaign = event.kind.startswith(("campaign_", "search_", "model_"))
+        shown = {
+            "page": "campaigns" if of_campaign else "boards" if of_board else "",
+            "name": event.subject.rpartition("/")[2],
+            "said": event.kind.removeprefix("campaign_").replace("_", " "),
+            "bad": event.kind in FAULTS or event.kind in ("campaign_failed", "campaign_interrupted"),
+        }
+        rows.append(event.model_dump() | shown)
     return rows

@@ -67,8 +67,8 @@ class SweepDocuments:
     def find(self, store: Store, sweep: int, goal: Goal | None = None) -> dict[str, Any]:
         """Return a sweep's document, its picks for its own goal or `goal`. Raises UsageError where there is none."""
         row = store.sweeps.require(sweep)
-        goal = goal or stored.goal_from_dict(row["goal"])
-        key = (sweep, row["state"], row["visits"], row["finished_at"], goal)
+        goal = goal or stored.goal_from_dict(row.goal)
+        key = (sweep, row.state, row.visits, row.finished_at, goal)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
@@ -174,7 +174,7 @@ class View:
     def _list_board_parts(self, store: Store, before: OverviewMark) -> list[Part]:
         names = store.events.fetch_changed_boards(before.board_event)
         for event in store.events.fetch_board_news(before.board_event, _NEW_HISTORY):
-            self.golden.forget(event["board"])
+            self.golden.forget(event.board)
         known = self.find_known(store, store.campaigns.fetch(over=False))
         rows = [now.to_board_row(board, known, time.time()) for board in store.boards.fetch_some(names)]
         parts = [(f"board-{row['name']}", self.render("parts.html", "board_row", row)) for row in rows]

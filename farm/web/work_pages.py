@@ -159,13 +159,13 @@ def _explain_gaps(
     last = max(end for found in gaps.values() for _, end in found)
     told: dict[str, list[tuple[float, str]]] = {}
     for row in store.events.fetch_board_gaps(gaps, first - 5.0, last):
-        if row["kind"] not in ("probe_passed", "lease_expired"):
-            why = row["reason"] or str(row["kind"]).replace("_", " ")
-            told.setdefault(row["board"], []).append((row["at"], why))
+        if row.kind not in ("probe_passed", "lease_expired"):
+            why = row.reason or str(row.kind).replace("_", " ")
+            told.setdefault(row.board, []).append((row.at, why))
     own = [
-        (row["at"], row["kind"].removeprefix("campaign_").replace("_", " ") + f": {row['message']}")
+        (row.at, row.kind.removeprefix("campaign_").replace("_", " ") + f": {row.message}")
         for row in store.events.fetch_newest(PER_PAGE, campaign.name)
-        if row["kind"] in ("campaign_paused", "campaign_interrupted", "campaign_waiting", "campaign_verifying")
+        if row.kind in ("campaign_paused", "campaign_interrupted", "campaign_waiting", "campaign_verifying")
     ]
     explained = {}
     for board, found in gaps.items():
@@ -231,11 +231,11 @@ def show_sweep(
     """Show a sweep, its pick for the given limits, and another sweep beside it."""
     view = get_view(request)
     with view.stores.lend() as store:
-        own = stored.goal_from_dict(store.sweeps.require(sweep)["goal"])
+        own = stored.goal_from_dict(store.sweeps.require(sweep).goal)
         goal = _read_goal(own, deadline, max_power, objective)
         document = view.sweeps.find(store, sweep, goal)
         other = view.sweeps.find(store, _read_number(beside)) if beside else None
-        choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row["id"] != sweep]
+        choices = [row for row in store.sweeps.fetch_page(PER_PAGE, 0)[0] if row.id != sweep]
     words = [f"--deadline {goal.deadline_s * 1e3:.6g}ms"] if goal.deadline_s else []
     words += [f"--max-power {goal.max_power_w:.6g}W"] if goal.max_power_w else []
     words += [f"--objective {goal.objective}"]

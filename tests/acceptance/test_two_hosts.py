@@ -58,10 +58,10 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
     wait_in_service(left.url, set(NAMES))
     right.run("up")
     with Store(left.url) as store:
-        settled = store.events.fetch_of_boards()[-1]["id"]
+        settled = store.events.fetch_of_boards()[-1].id
 
         def list_new() -> list[str]:
-            return [event["kind"] for event in store.events.fetch_of_boards() if event["id"] > settled]
+            return [event.kind for event in store.events.fetch_of_boards() if event.id > settled]
 
         wait_until(lambda: len(right.status()) == len(NAMES), "the second to know them")
         assert left.lends() == set(NAMES)
@@ -77,7 +77,7 @@ def test_one_keeps_the_way_and_another_takes_over(hosts: list[BoardHost], pair: 
             assert take_over_s(store, set(NAMES), right, "the first stood still") < TAKEN_OVER_S
         wait_in_service(right.url, set(NAMES))
         wait_until(lambda: all(each["kept_by"] == right.name for each in left.status().values()), "it to let go")
-        settled = store.events.fetch_of_boards()[-1]["id"]
+        settled = store.events.fetch_of_boards()[-1].id
         right.kill_everything()
         assert take_over_s(store, set(NAMES), left, "the second was killed") < TAKEN_OVER_S
         wait_in_service(left.url, set(NAMES))

@@ -28,17 +28,17 @@ def test_changes_are_peoples(place: StoreLocation) -> None:
         store.queue.set_priority(waits, 2, "cat@lab")
         store.events.add("board_taken", "jetson-nano/nano-01", "by the farm")
         changes = store.events.fetch_changes(50)
-        assert {(each["kind"], each["by"]) for each in changes if each["by"] in ("ann@lab", "bob@lab", "cat@lab")} == {
+        assert {(each.kind, each.by) for each in changes if each.by in ("ann@lab", "bob@lab", "cat@lab")} == {
             ("lease_taken", "ann@lab"),
             ("lease_forced", "bob@lab"),
             ("campaign_cancel", "bob@lab"),
             ("campaign_cancelled", "bob@lab"),
             ("queue_priority", "cat@lab"),
         }
-        assert changes[-1]["kind"] == "registered"
-        assert "services" not in {each["by"] for each in changes}
-        assert {"probe_failed", "board_taken"}.isdisjoint(each["kind"] for each in changes)
-        assert [each["kind"] for each in store.events.fetch_changes(1)] == ["queue_priority"]
-        assert {each["subject"] for each in store.events.fetch_changes(50, subject="vision")} == {"vision"}
-        assert {each["by"] for each in store.events.fetch_changes(50, by="bob")} == {"bob@lab"}
+        assert changes[-1].kind == "registered"
+        assert "services" not in {each.by for each in changes}
+        assert {"probe_failed", "board_taken"}.isdisjoint(each.kind for each in changes)
+        assert [each.kind for each in store.events.fetch_changes(1)] == ["queue_priority"]
+        assert {each.subject for each in store.events.fetch_changes(50, subject="vision")} == {"vision"}
+        assert {each.by for each in store.events.fetch_changes(50, by="bob")} == {"bob@lab"}
         assert store.events.fetch_changes(50, since=clocks.wall + 1) == []

@@ -117,8 +117,8 @@ def test_a_replaced_board_keeps_its_name_and_nothing_else(store: Store) -> None:
     assert store.golden.fetch("jetson-nano", "golden/1", DEFAULT_POINT, simulated=False) == {}
     happened = store.events.fetch_of_boards("nano-01")
     assert len(happened) == events + 1
-    assert (happened[-1]["kind"], happened[-1]["by"]) == ("replaced", "op")
-    assert "serial 42" in happened[-1]["reason"]
+    assert (happened[-1].kind, happened[-1].by) == ("replaced", "op")
+    assert "serial 42" in happened[-1].reason
     observe(store, Kind.FAULT)  # the first of the new one
     assert store.boards.require("nano-01").health == "suspect"
 
@@ -161,7 +161,7 @@ def test_every_change_is_an_event_with_its_reason(store: Store) -> None:
     observe(store, Kind.LOST)
     observe(store, Kind.BACK)
     events = store.events.fetch_of_boards("nano-01")
-    assert [(event["kind"], event["before"], event["after"]) for event in events] == [
+    assert [(event.kind, event.before, event.after) for event in events] == [
         ("registered", None, "suspect"),
         ("back", "offline", "idle"),
         ("probe_passed", "suspect", "good"),
@@ -169,7 +169,7 @@ def test_every_change_is_an_event_with_its_reason(store: Store) -> None:
         ("back", "offline", "idle"),
         ("back", "good", "suspect"),
     ]
-    assert all(event["reason"] and event["by"] for event in events)
+    assert all(event.reason and event.by for event in events)
 
 
 def test_what_is_not_worth_noting_is_no_event(store: Store) -> None:

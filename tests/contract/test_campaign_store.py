@@ -82,7 +82,7 @@ def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
     assert (campaign.engine, campaign.progress, campaign.finished_at) == (None, None, None)
     assert store.campaigns.fetch() == [campaign]
     [event] = store.events.fetch("fleet")
-    assert (event["kind"], "ann@desk" in event["message"]) == ("campaign_submitted", True)
+    assert (event.kind, "ann@desk" in event.message) == ("campaign_submitted", True)
 
 
 def test_workloads_come_back_for_each_board_type(store: Store) -> None:
@@ -151,7 +151,7 @@ def test_an_engine_takes_a_campaign_and_ends_it(store: Store) -> None:
     assert (campaign.state, campaign.engine, campaign.over) == ("finished", None, True)
     assert campaign.finished_at is not None
     assert campaign.progress == {"counted": 2}
-    kinds = [event["kind"] for event in store.events.fetch("fleet")]
+    kinds = [event.kind for event in store.events.fetch("fleet")]
     assert kinds == ["campaign_submitted", "campaign_running", "campaign_waiting", "campaign_finished"]
 
 
@@ -169,9 +169,9 @@ def test_a_running_campaign_is_left_to_its_engine(store: Store) -> None:
     for wanted in ("pause", "pause", "run", "cancel"):
         campaign = store.campaigns.want("fleet", wanted, "bob@desk")
         assert (campaign.wanted, campaign.state, campaign.engine) == (wanted, "running", ENGINE)
-    kinds = [event["kind"] for event in store.events.fetch("fleet")][2:]
+    kinds = [event.kind for event in store.events.fetch("fleet")][2:]
     assert kinds == ["campaign_pause", "campaign_run", "campaign_cancel"]
-    assert "bob@desk" in store.events.fetch("fleet")[-1]["message"]
+    assert "bob@desk" in store.events.fetch("fleet")[-1].message
 
 
 def test_what_nobody_carries_out_is_cancelled_at_once(store: Store) -> None:
@@ -227,7 +227,7 @@ def test_a_budget_can_be_changed(store: Store) -> None:
     campaign = store.campaigns.change_budget("fleet", {"trials": 200, "per_workload": 64}, "ann")
     assert (campaign.budget["trials"], campaign.order["budget"]["trials"]) == (200, 100)
     [_, event] = store.events.fetch("fleet")
-    assert (event["kind"], event["message"]) == (
+    assert (event.kind, event.message) == (
         "campaign_budget",
         "per_workload None -> 64, trials 100 -> 200; changed by ann",
     )
@@ -562,7 +562,7 @@ def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocat
     counted = store.trials.fetch_counted(1)
     assert [each["candidate"] for each in counted] == [f"c{number}" for number in numbers]
     assert store.campaigns.require("fleet").state is CampaignState.CANCELLED
-    wishes = [event for event in store.events.fetch("fleet") if event["kind"] in ("campaign_pause", "campaign_run")]
+    wishes = [event for event in store.events.fetch("fleet") if event.kind in ("campaign_pause", "campaign_run")]
     assert len(wishes) == 20
 
 
@@ -642,5 +642,5 @@ def test_connecting_is_no_news(store: Store) -> None:
     """How every campaign begins is not in its history; that there was nothing to connect to is."""
     for state in ("running", "connecting", "running", "connecting", "waiting"):
         assert store.campaigns.note(1, state, "")
-    kinds = [event["kind"] for event in store.events.fetch("fleet")]
+    kinds = [event.kind for event in store.events.fetch("fleet")]
     assert [kind for kind in kinds if kind != "campaign_submitted"] == ["campaign_running", "campaign_waiting"]

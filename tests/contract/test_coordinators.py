@@ -70,8 +70,8 @@ def test_two_coordinators_never_hold_one_board(real: Store, place: StoreLocation
     assert len(tokens) == len(set(tokens)) == 3 * rounds
     assert all(board.lease is None for board in real.boards.fetch())
     for number in range(3):
-        taken = [event for event in real.events.fetch_of_boards(f"b{number}") if event["kind"].startswith("lease_")]
-        assert [event["kind"] for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)
+        taken = [event for event in real.events.fetch_of_boards(f"b{number}") if event.kind.startswith("lease_")]
+        assert [event.kind for event in taken] == ["lease_taken", "lease_released"] * (len(taken) // 2)
 
 
 _HOLDER = """
@@ -130,7 +130,7 @@ def test_no_observation_of_two_is_lost(real: Store, place: StoreLocation) -> Non
     for observer in [run_python(_OBSERVER, place, name) for name in ("left", "right")]:
         _, complaints = observer.communicate(timeout=PATIENCE_S)
         assert observer.returncode == 0, complaints
-    assert "100 of 1000" in real.events.fetch_of_boards("b0")[-1]["reason"]
+    assert "100 of 1000" in real.events.fetch_of_boards("b0")[-1].reason
 
 
 _KILLED = """

@@ -25,13 +25,13 @@ def test_what_pages_ask_for(place: StoreLocation) -> None:
         assert store.events.fetch_changed_boards(before.board_event) == ["nano-01"]
         assert [each.health for each in store.boards.fetch_some(["nano-01"])] == ["maintenance"]
         newest = store.events.fetch_newest(2)
-        assert {(each["subject"], each["kind"]) for each in newest} == {
+        assert {(each.subject, each.kind) for each in newest} == {
             ("nano-01", "drain"),
             (web_store.CAMPAIGN, "campaign_paused"),
         }
-        assert [each["message"] for each in store.events.fetch_newest(1, web_store.CAMPAIGN)] == ["for a while"]
+        assert [each.message for each in store.events.fetch_newest(1, web_store.CAMPAIGN)] == ["for a while"]
         faults = store.events.fetch_last_faults(FAULTS)
-        assert faults["tx2-03"]["kind"] in FAULTS
+        assert faults["tx2-03"].kind in FAULTS
         assert store.events.fetch_last_faults(FAULTS, "tx2-03").keys() == {"tx2-03"}
         trials = list(store.trials.fetch_since(1, before.trial - 2))
         assert [row[0] for row in trials] == [before.trial - 1, before.trial, after.trial]
@@ -40,4 +40,4 @@ def test_what_pages_ask_for(place: StoreLocation) -> None:
         campaigns, count = store.campaigns.fetch_page(1, 0)
         assert ([each.name for each in campaigns], count) == ([web_store.CAMPAIGN], 1)
         sweeps, count = store.sweeps.fetch_page(1, 1)
-        assert ([each["id"] for each in sweeps], count) == ([1], 2)
+        assert ([each.id for each in sweeps], count) == ([1], 2)

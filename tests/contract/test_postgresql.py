@@ -86,7 +86,7 @@ def test_what_postgresql_cannot_hold(url: str) -> None:
     """A NUL in a text becomes the sign for what cannot be shown; a number that JSON has no word for becomes null."""
     with Store(url) as store:
         store.events.add("kind", "subject", "a\0b")
-        assert store.events.fetch()[0]["message"] == "a\ufffdb"
+        assert store.events.fetch()[0].message == "a\ufffdb"
         store.boards.save(Board("b", "local", False, {"nan": float("nan"), "fine": 1.5}))
         assert store.boards.require("b").description == {"nan": None, "fine": 1.5}
 

@@ -62,7 +62,7 @@ def test_of_each_the_newest_are_kept(place: StoreLocation, clocks: Clocks) -> No
         add_events(store, 3, "quiet")
         add_events(store, 50, "loud")
         assert store.pruning.prune_events() == 30
-        assert [row["message"] for row in store.events.fetch("loud")] == [str(number) for number in range(30, 50)]
+        assert [row.message for row in store.events.fetch("loud")] == [str(number) for number in range(30, 50)]
         assert len(store.events.fetch("quiet")) == 3
         assert store.pruning.prune_events() == 0
 
@@ -75,8 +75,8 @@ def test_what_is_old_goes_but_for_the_last(place: StoreLocation, clocks: Clocks)
         clocks.wall += pruning.EVENTS_KEPT_S + DAY_S
         add_events(store, 4, "b")
         assert store.pruning.prune_events() == 5 + 9
-        assert [row["message"] for row in store.events.fetch("a")] == ["5", "6", "7", "8", "9"]
-        assert [row["message"] for row in store.events.fetch("b")] == ["9", "0", "1", "2", "3"]
+        assert [row.message for row in store.events.fetch("a")] == ["5", "6", "7", "8", "9"]
+        assert [row.message for row in store.events.fetch("b")] == ["9", "0", "1", "2", "3"]
 
 
 @pytest.mark.usefixtures("small")
@@ -175,7 +175,7 @@ def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Cloc
             :1
         ] == ["1-0"]
         [change] = store.events.fetch_changes(5)
-        assert (change["kind"], change["subject"], change["by"]) == ("trials_forgotten", "campaign 1", "ana@rack")
+        assert (change.kind, change.subject, change.by) == ("trials_forgotten", "campaign 1", "ana@rack")
         with pytest.raises(InternalError, match="append-only"), store.session.writing() as connection:
             connection.execute(schema.trials.delete())
 

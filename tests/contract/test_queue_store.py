@@ -64,8 +64,8 @@ def test_a_priority_is_all_of_its_campaigns(store: Store) -> None:
     mine, also, other = ask(store, campaign="c"), ask(store, campaign="c"), ask(store, campaign="d")
     assert store.queue.set_priority(mine, 3).priority == 3
     assert {each.id: each.priority for each in store.queue.fetch().requests} == {mine: 3, also: 3, other: 0}
-    [event] = [each for each in store.events.fetch() if each["kind"] == "queue_priority"]
-    assert "from 0 to 3" in event["message"]
+    [event] = [each for each in store.events.fetch() if each.kind == "queue_priority"]
+    assert "from 0 to 3" in event.message
     with pytest.raises(UsageError, match="nothing with the number 99 waits"):
         store.queue.set_priority(99, 1)
     with pytest.raises(UsageError, match="lies between"):

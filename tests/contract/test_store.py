@@ -225,7 +225,7 @@ def test_events_keep_their_order(store: Store) -> None:
     """What happened first is listed first."""
     store.events.add("restarted", "agent", "it had died")
     store.events.add("board_lost", "local/b", "hung up")
-    assert [event["kind"] for event in store.events.fetch()] == ["restarted", "board_lost"]
+    assert [event.kind for event in store.events.fetch()] == ["restarted", "board_lost"]
 
 
 # Several processes

@@ -72,13 +72,13 @@ def visit(store: Store, sweep: int, number: int = 1, **fields: Any) -> bool:
 def test_a_sweep_reads_as_it_was_begun(store: Store, clocks: Clocks) -> None:
     """What was asked for comes back as it was given; it runs, holds nothing yet, and began when it did."""
     sweep = store.sweeps.require(begin(store, settings={"repeat": 3}))
-    assert (sweep["model"], sweep["board_type"], sweep["simulated"]) == ("squeezenet1.1", "jetson-nano", True)
-    assert sweep["request"] == {"cpu_freqs": [102_000_000, 1_479_000_000], "batch": [1, 4]}
-    assert sweep["goal"] == {"objective": "energy", "deadline_s": None}
-    assert sweep["grid"] == {"points": [{"key": "cpu=102"}], "merged": []}
-    assert sweep["settings"] == {"repeat": 3}
-    assert (sweep["state"], sweep["summary"], sweep["visits"]) == ("running", None, 0)
-    assert (sweep["started_at"], sweep["finished_at"]) == (clocks.wall, None)
+    assert (sweep.model, sweep.board_type, sweep.simulated) == ("squeezenet1.1", "jetson-nano", True)
+    assert sweep.request == {"cpu_freqs": [102_000_000, 1_479_000_000], "batch": [1, 4]}
+    assert sweep.goal == {"objective": "energy", "deadline_s": None}
+    assert sweep.grid == {"points": [{"key": "cpu=102"}], "merged": []}
+    assert sweep.settings == {"repeat": 3}
+    assert (sweep.state, sweep.summary, sweep.visits) == ("running", None, 0)
+    assert (sweep.started_at, sweep.finished_at) == (clocks.wall, None)
 
 
 def test_sweeps_are_listed_newest_first(store: Store) -> None:
@@ -87,7 +87,7 @@ def test_sweeps_are_listed_newest_first(store: Store) -> None:
     visit(store, first)
     visit(store, first, 2)
     listed = store.sweeps.fetch()
-    assert [(row["id"], row["model"], row["visits"]) for row in listed] == [
+    assert [(row.id, row.model, row.visits) for row in listed] == [
         (second, "tiny-cnn", 0),
         (first, "squeezenet1.1", 2),
     ]
@@ -101,8 +101,8 @@ def test_a_sweep_ends_with_what_it_says(store: Store, clocks: Clocks, state: str
     clocks.pass_s(7)
     store.sweeps.finish(sweep, state, {"front": ["cpu=102"], "pick": None})
     row = store.sweeps.require(sweep)
-    assert (row["state"], row["summary"]) == (state, {"front": ["cpu=102"], "pick": None})
-    assert row["finished_at"] - row["started_at"] == 7
+    assert (row.state, row.summary) == (state, {"front": ["cpu=102"], "pick": None})
+    assert row.finished_at - row.started_at == 7
 
 
 def test_an_end_is_one_that_there_is_and_keeps_the_summary(store: Store) -> None:
@@ -110,11 +110,11 @@ def test_an_end_is_one_that_there_is_and_keeps_the_summary(store: Store) -> None
     sweep = begin(store)
     store.sweeps.finish(sweep, "finished", {"front": []})
     store.sweeps.finish(sweep, "voided")
-    assert (store.sweeps.require(sweep)["state"], store.sweeps.require(sweep)["summary"]) == ("voided", {"front": []})
+    assert (store.sweeps.require(sweep).state, store.sweeps.require(sweep).summary) == ("voided", {"front": []})
     sweep = begin(store)
     with pytest.raises(InternalError, match="done"):
         store.sweeps.finish(sweep, "done")
-    assert store.sweeps.require(sweep)["state"] == "running"
+    assert store.sweeps.require(sweep).state == "running"
 
 
 @pytest.mark.parametrize("sweep", [0, -1, 2, 10**30, -(10**30)])
@@ -200,7 +200,7 @@ def test_an_ended_sweep_goes_on(store: Store, clocks: Clocks, state: str) -> Non
     store.sweeps.finish(sweep, state, {"front": []})
     mine = process_identity()
     row = store.sweeps.resume(sweep, mine)
-    assert row == before | {"settings": {"repeat": 3, "process": mine}}
+    assert row == before.model_copy(update={"settings": {"repeat": 3, "process": mine}})
     assert row == store.sweeps.require(sweep)
     assert not visit(store, sweep)
     assert visit(store, sweep, 2)
@@ -251,7 +251,7 @@ def test_of_several_processes_one_resumes(store: Store, place: StoreLocation) ->
         assert sorted(whose for whose, _ in answers) == ["another's"] * 3 + ["mine"]
         assert sorted(written for _, written in answers) == ["False"] * 3 + ["True"]
         [winner] = [process for process, (whose, _) in zip(processes, answers, strict=True) if whose == "mine"]
-        assert store.sweeps.require(1)["settings"]["process"]["pid"] == winner.pid
+        assert store.sweeps.require(1).settings["process"]["pid"] == winner.pid
     finally:
         for process in processes:
             process.communicate("\n", timeout=DEADLINE_S)
@@ -273,7 +273,7 @@ def test_only_what_nobody_works_on_is_interrupted(store: Store) -> None:
     reused = begin(store, settings={"process": here | {"created": here["created"] - 100}})
     gone = begin(store, settings={"process": here | {"pid": 2**22 + 1}})
     assert close_abandoned_sweeps(store) == [reused, gone]
-    states = {row["id"]: row["state"] for row in store.sweeps.fetch()}
+    states = {row.id: row.state for row in store.sweeps.fetch()}
     assert states == dict.fromkeys(left, "running") | {ended: "finished", reused: "interrupted", gone: "interrupted"}
     assert close_abandoned_sweeps(store) == []
 

@@ -47,7 +47,7 @@ def home(tmp_path: pathlib.Path) -> pathlib.Path:
 def messages(path: pathlib.Path) -> list[str]:
     """What a store's events say."""
     with Store(path) as store:
-        return [row["message"] for row in store.events.fetch()]
+        return [row.message for row in store.events.fetch()]
 
 
 def names(folder: pathlib.Path) -> set[str]:

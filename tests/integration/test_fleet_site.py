@@ -55,4 +55,4 @@ def test_nobody_is_blamed_for_services_that_are_gone(tmp_path: pathlib.Path) -> 
         gone = Within(Tracker("127.0.0.1", find_free_port()))
         with pytest.raises(UnavailableError, match="a: the farm's services do not answer"):
             take(FleetSite(gone, store, TYPE, None, "tune", 0.2, lambda text: None))
-        assert [event["kind"] for event in store.events.fetch_of_boards()] == []
+        assert [event.kind for event in store.events.fetch_of_boards()] == []

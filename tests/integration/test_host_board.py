@@ -71,7 +71,7 @@ class Bench:
         self.crew.measure(next(self.numbers), self.name, OperatingPoint(), spec, library)
 
     def happened(self) -> set[str]:
-        return {f"{event['kind']} {event['subject']}" for event in self.store.events.fetch()}
+        return {f"{event.kind} {event.subject}" for event in self.store.events.fetch()}
 
     def find(self, module: str) -> psutil.Process:
         return next(each for each in self._children() if module in " ".join(each.cmdline()))

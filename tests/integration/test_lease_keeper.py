@@ -101,7 +101,7 @@ def test_closing_twice_gives_back_once(store: Store) -> None:
     keeper = LeaseKeeper(lambda: Store(store.location), lease)
     keeper.close()
     keeper.close()
-    assert [event["kind"] for event in store.events.fetch_of_boards("nano")][-2:] == ["lease_taken", "lease_released"]
+    assert [event.kind for event in store.events.fetch_of_boards("nano")][-2:] == ["lease_taken", "lease_released"]
 
 
 def test_a_board_whose_taking_cannot_be_told_is_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_events_become_notices_over_a_restart(
         for name in ("sim-1", "sim-2"):
             store.boards.register(name, "jetson-nano", Virtual(0))
         notifier = Notifier(settings, 0.02, 0.02)
-        wait_until(lambda: sum(row["kind"] == "read_mark" for row in store.events.fetch()) == 2, "both to begin")
+        wait_until(lambda: sum(row.kind == "read_mark" for row in store.events.fetch()) == 2, "both to begin")
         quarantine(store, "sim-1")
         wait_until(lambda: server.got, "the webhook")
         store.events.add("campaign_finished", "vision", "100 trials are spent")

@@ -108,7 +108,7 @@ def test_a_board_that_hangs_is_revived_by_its_power(plug: Plug) -> None:
         wait_until(lambda: plug.log[1:] == ["real-1 off", "real-1 on"], f"one power cycle, not {plug.log}")
         wait_until(lambda: store.boards.require("real-1").health == "good", "the board to be good again")
         assert plug.find_board() != before
-        kinds = [event["kind"] for event in store.events.fetch_of_boards("real-1")]
+        kinds = [event.kind for event in store.events.fetch_of_boards("real-1")]
         cycled = kinds.index("power_cycled")
         assert "probe_failed" in kinds[:cycled]
         assert "probe_passed" in kinds[cycled:]

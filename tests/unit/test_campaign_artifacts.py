@@ -78,6 +78,6 @@ def test_another_folder_can_be_ordered_at_any_time(store: Store, tmp_path: pathl
     store.campaigns.change_folder("c", str(tmp_path / "others"), "ben@desk")
     assert is_pending(store)
     assert artifacts.list_made(store.campaigns.require("c")) == []
-    assert [each["kind"] for each in store.events.fetch("c")].count("campaign_compile") == 1
+    assert [each.kind for each in store.events.fetch("c")].count("campaign_compile") == 1
     with pytest.raises(UsageError, match="there is no campaign"):
         store.campaigns.change_folder("x", str(tmp_path), "ben@desk")

@@ -106,10 +106,10 @@ def test_a_pick_that_one_variant_has_not_changes_nothing(
     assert "nothing of tuned x1 can be picked" in said
     assert "The pick stays as it was" in said
     with Store(home / "farm.db") as store:
-        assert stored.goal_from_dict(store.sweeps.require(1)["goal"]).deadline_s is None
+        assert stored.goal_from_dict(store.sweeps.require(1).goal).deadline_s is None
     commands.pick(1, deadline="50ms", variant="untuned")
     with Store(home / "farm.db") as store:
-        assert stored.goal_from_dict(store.sweeps.require(1)["goal"]).deadline_s == 0.05
+        assert stored.goal_from_dict(store.sweeps.require(1).goal).deadline_s == 0.05
 
 
 def test_an_export_may_ask_otherwise_this_once(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

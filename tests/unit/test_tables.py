@@ -10,6 +10,7 @@ import pytest
 from farm.cli import board, board_types, campaign, model, output, record, sweep, tables
 from farm.report.record_document import describe_evidence
 from farm.store import Store
+from farm.types.documents import BoardEvent
 from farm.values import Board, Record
 from tests.unit import campaign_orders as orders
 
@@ -86,14 +87,9 @@ def test_why_and_who_stay_on_a_narrow_terminal(
     held = Record(
         "w" * 16, "conv2d_add_relu 3x3", "jetson-nano", "a57=921.6MHz", "graph/2", "c", 1e-3, 1e6, 0.0, 0.0, True, ""
     )
-    event = {
-        "at": 1e9,
-        "kind": "lease_taken",
-        "before": "idle",
-        "after": "leased",
-        "reason": "a probe of it",
-        "by": "x",
-    }
+    event = BoardEvent(
+        id=1, board="b", at=1e9, kind="lease_taken", before="idle", after="leased", reason="a probe of it", by="x"
+    )
     shown = _render(lambda: board_types._print_events([event], 5), 80, monkeypatch, capsys)
     assert "a probe of it" in " ".join(shown.split())
     found = _render(lambda: record._print_records([held], {}, ""), 80, monkeypatch, capsys)

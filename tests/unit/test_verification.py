@@ -187,7 +187,7 @@ class Rack:
         return [row for row in self.store.trials.fetch(campaign) if row["purpose"] == WINNER_TRIAL]
 
     def events(self) -> Counter[str]:
-        return Counter(event["kind"] for event in self.store.events.fetch())
+        return Counter(event.kind for event in self.store.events.fetch())
 
 
 @pytest.fixture(scope="module")

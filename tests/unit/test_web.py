@@ -412,9 +412,9 @@ def test_roles_say_what_a_named_token_may(home: pathlib.Path, client: TestClient
     assert try_all("olga") == (200, 200)
     with Store(home / "farm.db") as store:
         changes = store.events.fetch_changes(3)
-        assert [change["kind"] for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
-        assert [change["by"].partition("@")[0] for change in changes] == ["olga", "olga", owner]
-        assert store.events.fetch_changes(9, by=owner)[0]["subject"] == web_store.CAMPAIGN
+        assert [change.kind for change in changes] == ["drain", "campaign_budget", "campaign_budget"]
+        assert [change.by.partition("@")[0] for change in changes] == ["olga", "olga", owner]
+        assert store.events.fetch_changes(9, by=owner)[0].subject == web_store.CAMPAIGN
     client.post("/api/v1/boards/nano-03/undrain", json={}, headers=headers["olga"])
 
 
@@ -448,7 +448,7 @@ def test_people_reserve_boards_and_end_what_is_theirs(
     assert client.delete(path, params={"reason": "needed"}, headers=keys["otto"]).json()["lease"] is None
     with Store(home / "farm.db") as store:
         last = store.events.fetch_changes(1)[0]
-    assert (last["subject"], last["by"].partition("@")[0]) == (free, "otto")
+    assert (last.subject, last.by.partition("@")[0]) == (free, "otto")
 
 
 def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestClient) -> None:

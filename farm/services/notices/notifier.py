@@ -144,9 +144,9 @@ def name_mark(home: Path, way: str) -> str:
 
 def read_mark(store: Store, owner: str) -> Mark | None:
     """How far a way has been served; None where it never was."""
-    marks = [row for row in store.events.fetch(owner) if row["kind"] == MARK_KIND]
+    marks = [row for row in store.events.fetch(owner) if row.kind == MARK_KIND]
     with contextlib.suppress(ValueError, TypeError):
-        return Mark(*json.loads(marks[-1]["message"])) if marks else None
+        return Mark(*json.loads(marks[-1].message)) if marks else None
     return None
 
 

@@ -21,6 +21,7 @@ from farm.sweep.fit.pareto import FrontCandidate, find_front
 from farm.sweep.fit.pick import Pick, PickedPoint, pick_point
 from farm.sweep.plan import adaptive
 from farm.sweep.plan.adaptive import PICK_LEFT, Planner, find_void
+from farm.types import documents
 
 # Smaller drifts are not mentioned.
 _WORTH_SAYING = 0.005
@@ -30,25 +31,25 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
     """Return the whole sweep; picks are for `goal` or its own. Raises UsageError where there is none."""
     row = store.sweeps.require(sweep)
     rows = store.sweeps.fetch_points(sweep)
-    grid, goal = _read_grid(row), goal or stored.goal_from_dict(row["goal"])
-    settings, summary = dict(row["settings"]), dict(row["summary"] or {})
+    grid, goal = _read_grid(row), goal or stored.goal_from_dict(row.goal)
+    settings, summary = dict(row.settings), dict(row.summary or {})
     visits = stored.read_visits(rows)
     planner = Planner(grid, goal, _read_settings(row))
     series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
-    request = row["request"]
-    finished_at = row["finished_at"] or max([each["recorded_at"] for each in rows], default=row["started_at"])
+    request = row.request
+    finished_at = row.finished_at or max([each["recorded_at"] for each in rows], default=row.started_at)
     return {
-        "sweep": row["id"],
-        "model": row["model"],
-        "state": row["state"],
+        "sweep": row.id,
+        "model": row.model,
+        "state": row.state,
         "board": {
-            "type": row["board_type"],
+            "type": row.board_type,
             "names": sorted({each["board"] for each in rows}),
-            "simulated": bool(row["simulated"]),
+            "simulated": bool(row.simulated),
             "device": request.get("device", CPU),
         },
-        "started_at": row["started_at"],
-        "seconds": max(0.0, finished_at - row["started_at"]),
+        "started_at": row.started_at,
+        "seconds": max(0.0, finished_at - row.started_at),
         "goal": stored.goal_to_dict(goal),
         "grid": {
             "points": len(grid),
@@ -95,17 +96,17 @@ def find_series(document: Mapping[str, Any], variant: str | None, batch: int | N
     return found
 
 
-def _read_grid(row: Mapping[str, Any]) -> Grid:
+def _read_grid(row: documents.StoredSweep) -> Grid:
     """Read the final grid: boards may have shown that two of its points are one."""
-    grid = stored.grid_from_dict(row["grid"])
-    summary = row["summary"] or {}
+    grid = stored.grid_from_dict(row.grid)
+    summary = row.summary or {}
     left = set(summary.get("points") or [point.key for point in grid.points])
     merged = [Merge(each["kept"], tuple(each["dropped"]), each["reason"]) for each in summary.get("merged") or ()]
     return Grid(tuple(p for p in grid.points if p.key in left) or grid.points, tuple(merged) or grid.merged)
 
 
-def _read_settings(row: Mapping[str, Any]) -> adaptive.PlannerSettings:
-    request = row["request"]
+def _read_settings(row: documents.StoredSweep) -> adaptive.PlannerSettings:
+    request = row.request
     return adaptive.PlannerSettings(request["exhaustive"], request["budget_points"], request["seed"])
 
 

@@ -100,32 +100,32 @@ def resume_sweep(sweep: int, settings: Settings, store: Store, say: Say, goal: G
     """
     close_abandoned_sweeps(store)
     row = store.sweeps.require(sweep)
-    request = dict(row["request"])
+    request = dict(row.request)
     where, origin = SweepPlace(**request.pop("where")), str(request.pop("origin"))
     wanted = SweepOrder.from_dict(request)
     source = resolve_model(origin.removeprefix(ZOO))
-    if source.sha256 != row["model_sha256"]:
+    if source.sha256 != row.model_sha256:
         raise UsageError(
             f"{source.origin} is not the model any more that sweep {sweep} was begun with", "Begin a new sweep."
         )
-    board_type = require_board_type(row["board_type"])
+    board_type = require_board_type(row.board_type)
     if goal is not None:
         wanted = dataclasses.replace(wanted, budget_points=None)
-    goal = goal or stored.goal_from_dict(row["goal"])
+    goal = goal or stored.goal_from_dict(row.goal)
     found = preview(wanted, where, board_type, goal, False, store.boards.fetch())
     session = SweepSession(wanted, where, board_type, source, settings, store, say)
     session.compile(found.target, found.simulated)
     with session:
         description = session.connect()
-        if description.simulated != row["simulated"]:
-            raise UsageError(f"sweep {sweep} was made on {'simulated' if row['simulated'] else 'real'} boards")
-        grid = stored.grid_from_dict(row["grid"])
+        if description.simulated != row.simulated:
+            raise UsageError(f"sweep {sweep} was made on {'simulated' if row.simulated else 'real'} boards")
+        grid = stored.grid_from_dict(row.grid)
         session.require_grid(grid, description)
         session.prepare(description)
         store.sweeps.resume(sweep, process_identity())
         before = stored.read_visits(store.sweeps.fetch_points(sweep))
         say(f"going on with sweep {sweep}: {sum(map(len, before.values()))} visits are there")
-        session.sweep(sweep, row["started_at"], grid, goal, before)
+        session.sweep(sweep, row.started_at, grid, goal, before)
 
 
 def _check_batches(wanted: SweepOrder, source: ModelSource) -> None:
