@@ -20,6 +20,7 @@ from farm.inventory import board_types
 from farm.points import requests
 from farm.report import gate_page
 from farm.search import gpus
+from farm.store import Store
 
 
 @output.command
@@ -122,12 +123,12 @@ def _compile(subject: Any, kind: Any, simulated: bool, point: str, folder: Path,
     return make.make_artifact(order, folder, settings, store, output.note)
 
 
-def _find_boards(store: Any, name: str) -> tuple[Any, str | None, bool]:
+def _find_boards(store: Store, name: str) -> tuple[Any, str | None, bool]:
     """Return the type, the board if one was named, and whether it is simulated. Raises UsageError."""
     rows = store.boards.fetch()
     types = board_types.load_board_types()
-    if name in types and not any(row["name"] == name for row in rows):
-        own = [row for row in rows if row["board_type"] == name]
-        return types[name], None, bool(own) and all(row["simulated"] for row in own)
+    if name in types and not any(row.name == name for row in rows):
+        own = [row for row in rows if row.board_type == name]
+        return types[name], None, bool(own) and all(row.simulated for row in own)
     kind, known = on_board.find_board(store, name)
-    return kind, known, known is not None and bool(store.boards.require(known)["simulated"])
+    return kind, known, known is not None and bool(store.boards.require(known).simulated)
