@@ -1,6 +1,7 @@
 """Check a board's answers, which are not trusted: all of them pass here.
 
-The protocol checks types, bounds and text (`device_agent.load_json`). Here values must be possible and of this board.
+The protocol checks types, bounds and text (`device_agent.protocol.load_json`). Here values must be possible and of
+this board.
 `farm.connectivity.frames` decides which frames reach the farm.
 """
 

@@ -1,6 +1,6 @@
 """The boards that campaigns work on and their calls: measurements, programs, reference kernels.
 
-Nothing here waits: the engine polls. `board_keeping` decides which boards are held, `board_held` is one board,
+Nothing here waits: the engine polls. `board_keeping` decides which boards are held, `engine_board` is one board,
 `farm.crew.blame` decides who is to blame.
 """
 

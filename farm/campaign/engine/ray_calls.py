@@ -1,6 +1,6 @@
 """Run Ray on this machine for a block, and wait for its answers.
 
-Its actors are in `searches` and `farm.search.build.build_pool`.
+Its actors are in `searches` and `ray_compilers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Decide what a whole fleet does next, for all campaigns. Pure: state and time in, new state and decisions out.
 
-`farm.campaign.engine.engine` executes its decisions; `simulation` simulates a fleet. Nothing here starts or waits.
+`farm.campaign.engine.engine` executes its decisions; `farm.testing.fleet_simulation` simulates a fleet. Nothing here
+starts or waits.
 
 Use: `observe` the events, `decide`, execute the decisions, and repeat after `wake_s` at the latest. States are
 immutable and share unchanged parts (`state.Table`): a trial costs the same on a thousand boards as on one, and an old
