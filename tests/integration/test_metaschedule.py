@@ -70,7 +70,8 @@ class Bench:
 
         with Crew(Settings(home=str(self.home)), self.notes.append) as crew:
             yield Boards(crew, BoardPool(crew, open_site, count, self.notes.append))
-        assert all((board.lease or {}).get("purpose") != "script test" for board in self.store.boards.fetch())
+        held = [board.lease for board in self.store.boards.fetch() if board.lease is not None]
+        assert all(lease.purpose != "script test" for lease in held)
 
     def heal(self) -> None:
         for name in self.agents:
