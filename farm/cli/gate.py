@@ -131,4 +131,4 @@ def _find_boards(store: Store, name: str) -> tuple[Any, str | None, bool]:
         own = [row for row in rows if row.board_type == name]
         return types[name], None, bool(own) and all(row.simulated for row in own)
     kind, known = on_board.find_board(store, name)
-    return kind, known, known is not None and bool(store.boards.require(known).simulated)
+    return kind, known, known is not None and store.boards.require(known).simulated

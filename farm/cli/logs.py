@@ -129,7 +129,7 @@ def _find_board(store: Store | None, wanted: str) -> str:
     if not wanted or store is None:
         return wanted
     try:
-        return str(store.boards.require(wanted).name)
+        return store.boards.require(wanted).name
     except UsageError:
         if store.events.fetch_of_boards(wanted):
             return wanted

@@ -223,7 +223,7 @@ def _choose_type(store: Store, board_type: str, board: str, simulated: bool) -> 
             )
         return kind, simulated
     kind, known = on_board.find_board(store, board)
-    is_virtual = known is not None and bool(store.boards.require(known).simulated)
+    is_virtual = known is not None and store.boards.require(known).simulated
     if board_type not in ("", kind.name):
         raise UsageError(f"board {board} is no {board_type} but a {kind.name}", "Leave out --board-type.")
     if simulated and not is_virtual:

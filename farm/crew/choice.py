@@ -87,7 +87,7 @@ def plan_pool(
         )
     if simulated is None:
         simulated = all(row.simulated for row in mine)
-    pool = tuple(sorted(row.name for row in mine if bool(row.simulated) == simulated))
+    pool = tuple(sorted(row.name for row in mine if row.simulated == simulated))
     if not pool:
         raise UsageError(
             f"no {'simulated' if simulated else 'real'} board of type {board_type!r} is registered",

@@ -213,7 +213,7 @@ class _Visit:
         self._prober, self._store, self._lease, self._process = prober, store, lease, process
         self._name = lease.board
         with _our_side():
-            self._type = str(store.boards.require(self._name).board_type)
+            self._type = store.boards.require(self._name).board_type
         self._key = f"{self._type}/{self._name}"
         self._report = ProbeReport(self._name)
 

@@ -214,29 +214,27 @@ class Boards(StorePart):
 
     def fetch(self) -> list[documents.BoardInfo]:
         """All boards by name."""
-        rows = self._db.rows(select_boards().order_by(schema.boards.c.name))
-        now = self._db.clock()
-        return [to_board(row, now) for row in rows]
+        return self._list(select_boards().order_by(schema.boards.c.name))
 
     def require(self, name: str) -> documents.BoardInfo:
         """One board, as in `fetch`. Raises UsageError for an unknown one."""
-        for row in self._db.rows(select_boards().where(schema.boards.c.name == name)):
-            return to_board(row, self._db.clock())
+        for board in self._list(select_boards().where(schema.boards.c.name == name)):
+            return board
         raise unknown_board(name)
 
     def fetch_some(self, names: Collection[str]) -> list[documents.BoardInfo]:
         """The boards of these names that exist, as in `fetch`."""
-        rows = self._db.rows(
-            select_boards().where(schema.boards.c.name.in_(sorted(names))).order_by(schema.boards.c.name)
-        )
-        now = self._db.clock()
-        return [to_board(row, now) for row in rows]
+        table = schema.boards.c
+        return self._list(select_boards().where(table.name.in_(sorted(names))).order_by(table.name))
 
     def fetch_page(self, limit: int, offset: int) -> tuple[list[documents.BoardInfo], int]:
         """A page of boards by name, as in `fetch`, and their total."""
-        rows = self._db.rows(select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset))
-        now = self._db.clock()
-        return [to_board(row, now) for row in rows], self._db.count(schema.boards)
+        page = select_boards().order_by(schema.boards.c.name).limit(limit).offset(offset)
+        return self._list(page), self._db.count(schema.boards)
+
+    def _list(self, query: sa.Select[Any]) -> list[documents.BoardInfo]:
+        rows, now = self._db.rows(query), self._db.clock()
+        return [to_board(row, now) for row in rows]
 
     def fetch_power(self) -> dict[str, dict[str, Any]]:
         """Power commands by board; boards without any are left out."""

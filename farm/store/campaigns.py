@@ -74,7 +74,7 @@ class Campaigns(StorePart):
     def submit(self, order: Mapping[str, Any], command: str, workloads: Sequence[Mapping[str, Any]]) -> int:
         """Put a campaign into the store for an engine to find; returns its number.
 
-        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `save`,
+        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `Workloads.save`,
         each with its `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
         """
         name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
@@ -93,7 +93,7 @@ class Campaigns(StorePart):
                 command=command,
                 model=", ".join(str(each["name"]) for each in order["models"]),
                 model_sha256="",
-                # Trials of a campaign for several types must say theirs: see `add`.
+                # Trials of a campaign for several types must say theirs: see `Trials.add`.
                 board_type=types[0] if len(types) == 1 else "",
                 trials_budget=order["budget"].get("trials") or 0,
                 settings={},

@@ -26,7 +26,7 @@ IMPORTED = "imported"
 class RecordBundle:
     """A part of a farm's memory: records, the trials of their candidates, and the workloads of both.
 
-    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `save`. `store` is
+    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `Workloads.save`. `store` is
     the identity of their store.
     """
 

@@ -117,20 +117,21 @@ class Sweeps(StorePart):
 
     def fetch(self) -> list[documents.StoredSweep]:
         """All sweeps, newest first."""
-        rows = self._db.rows(select_sweeps().order_by(schema.sweeps.c.id.desc()))
-        return [documents.StoredSweep(**row) for row in rows]
+        return self._list(select_sweeps().order_by(schema.sweeps.c.id.desc()))
 
     def fetch_page(self, limit: int, offset: int) -> tuple[list[documents.StoredSweep], int]:
         """A page of sweeps, newest first, as in `fetch`, and their total."""
         query = select_sweeps().order_by(schema.sweeps.c.id.desc()).limit(limit).offset(offset)
-        return [documents.StoredSweep(**row) for row in self._db.rows(query)], self._db.count(schema.sweeps)
+        return self._list(query), self._db.count(schema.sweeps)
+
+    def _list(self, query: sa.Select[Any]) -> list[documents.StoredSweep]:
+        return [documents.StoredSweep(**row) for row in self._db.rows(query)]
 
     def require(self, sweep: int) -> documents.StoredSweep:
         """One sweep, as in `fetch`. Raises UsageError for an unknown one."""
-        rows = self._db.rows(select_sweeps().where(_is(schema.sweeps.c.id, sweep)))
-        if not rows:
-            raise _unknown_sweep(sweep)
-        return documents.StoredSweep(**rows[0])
+        for found in self._list(select_sweeps().where(_is(schema.sweeps.c.id, sweep))):
+            return found
+        raise _unknown_sweep(sweep)
 
     def add_point(
         self,

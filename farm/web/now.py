@@ -66,7 +66,7 @@ class BoardFilters:
             and self.board_type in ("", board.board_type)
             and self.state in ("", board.state)
             and self.health in ("", board.health)
-            and (not self.made or (self.made == "simulated") == bool(board.simulated))
+            and (not self.made or (self.made == "simulated") == board.simulated)
         )
 
 
@@ -99,7 +99,7 @@ def to_board_row(board: BoardInfo, known: KnownOfBoards, now: float) -> dict[str
     return {
         "name": name,
         "board_type": board.board_type,
-        "simulated": bool(board.simulated),
+        "simulated": board.simulated,
         "labels": board.labels,
         "state": board.state,
         "health": board.health,
@@ -191,7 +191,7 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> str:
     kinds = {(each["board_type"], bool(each["simulated"])) for each in campaign.order["types"]}
     counts: dict[str, int] = {}
     for board in boards:
-        if (board.board_type, bool(board.simulated)) not in kinds or mine.get(board.name, "idle") != "idle":
+        if (board.board_type, board.simulated) not in kinds or mine.get(board.name, "idle") != "idle":
             continue
         lease = board.lease
         if board.health != Health.GOOD:

@@ -134,7 +134,7 @@ class EngineBoard(LeasedBoard):
         what `LeasedBoard` raises.
         """
         self.host, self._tracker = host, tracker
-        self.board_type, self.labels = str(row.board_type), dict(row.labels or {})
+        self.board_type, self.labels = row.board_type, dict(row.labels)
         # When it was taken (monotonic, s), and the store's mark then (`store.trials.fetch_mark`).
         self.taken_at, self.taken_mark = time.monotonic(), store.trials.fetch_mark()
         _ = self.tracker  # raises before the lease is taken
@@ -146,7 +146,7 @@ class EngineBoard(LeasedBoard):
         self.calls: collections.deque[Call] = collections.deque()
         self.losses = 0  # in a row
         self.blame = Blame(self)
-        self._like = {"board_type": self.board_type, "simulated": bool(row.simulated)}
+        self._like = {"board_type": self.board_type, "simulated": row.simulated}
         self._log = log
         self.process: BoardProcess | None = None
         with contextlib.ExitStack() as undo:

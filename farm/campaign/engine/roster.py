@@ -76,7 +76,7 @@ class Roster:
                     row.name
                     for row in rows
                     if row.board_type == each.board_type
-                    and bool(row.simulated) == each.simulated
+                    and row.simulated == each.simulated
                     and order.may_use(row.name, row.labels)
                     and (row.name == host or not each.is_host)
                 }
@@ -176,7 +176,7 @@ class Roster:
 
     def _may_use(self, row: BoardInfo, order: Order) -> bool:
         return order.may_use(row.name, row.labels) and any(
-            row.board_type == each.board_type and bool(row.simulated) == each.simulated for each in order.types
+            row.board_type == each.board_type and row.simulated == each.simulated for each in order.types
         )
 
     def find(self, name: str) -> boards.Arrived | None:
