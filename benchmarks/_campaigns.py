@@ -123,7 +123,7 @@ class Carried:
     began_at: float
     ended_at: float
     trials: Sequence[Mapping[str, Any]]
-    workloads: Sequence[Mapping[str, Any]]
+    workloads: Sequence[Any]
     engine_rss: Sequence[tuple[int, int]]
     core_s_per_trial: Mapping[str, float]
 

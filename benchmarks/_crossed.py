@@ -23,7 +23,7 @@ from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
 from farm.search.tuners.correction import Correction, Lesson, Plans
 from farm.search.tuners.cost_model import derive_traits
 from farm.search.tuners.schedule_space import FamilySketch
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 WITHIN = 1.05
 # As a campaign asks for them: one of each workload, then the rest of a warm-up, then as many again, then batches.

@@ -33,10 +33,10 @@ from farm.report.campaign_table import summary_line
 from farm.search import tvm_env
 from farm.search.default_schedule import find_default
 from farm.search.target import host_target, make_target
-from farm.search.workloads import Workload, prepare_model
+from farm.search.workloads import prepare_model
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, SEARCH_TRIAL, FleetCampaign, Record
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, FleetCampaign, Record, Workload
 
 # Model runs are spread over this many rounds in which all programs take turns, so that drift treats them alike. With
 # four, seconds of other work on the machine (two threads a third slower) hit one program more than another.

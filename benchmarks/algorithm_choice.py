@@ -85,7 +85,8 @@ def make_workload(shape: tuple[int, int, int, int], channels: int, m: int, targe
 
     from farm.search import cores, workloads
     from farm.search.graph import algorithms, channel_padding, winograd
-    from farm.search.workloads import Workload, list_arguments
+    from farm.search.workloads import list_arguments
+    from farm.values import Workload
 
     if m:
         function = winograd.make_function(shape, channels, _PADDING, m)

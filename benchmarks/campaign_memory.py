@@ -23,6 +23,8 @@ import _campaigns
 import _machine
 import psutil
 
+from farm.values import Workload
+
 GOAL_BYTES_PER_TRIAL = 1024
 # Of a convolution's candidate: its scheduled function, its trace, its library.
 MODULE_BYTES, TRACE_BYTES, LIBRARY_BYTES = 40_000, 8_000, 20_000
@@ -144,12 +146,10 @@ def submit(store: Any) -> None:
         search=SearchOrder("random", None, None, False, 0),
         measure=MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 1),
     )
-    rows = [
-        {"hash": each.hash, "name": each.name, "flop": each.flop, "arguments": [], "target": target}
-        | {"pipeline": "graph/1", "module_json": "{}", "board_type": TYPE, "weight": 1}
-        for each in works
+    workloads = [
+        Workload(each.hash, each.name, each.flop, 1, (), "{}", target, "graph/1", board_type=TYPE) for each in works
     ]
-    store.campaigns.submit(order.to_document(), "benchmark", rows)
+    store.campaigns.submit(order.to_document(), "benchmark", workloads)
 
 
 def text_of(size: int, number: int) -> str:

@@ -37,7 +37,7 @@ from farm.search.build import builder
 from farm.search.families import rule
 from farm.search.tuners.schedule_space import ScheduleSpace
 from farm.search.tuners.warm_start import spearman
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 BOARD_TYPE, THREADS = "jetson-nano", 4
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2}

@@ -24,7 +24,7 @@ from farm.inventory.board_types import require_board_type
 from farm.search import tvm_env
 from farm.search.build import builder
 from farm.search.target import host_target
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 MODELS = "squeezenet1.1,resnet18,mobilenet_v2"
 # Of a model in each round.

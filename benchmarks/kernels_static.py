@@ -21,7 +21,7 @@ import _loops
 import _machine
 
 from farm.models import zoo
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 # Changes of a share that are no loss.
 _TOLERATED = 0.03

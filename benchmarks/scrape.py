@@ -20,7 +20,7 @@ from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.services import telemetry
 from farm.settings import Settings
 from farm.store import Store, schema
-from farm.values import Virtual
+from farm.values import Virtual, Workload
 
 _TYPE = "jetson-nano"
 # What a Prometheus of today asks for.
@@ -68,10 +68,9 @@ def main() -> None:
 
 
 def _submit(store: Store, name: str) -> None:
-    row = {"hash": "w1", "name": "dense", "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
     order = {"name": name, "owner": "benchmark", "budget": {}, "models": [{"name": "mlp"}]}
     types = {"types": [{"board_type": _TYPE}]}
-    workload = row | {"module_json": "{}", "weight": 1, "board_type": _TYPE}
+    workload = Workload("w1", "dense", 1.0, 1, (), "{}", {}, "graph/1", board_type=_TYPE)
     number = store.campaigns.submit(order | types, "benchmark", [workload])
     store.campaigns.note(number, "running", "", {"host": "", "pid": 0, "created": 0.0})
     model = {"name": "mlp", "board_type": _TYPE, "point": "default", "latency_s": 0.01, "predicted": 0, "workloads": 1}

@@ -122,8 +122,8 @@ def run_stock(
     request.write_text(
         json.dumps(
             {
-                "workloads": [{"name": f"w{i}", "module_json": row["module_json"]} for i, row in enumerate(workloads)],
-                "target": dict(workloads[0]["target"]),
+                "workloads": [{"name": f"w{i}", "module_json": each.module_json} for i, each in enumerate(workloads)],
+                "target": dict(workloads[0].target),
                 "trials": options.trials,
                 "trials_per_iteration": options.iteration,
                 "seed": vs_stock.SEED,

@@ -148,7 +148,7 @@ def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict
         for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
             rows = store.workloads.fetch_by_hash(hashes[first : first + _WORKLOADS_AT_ONCE])
             wrong = proof.find_mismatched(list(rows.values()))
-            found |= {key: f"{rows[key]['name']}: {problem}" for key, problem in wrong.items()}
+            found |= {key: f"{rows[key].name}: {problem}" for key, problem in wrong.items()}
             say(min(first + _WORKLOADS_AT_ONCE, len(hashes)), len(hashes))
         return found
 

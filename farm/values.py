@@ -317,6 +317,63 @@ class ModelDecision:
     decided_at: float = 0.0
 
 
+# The columns of a workload in the store, which another farm reads too.
+_STORED = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
+# The prefix of workload names with float16 arithmetic.
+COMPUTED_PREFIX = "fp16_"
+# A fused function's name lists its operators; the first match wins.
+_KINDS = (
+    "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
+    "softmax", "layer_norm", "group_norm", "rms_norm",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One tunable function.
+
+    `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is the
+    number of calls per inference; in a campaign it holds for `board_type` and all models. `flop` is per call, as TVM
+    estimates it (0 where it cannot). `arguments` are shapes with types. `module_json` is the unscheduled function with
+    canonical names in TVM's JSON. `function` is TVM's name for it in this model.
+    """
+
+    hash: str
+    name: str
+    flop: float
+    weight: float
+    arguments: tuple[tuple[tuple[int, ...], str], ...]
+    module_json: str = dataclasses.field(repr=False)
+    target: Mapping[str, Any]
+    pipeline: str
+    function: str = dataclasses.field(default="", compare=False)
+    board_type: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Workload:
+        """Read a stored row, of a campaign or of none. Raises TypeError or ValueError for an invalid one."""
+        arguments = tuple((tuple(shape), dtype) for shape, dtype in row["arguments"])
+        return cls(**{"weight": 1, **row, "arguments": arguments})
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the stored columns: those that no model or campaign determines."""
+        return {name: getattr(self, name) for name in _STORED}
+
+    @property
+    def kind(self) -> str:
+        """The dominant operator, such as `conv2d`, `dense` or `softmax`; `--ops` chooses by it."""
+        return operator_kind(self.name)
+
+
+def operator_kind(name: str) -> str:
+    """Return the dominant operator of a workload's name; a matrix product is `dense`, as TVM's users call it."""
+    fused = name.partition(" ")[0].removeprefix(COMPUTED_PREFIX)
+    for kind in _KINDS:
+        if kind in fused:
+            return "dense" if kind == "matmul" else kind
+    return fused.removeprefix("fused_").split("_")[0].rstrip("0123456789")
+
+
 def name_workloads(hashes: Iterable[str]) -> str:
     """The name of a model's workloads together, which covers target, graph pipeline and every shape."""
     return hashlib.sha256(" ".join(sorted(hashes)).encode()).hexdigest()

@@ -24,6 +24,7 @@ from farm.processes.machine import process_identity
 from farm.store import Store, schema
 from farm.sweep import stored
 from farm.sweep.plan.order import SweepOrder
+from farm.values import Workload
 from tests.unit import sweep_documents
 
 CAMPAIGN = "vision-nightly"
@@ -156,14 +157,16 @@ def make_order(name: str = CAMPAIGN) -> Order:
 
 def submit(store: Store, order: Order, module_json: str = "{}") -> int:
     """Put the order and its workloads into the store."""
-    rows = [
-        {"hash": each.hash, "name": each.name, "flop": each.flop, "arguments": [[[1, 64, 56, 56], "float32"]]}
-        | {"target": dict(kind.target), "pipeline": "graph/2", "module_json": module_json}
-        | {"board_type": kind.board_type, "weight": each.weight}
+    arguments = (((1, 64, 56, 56), "float32"),)
+    workloads = [
+        Workload(
+            *(each.hash, each.name, each.flop, each.weight, arguments, module_json, dict(kind.target), "graph/2"),
+            board_type=kind.board_type,
+        )
         for kind in order.types
         for each in kind.workloads
     ]
-    number = store.campaigns.submit(order.to_document(), "campaign run vision-nightly.yaml", rows)
+    number = store.campaigns.submit(order.to_document(), "campaign run vision-nightly.yaml", workloads)
     store.campaigns.note(number, "running", "", process_identity())
     return number
 

@@ -30,7 +30,7 @@ from farm.search.target import make_code_target
 from farm.search.tvm_env import ms
 from farm.search.tvm_errors import find_reason
 from farm.search.workloads import Prepared, prepare_model
-from farm.values import Record
+from farm.values import Record, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Served:
     `left_out`: its record lost within the model.
     """
 
-    workload: workloads.Workload = dataclasses.field(repr=False)
+    workload: Workload = dataclasses.field(repr=False)
     choice: RecordChoice | None = None
     by_rule: bool = False
     latency_s: float | None = None
@@ -158,7 +158,7 @@ def build_library(
 
 
 def _schedule(
-    workload: workloads.Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
+    workload: Workload, entry: Any, target: Any, book: Records, refused: str | None, canonical: bool
 ) -> tuple[Any, Served]:
     """Return the scheduled candidate of a workload (None: TVM's own code) and its source."""
     tvm_env.load()

@@ -40,7 +40,7 @@ from farm.search.graph import half_precision
 from farm.search.graph import pipeline as graph_pipeline
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, ModelDecision, Record, is_for_gpu
+from farm.values import COMPUTED_PREFIX, DEFAULT_POINT, ModelDecision, Record, is_for_gpu
 from farm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -340,8 +340,8 @@ def find_algorithm(workload: str) -> str:
     """Name the algorithm of a convolution, or of 8-bit and 16-bit code, by its workload's name; "" for others."""
     if workload.startswith(half_precision.PREFIX):
         return ", ".join(filter(None, (find_algorithm(workload.removeprefix(half_precision.PREFIX)), "bf16 weights")))
-    if workload.startswith(half_precision.COMPUTED_PREFIX):
-        own = find_algorithm(workload.removeprefix(half_precision.COMPUTED_PREFIX))
+    if workload.startswith(COMPUTED_PREFIX):
+        own = find_algorithm(workload.removeprefix(COMPUTED_PREFIX))
         return ", ".join(filter(None, (own, "fp16")))
     if re.search(r"int8|quantize", workload):
         return "8 bits"
@@ -379,7 +379,7 @@ def _describe_workload(served: compile.Served, clock_factor: float) -> WorkloadS
         hash=workload.hash,
         name=workload.name,
         flop=workload.flop,
-        weight=workload.weight,
+        weight=int(workload.weight),
         algorithm=find_algorithm(workload.name),
         source="record" if choice else "rule" if served.by_rule else "none",
         latency_s=served.latency_s if choice or served.latency_s is None else served.latency_s * clock_factor,

@@ -19,18 +19,17 @@ from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import Form, ModelVariant
 from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
-from farm.campaign.submit import to_measure, to_model, to_row, to_type
+from farm.campaign.submit import to_measure, to_model, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import keep_model
 from farm.processes.machine import process_identity
 from farm.search import gpus
-from farm.search import workloads as search_workloads
 from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT
+from farm.values import DEFAULT_POINT, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +97,7 @@ def to_form(request: OneModelRequest, place: MeasuringPlace) -> Form:
     return Form.of(place.target.config, place.target.cores, request.board_type.pipeline)
 
 
-def choose_workloads(
-    workloads: Sequence[search_workloads.Workload], ops: Sequence[str]
-) -> tuple[search_workloads.Workload, ...]:
+def choose_workloads(workloads: Sequence[Workload], ops: Sequence[str]) -> tuple[Workload, ...]:
     """Select the workloads of these operator kinds (none: all). Raises UsageError for one that the model lacks."""
     kinds = {workload.kind for workload in workloads}
     if unknown := sorted(set(ops) - kinds):
@@ -110,9 +107,7 @@ def choose_workloads(
     return tuple(workload for workload in workloads if not ops or workload.kind in ops)
 
 
-def drop_known(
-    request: OneModelRequest, workloads: Sequence[search_workloads.Workload], store: Store
-) -> tuple[search_workloads.Workload, ...]:
+def drop_known(request: OneModelRequest, workloads: Sequence[Workload], store: Store) -> tuple[Workload, ...]:
     """Return the workloads that have no record of their own board type."""
     records = store.records.fetch(
         board_type=request.board_type.name, operating_point=DEFAULT_POINT, simulated=bool(request.simulated)
@@ -125,7 +120,7 @@ def submit(
     request: OneModelRequest,
     place: MeasuringPlace,
     survey: Any,
-    workloads: Sequence[search_workloads.Workload],
+    workloads: Sequence[Workload],
     store: Store,
     settings: Settings,
     by: str,
@@ -150,7 +145,7 @@ def submit(
         process=process_identity(),
     )
     found = {each.hash: each for each in workloads}
-    rows = [to_row(found[each.hash], each.weight, kind.name) for each in planned]
+    rows = [dataclasses.replace(found[each.hash], weight=each.weight, board_type=kind.name) for each in planned]
     keep_model(settings.models_path, model.source)
     store.campaigns.submit(order.to_document(), request.command, rows)
     return order.name

@@ -142,7 +142,7 @@ def merge_workloads(
                 predicted_s = None if predicted_s is None else predicted_s * clock_factor
                 known = WorkloadOrder(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
             calls = dict(zip(known.models, known.calls, strict=True))
-            calls[model.name] = calls.get(model.name, 0) + each.weight
+            calls[model.name] = calls.get(model.name, 0) + int(each.weight)
             found[each.hash] = dataclasses.replace(
                 known, weight=known.weight + each.weight, models=tuple(calls), calls=tuple(calls.values())
             )

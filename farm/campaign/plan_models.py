@@ -28,6 +28,7 @@ from farm.models.source import ModelSource, resolve_model
 from farm.processes.compile_subprocess import Apart
 from farm.search import default_schedule, target
 from farm.search import workloads as search_workloads
+from farm.values import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,7 @@ class WorkloadSurvey:
     hash, where a family has one.
     """
 
-    workloads: tuple[search_workloads.Workload, ...]
+    workloads: tuple[Workload, ...]
     pipeline: str
     predicted_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 

@@ -25,9 +25,10 @@ from farm.crew.choice import TargetPlan
 from farm.errors import UsageError
 from farm.inventory.board_types import BoardType
 from farm.models.source import keep_model
-from farm.search import gpus, workloads
+from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
+from farm.values import Workload
 
 
 def submit(
@@ -124,14 +125,17 @@ def make_order(gathered: Gathered, spec: CampaignSpec, settings: Settings, owner
     )
 
 
-def list_workloads(gathered: Gathered) -> list[dict[str, Any]]:
+def list_workloads(gathered: Gathered) -> list[Workload]:
     """Return the workloads of an order with their functions, once for each board type."""
-    rows = []
+    workloads = []
     for planned, (_, surveys) in zip(gathered.plan.types, gathered.surveyed, strict=True):
         chosen = {each.hash: each for each in planned.workloads}
         found = {each.hash: each for _, survey in surveys for each in survey.workloads if each.hash in chosen}
-        rows += [to_row(found[key], each.weight, planned.boards.board_type.name) for key, each in chosen.items()]
-    return rows
+        board_type = planned.boards.board_type.name
+        workloads += [
+            dataclasses.replace(found[key], weight=each.weight, board_type=board_type) for key, each in chosen.items()
+        ]
+    return workloads
 
 
 def to_budget(spec: BudgetSpec) -> Budget:
@@ -198,18 +202,3 @@ def to_measure(spec: MeasureOptions, settings: Settings) -> MeasureOrder:
         memory_bytes=settings.measure_memory_bytes,
         verify_top=spec.verify_top,
     )
-
-
-def to_row(workload: workloads.Workload, weight: float, board_type: str) -> dict[str, Any]:
-    """Convert a workload to the store's row."""
-    return {
-        "hash": workload.hash,
-        "name": workload.name,
-        "flop": workload.flop,
-        "arguments": [[list(shape), dtype] for shape, dtype in workload.arguments],
-        "target": dict(workload.target),
-        "pipeline": workload.pipeline,
-        "module_json": workload.module_json,
-        "board_type": board_type,
-        "weight": weight,
-    }

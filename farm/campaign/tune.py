@@ -25,10 +25,9 @@ from farm.campaign.plan_models import Surveying, WorkloadSurvey
 from farm.crew.choice import find_left_out, plan_choice
 from farm.errors import FarmError, PermanentError, UnavailableError
 from farm.processes.machine import close_abandoned_campaigns, machine_lock, name_user, wait_for_machine
-from farm.search import workloads as search_workloads
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign, Workload
 
 # An engine ends within seconds of its last campaign.
 _RELEASE_TIMEOUT_S = 15.0
@@ -60,7 +59,7 @@ class Tuned:
     name: str
     board: Mapping[str, Any]
     target: Mapping[str, Any]
-    workloads: tuple[search_workloads.Workload, ...]
+    workloads: tuple[Workload, ...]
     tasks: tuple[Mapping[str, Any], ...]
     trials: dict[str, int]
     verdict: Mapping[str, Any]
@@ -131,7 +130,7 @@ class _Run:
         self._waiting_since: float | None = None
         self._recalled = 0
         self._submitted_at = request.since
-        self._workloads: tuple[search_workloads.Workload, ...] = ()
+        self._workloads: tuple[Workload, ...] = ()
 
     def carry_out(self, engine: client.EnginePrestart) -> Tuned:
         """Submit the campaign and watch it until it has ended."""

@@ -105,7 +105,7 @@ def import_(
     with options.open_store() as store:
         about = {"origin": {"source": str(folder.absolute()), "by": machine.name_user()}}
         number = store.campaigns.start("farm record import", folder.name, "", kind, 0, about)
-        store.workloads.save(number, [dict(each) | {"weight": 1} for each in workloads])
+        store.workloads.save(number, workloads)
         count = store.trials.add_several([dataclasses.replace(each, campaign=number) for each in trials])
         store.campaigns.finish(number, "imported")
     yield from _tell(imports.Taken(workloads=len(workloads), trials=count))
@@ -202,9 +202,9 @@ def show_record(workload: _Which) -> output.Document:
         records = store.records.fetch(workloads=[key], simulated=None)
         codes = record_document.name_codes(store, records)
     yield record_document.make_document(about, records, codes)
-    shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about["arguments"])
-    told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about['pipeline']}")
-    output.say(*told, "target: " + " ".join(f"{key}={_say_value(value)}" for key, value in about["target"].items()))
+    shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}" for shape, dtype in about.arguments)
+    told = (f"workload {key}", name, f"arguments: {shapes}", f"pipeline: {about.pipeline}")
+    output.say(*told, "target: " + " ".join(f"{key}={_say_value(value)}" for key, value in about.target.items()))
     _print_records(records, codes, "no record; `farm record best` shows what was measured")
     for each in records:
         where = f"{each.board_type} at {each.operating_point}"
@@ -238,7 +238,7 @@ def best_trials(
         others = 0 if places else len(store.records.fetch_operating_points(key, simulated=not simulated))
         records = store.records.fetch(workloads=[key], simulated=simulated)
         verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
-        flop = float(store.workloads.fetch_by_hash([key])[key]["flop"])
+        flop = store.workloads.fetch_by_hash([key])[key].flop
         rows = [
             {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
             | row

@@ -25,7 +25,7 @@ from farm.processes.machine import name_user, process_identity
 from farm.search import traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store
-from farm.values import DEFAULT_POINT, Trial
+from farm.values import DEFAULT_POINT, Trial, Workload
 
 # The pipeline of scripts' workloads: what the script did to its model is unknown.
 SCRIPT_PIPELINE = "script"
@@ -257,10 +257,10 @@ def _without_notes(mod: Any) -> Any:
     )
 
 
-def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
-    """Return a workload's row in the store."""
+def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> Workload:
+    """Return a script's function as a workload."""
     arguments = workloads.list_arguments(mod)
-    workload = workloads.Workload(
+    return Workload(
         hash=key,
         name=workloads.readable_name(_name_function(mod), [shape for shape, _ in arguments], "OIHW"),
         flop=float(estimate_tir_flops(mod)),
@@ -270,7 +270,6 @@ def describe(mod: Any, key: str, config: Mapping[str, Any], pipeline: str) -> di
         target=dict(config),
         pipeline=pipeline,
     )
-    return workload.to_row()
 
 
 def hash_candidate(module: Any) -> str:

@@ -28,7 +28,7 @@ from farm.search import target as search_target
 from farm.search.tvm_env import ms
 from farm.store import schema
 from farm.store.imports import RecordBundle
-from farm.values import Record, Trial
+from farm.values import Record, Trial, Workload
 
 # Clocks of two farms may differ by a wrong time zone.
 _CLOCK_SLACK_S = 86_400.0
@@ -42,16 +42,8 @@ _KINDS: dict[str, Any] = {
     "float": (int, float),
     "float | None": (int, float, type(None)),
     "str | None": (str, type(None)),
+    "Mapping[str, Any]": dict,
     "Mapping[str, Any] | None": (dict, type(None)),
-}
-WORKLOAD_KINDS: dict[str, Any] = {
-    "hash": str,
-    "name": str,
-    "flop": (int, float),
-    "arguments": list,
-    "module_json": str,
-    "target": dict,
-    "pipeline": str,
 }
 
 
@@ -61,7 +53,7 @@ def require_bundle(bundle: RecordBundle) -> None:
     known = set()
     for workload in bundle.workloads:
         require_workload(workload)
-        known.add(workload["hash"])
+        known.add(workload.hash)
     for record in bundle.records:
         _require_record(record, latest)
     for trial, at in bundle.trials:
@@ -74,13 +66,11 @@ def require_bundle(bundle: RecordBundle) -> None:
     _require_plain({str(number): name for number, name in bundle.models.items()}, "a model's name")
 
 
-def require_workload(value: Any) -> None:
-    """Raise ValueError for a workload's row with other keys or invalid values."""
-    _require(isinstance(value, dict) and value.keys() == WORKLOAD_KINDS.keys(), "a workload has other keys")
-    for key, kind in WORKLOAD_KINDS.items():
-        _require(isinstance(value[key], kind), f"a workload's {key} is a {type(value[key]).__name__}")
-    _require(0 <= value["flop"] <= _MOST_FLOP, "a workload's FLOP are invalid")
-    _require_plain({key: each for key, each in value.items() if key != "module_json"}, "a workload")
+def require_workload(value: Workload) -> None:
+    """Raise ValueError for a workload with invalid values."""
+    _require_fields(value)
+    _require(0 <= value.flop <= _MOST_FLOP, "a workload's FLOP are invalid")
+    _require_plain({"arguments": value.arguments, "target": value.target}, "a workload")
 
 
 def require_trial(value: Trial) -> None:
@@ -127,13 +117,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _require_fields(value: Record | Trial) -> None:
+def _require_fields(value: Record | Trial | Workload) -> None:
     for field in dataclasses.fields(value):
         given, kind = getattr(value, field.name), _KINDS.get(str(field.type))
         if kind is not None:
             wrong_bool = isinstance(given, bool) and kind is not bool
             _require(isinstance(given, kind) and not wrong_bool, f"{field.name} is a {type(given).__name__}")
-        if isinstance(given, str):
+        if isinstance(given, str) and field.name != "module_json":
             most = _MOST_TRACE if field.name == "trace_json" else _MOST_TEXT
             _require(len(given) <= most, f"{field.name} is too long")
 
@@ -202,7 +192,7 @@ def to_document(bundle: RecordBundle) -> dict[str, Any]:
         "format": FORMAT,
         "store": bundle.store,
         "models": {str(number): model for number, model in bundle.models.items()},
-        "workloads": [dict(each) for each in bundle.workloads],
+        "workloads": [each.to_row() for each in bundle.workloads],
         "records": [dataclasses.asdict(each) for each in bundle.records],
         "trials": [
             {field.name: getattr(trial, field.name) for field in dataclasses.fields(Trial)}
@@ -232,7 +222,7 @@ def parse(document: Any) -> RecordBundle:
     """Read the bundle of a document. Raises ValueError, LookupError, TypeError or ProtocolError for an invalid one."""
     if document["format"] != FORMAT:
         raise ValueError(f"its format is {document['format']!r}, and this version reads {FORMAT!r}")
-    workloads = tuple(dict(each) for each in document["workloads"])
+    workloads = tuple(map(Workload.from_row, document["workloads"]))
     records = tuple(Record(**each) for each in document["records"])
     trials = tuple(_to_trial(dict(each)) for each in document["trials"])
     models = {int(key): str(name) for key, name in document["models"].items()}
@@ -241,7 +231,7 @@ def parse(document: Any) -> RecordBundle:
 
 def read_database(
     folder: Path, board_type: str, point: str, *, simulated: bool, pipeline: str
-) -> tuple[list[Mapping[str, Any]], list[Trial]]:
+) -> tuple[list[Workload], list[Trial]]:
     """Read MetaSchedule's two files as workloads and trials without a campaign, in a confined process.
 
     This farm has not verified them, so they become trials that warm-start a search, not records. Raises UsageError.
@@ -254,7 +244,7 @@ def read_database(
     answer = confined.call(f"{__package__}.exchange_child:read", json.dumps(given).encode(), what, _LIMITS)
     with blamed(folder / TUNING_RECORDS):
         document = json.loads(answer)
-        workloads = [{name: each[name] for name in WORKLOAD_KINDS} for each in document["workloads"]]
+        workloads = [Workload.from_row(each) for each in document["workloads"]]
         for each in workloads:
             require_workload(each)
         trials = []
@@ -265,7 +255,7 @@ def read_database(
             )
             require_trial(trial)
             trials.append(trial)
-    return list(workloads), trials
+    return workloads, trials
 
 
 def require_sound(bundle: RecordBundle, source: str) -> None:
@@ -284,7 +274,7 @@ def require_sound(bundle: RecordBundle, source: str) -> None:
                 f"{source}: the trace of candidate {each.candidate} of workload {each.workload} cannot be read: {error}"
             ) from error
     if wrong := proof.find_mismatched(bundle.workloads):
-        names = {each["hash"]: each["name"] for each in bundle.workloads}
+        names = {each.hash: each.name for each in bundle.workloads}
         (first, reason), *more = wrong.items()
         others = f" (and {len(more)} more)" if more else ""
         raise UsageError(
@@ -303,12 +293,12 @@ def _write_database(bundle: RecordBundle, folder: Path) -> int:
     database = ms.database.JSONDatabase(
         path_workload=str(folder / WORKLOADS), path_tuning_record=str(folder / TUNING_RECORDS)
     )
-    about = {each["hash"]: each for each in bundle.workloads}
+    about = {each.hash: each for each in bundle.workloads}
     for record in bundle.records:
         workload = about[record.workload]
         entry, target = (
-            database.commit_workload(tvm.ir.load_json(workload["module_json"])),
-            search_target.make_target(workload["target"]),
+            database.commit_workload(tvm.ir.load_json(workload.module_json)),
+            search_target.make_target(workload.target),
         )
         item = traces.restore(record.trace_json, entry, target)
         database.commit_tuning_record(traces.as_record(item, entry, target, record.median_s))

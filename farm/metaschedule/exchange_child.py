@@ -15,6 +15,7 @@ from farm.metaschedule import tvm_objects
 from farm.search import proof, traces, workloads
 from farm.search import target as search_target
 from farm.search.tvm_env import ms
+from farm.values import Workload
 
 _WORKLOADS, _TUNING_RECORDS = Path("database_workload.json"), Path("database_tuning_record.json")
 # MetaSchedule writes a module's length before its text, and its reader trusts it.
@@ -35,7 +36,7 @@ def read(payload: bytes) -> bytes:
     _WORKLOADS.write_text(given["workloads"])
     _TUNING_RECORDS.write_text(given["tuning_records"])
     workloads, trials = _read(given["pipeline"])
-    return json.dumps({"workloads": workloads, "trials": trials}, allow_nan=False).encode()
+    return json.dumps({"workloads": [each.to_row() for each in workloads], "trials": trials}, allow_nan=False).encode()
 
 
 def _require(path: Path, number: int, line: str, check: Callable[[Any], None]) -> None:
@@ -52,8 +53,8 @@ def _check_workload(entry: Any) -> None:
     proof.require_graph(data[_LENGTH_BYTES:].decode())
 
 
-def _read(pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    found: dict[str, dict[str, Any]] = {}
+def _read(pipeline: str) -> tuple[list[Workload], list[dict[str, Any]]]:
+    found: dict[str, Workload] = {}
     trials: dict[tuple[str, str], dict[str, Any]] = {}
     known = ms.database.JSONDatabase(path_workload=str(_WORKLOADS), path_tuning_record=str(_TUNING_RECORDS))
     for record in known.get_all_tuning_records():

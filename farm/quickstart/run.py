@@ -34,14 +34,13 @@ from farm.processes.compile_subprocess import Apart
 from farm.report import campaign_charts, campaign_rows, charts, drawing, quickstart_page
 from farm.report.quickstart_page import LABELS
 from farm.report.sweep_page import write_sweep_report
-from farm.search import workloads as search_workloads
 from farm.settings import Settings
 from farm.store import Store
 from farm.sweep.export.document import make_document
 from farm.sweep.plan.order import SweepOrder, SweepPlace
 from farm.sweep.run import runner
 from farm.sweep.run.programs import COMPILED, UNTUNED, Arrays, SweepProgram
-from farm.values import DEFAULT_POINT, Record, Virtual
+from farm.values import DEFAULT_POINT, Record, Virtual, Workload
 from farm.version import __version__
 
 BOARD, BOARD_TYPE = "quickstart-nano", "jetson-nano"
@@ -218,7 +217,7 @@ def _compile(
     source: ModelSource,
     shapes: Mapping[str, tuple[int, ...]],
     target: Mapping[str, Any],
-    workloads: Sequence[search_workloads.Workload],
+    workloads: Sequence[Workload],
     book: Records,
     board_type: BoardType,
 ) -> compile.Compiled:

@@ -13,12 +13,11 @@ from typing import Any
 from farm import emulation
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types, require_board_type
-from farm.search import workloads
 from farm.store import Store
 from farm.store.records import RecordCriteria
 from farm.types import documents
 from farm.units import format_latency, parse_duration_s
-from farm.values import Record
+from farm.values import Record, Workload, operator_kind
 
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 
@@ -71,7 +70,7 @@ class Filters:
             key
             for key, name in store.workloads.fetch_names()
             if (not self.workload or is_meant(key, name, self.workload))
-            and (not self.operator or workloads.operator_kind(name) == self.operator)
+            and (not self.operator or operator_kind(name) == self.operator)
         ]
 
     def explain_none(self, store: Store) -> str:
@@ -139,7 +138,7 @@ def name_codes(store: Store, records: Sequence[Record]) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in simulated:
         if each.board_type in known and each.workload in rows:
-            mtriple = str(rows[each.workload]["target"].get("mtriple", ""))
+            mtriple = str(rows[each.workload].target.get("mtriple", ""))
             found[each.workload] = emulation.name_code(known[each.board_type], mtriple)
     return found
 
@@ -164,17 +163,15 @@ def to_document(record: Record, codes: Mapping[str, str]) -> documents.Record:
     return documents.Record(**_describe(record, codes))
 
 
-def make_document(
-    about: Mapping[str, Any], records: Iterable[Record], codes: Mapping[str, str]
-) -> documents.WorkloadRecords:
-    """Return a workload, as `store.workloads.fetch_by_hash` has it, with all that is known of its records."""
+def make_document(workload: Workload, records: Iterable[Record], codes: Mapping[str, str]) -> documents.WorkloadRecords:
+    """Return a workload with all that is known of its records."""
     in_full = [
         documents.RecordInFull(
             **_describe(each, codes), evidence=None if each.evidence is None else dict(each.evidence)
         )
         for each in records
     ]
-    return documents.WorkloadRecords(**{field: about[field] for field in _OF_WORKLOAD}, records=in_full)
+    return documents.WorkloadRecords(**{field: getattr(workload, field) for field in _OF_WORKLOAD}, records=in_full)
 
 
 def _describe(record: Record, codes: Mapping[str, str]) -> dict[str, Any]:

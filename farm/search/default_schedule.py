@@ -17,7 +17,7 @@ from farm.search.families.family import Plan
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.target import make_target
 from farm.search.tvm_env import ms
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import tvm
 from farm.errors import UsageError
 from farm.processes import confined
 from farm.search import tvm_env, workloads
+from farm.values import Workload
 
 # Rows per process: small enough to report progress and to find a row that crashes TVM.
 _BATCH = 200
@@ -28,56 +29,53 @@ _LEAVES = frozenset({"None", "bool", "int", "float", "ffi.String", "ffi.Bytes", 
 _NUMBERS = frozenset({"data_alignment", "offset_factor"})
 
 
-def find_mismatched(
-    rows: Sequence[Mapping[str, Any]], say: Callable[[int], None] = lambda done: None
-) -> dict[str, str]:
-    """Return the faults of stored workload rows by hash; `say` receives the number of rows checked so far.
+def find_mismatched(stored: Sequence[Workload], say: Callable[[int], None] = lambda done: None) -> dict[str, str]:
+    """Return the faults of stored workloads by hash; `say` receives the number checked so far.
 
-    A valid row's module loads, has the row's hash for its target and pipeline, and takes the row's arguments. Raises
+    A valid workload's module loads, has its hash for its target and pipeline, and takes its arguments. Raises
     UnavailableError where this machine cannot confine a process.
     """
     found: dict[str, str] = {}
-    for start in range(0, len(rows), _BATCH):
-        found |= dict(_judge_apart(rows[start : start + _BATCH]))
-        say(min(start + _BATCH, len(rows)))
+    for start in range(0, len(stored), _BATCH):
+        found |= dict(_judge_apart(stored[start : start + _BATCH]))
+        say(min(start + _BATCH, len(stored)))
     return found
 
 
-def _judge_apart(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    names = ("hash", "module_json", "target", "pipeline", "arguments")
-    payload = json.dumps([{name: row[name] for name in names} for row in rows]).encode()
+def _judge_apart(stored: Sequence[Workload]) -> Iterator[tuple[str, str]]:
+    payload = json.dumps([each.to_row() for each in stored]).encode()
     try:
         answer = confined.call(f"{__name__}:judge", payload, "its module cannot be read", _LIMITS)
         problems = [str(each) for each in json.loads(answer)]
     except (UsageError, ValueError) as error:
-        if len(rows) == 1:
+        if len(stored) == 1:
             message = error.message if isinstance(error, UsageError) else "its module cannot be read"
-            yield rows[0]["hash"], message
+            yield stored[0].hash, message
         else:
-            middle = len(rows) // 2
-            yield from _judge_apart(rows[:middle])
-            yield from _judge_apart(rows[middle:])
+            middle = len(stored) // 2
+            yield from _judge_apart(stored[:middle])
+            yield from _judge_apart(stored[middle:])
         return
-    yield from ((row["hash"], problem) for row, problem in zip(rows, problems, strict=True) if problem)
+    yield from ((each.hash, problem) for each, problem in zip(stored, problems, strict=True) if problem)
 
 
 def judge(payload: bytes) -> bytes:
     """Return each row's fault as JSON, "" for none. Runs in the confined process and loads TVM's compiler."""
-    return json.dumps([_judge_one(row) for row in json.loads(payload)]).encode()
+    return json.dumps([_judge_one(Workload.from_row(row)) for row in json.loads(payload)]).encode()
 
 
-def _judge_one(row: Mapping[str, Any]) -> str:
+def _judge_one(workload: Workload) -> str:
     tvm_env.load()
     try:
-        require_graph(row["module_json"])
-        module = tvm.ir.load_json(row["module_json"])
-        own = workloads.workload_hash(module, row["target"], row["pipeline"])
-        arguments = [[list(shape), kind] for shape, kind in workloads.list_arguments(module)]
+        require_graph(workload.module_json)
+        module = tvm.ir.load_json(workload.module_json)
+        own = workloads.workload_hash(module, workload.target, workload.pipeline)
+        arguments = workloads.list_arguments(module)
     except Exception as error:  # noqa: BLE001 - malformed JSON makes TVM raise errors of any type
         return f"its module cannot be read: {' '.join(str(error).split())[:200]}"
-    if own != row["hash"]:
+    if own != workload.hash:
         return f"its module is another function, whose hash is {own}"
-    if arguments != [[list(shape), kind] for shape, kind in row["arguments"]]:
+    if arguments != workload.arguments:
         return "its arguments are not those of its module"
     return ""
 

@@ -19,6 +19,7 @@ from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, importer, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
+from farm.values import COMPUTED_PREFIX, Workload
 
 # MetaSchedule's post-processors look this block up by name.
 ROOT = "root"
@@ -65,53 +66,8 @@ def number_blocks(blocks: list[str]) -> dict[str, str]:
     return {name: f"block_{number}" for number, name in enumerate(blocks)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """One tunable function.
-
-    `hash` identifies it over models, processes and machines: function, target and graph pipeline. `weight` is the
-    number of calls per inference. `flop` is per call, as TVM estimates it (0 where it cannot). `module_json` is the
-    unscheduled function with canonical names in TVM's JSON. `function` is TVM's name for it in this model.
-    """
-
-    hash: str
-    name: str
-    flop: float
-    weight: int
-    arguments: tuple[tuple[tuple[int, ...], str], ...]
-    module_json: str = dataclasses.field(repr=False)
-    target: Mapping[str, Any]
-    pipeline: str
-    function: str = dataclasses.field(default="", compare=False)
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the stored columns: all but this model's name for it."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "function"}
-
-    @property
-    def kind(self) -> str:
-        """The dominant operator, such as `conv2d`, `dense` or `softmax`; `--ops` chooses by it."""
-        return operator_kind(self.name)
-
-
-# A fused function's name lists its operators; the first match wins.
-_KINDS = (
-    "depthwise_conv2d", "conv2d", "conv1d", "conv3d", "matmul", "dense", "max_pool2d", "avg_pool2d", "log_softmax",
-    "softmax", "layer_norm", "group_norm", "rms_norm",
-)  # fmt: skip
-
-
 # Data movement that a function may apply to its first argument before it computes.
 _MOVES = re.compile(r"(?:(?:transpose|reshape|squeeze|expand_dims|strided_slice|mirror_pad|pad)_)+")
-
-
-def operator_kind(name: str) -> str:
-    """Return the dominant operator of a workload's name; a matrix product is `dense`, as TVM's users call it."""
-    fused = name.partition(" ")[0].removeprefix(half_precision.COMPUTED_PREFIX)
-    for kind in _KINDS:
-        if kind in fused:
-            return "dense" if kind == "matmul" else kind
-    return fused.removeprefix("fused_").split("_")[0].rstrip("0123456789")
 
 
 def readable_name(function: str, shapes: Sequence[tuple[int, ...]], kernel_layout: str, *, casts: bool = True) -> str:
@@ -187,7 +143,7 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
         computed = known is not None and half_precision.is_computed(known.weights, arguments)
         name = readable_name(name, [shape for shape, _ in arguments], kernel_layout, casts=not computed)
         halved = half_precision.is_halved(arguments)
-        prefix = half_precision.PREFIX if halved else half_precision.COMPUTED_PREFIX if computed else ""
+        prefix = half_precision.PREFIX if halved else COMPUTED_PREFIX if computed else ""
         found.append(
             Workload(
                 hash=workload_hash(mod, target_config, pipeline),

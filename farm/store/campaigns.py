@@ -16,7 +16,7 @@ from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.session import StorePart, StoreSession
 from farm.store.workloads import Workloads
-from farm.values import CampaignState, FleetCampaign
+from farm.values import CampaignState, FleetCampaign, Workload
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
@@ -71,11 +71,11 @@ class Campaigns(StorePart):
 
     # Over a fleet
 
-    def submit(self, order: Mapping[str, Any], command: str, workloads: Sequence[Mapping[str, Any]]) -> int:
+    def submit(self, order: Mapping[str, Any], command: str, workloads: Sequence[Workload]) -> int:
         """Put a campaign into the store for an engine to find; returns its number.
 
-        `order` has at least `name`, `owner`, `budget`, `models` and `types`; `workloads` are as for `Workloads.save`,
-        each with its `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
+        `order` has at least `name`, `owner`, `budget`, `models` and `types`; each of `workloads` has its
+        `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
         """
         name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
         if not is_name(name):

@@ -17,7 +17,7 @@ from farm.store.records import StoredRecords, is_of
 from farm.store.session import StorePart, StoreSession
 from farm.store.trials import Trials, to_row
 from farm.store.workloads import Workloads
-from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial
+from farm.values import SEARCH_TRIAL, WINNER_TRIAL, Record, Trial, Workload
 
 IMPORTED = "imported"
 
@@ -26,14 +26,14 @@ IMPORTED = "imported"
 class RecordBundle:
     """A part of a farm's memory: records, the trials of their candidates, and the workloads of both.
 
-    `trials` have their campaign's number there and `recorded_at`; `workloads` are rows for `Workloads.save`. `store` is
-    the identity of their store.
+    `trials` have their campaign's number there and `recorded_at`. `store` is the identity of their
+    store.
     """
 
     store: str
     records: tuple[Record, ...]
     trials: tuple[tuple[Trial, float], ...]
-    workloads: tuple[Mapping[str, Any], ...]
+    workloads: tuple[Workload, ...]
     # Models by number of the named campaigns.
     models: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
@@ -85,14 +85,13 @@ class Imports(StorePart):
             )
             trials += [(_to_trial(row), float(row["recorded_at"])) for row in rows]
         hashes = sorted({record.workload for record in records})
-        rows = list(self._workloads.fetch_by_hash(hashes).values())
+        workloads = tuple(self._workloads.fetch_by_hash(hashes).values())
         campaigns = schema.campaigns
         named = sa.select(campaigns.c.id, campaigns.c.model).where(
             campaigns.c.id.in_(sorted({trial.campaign for trial, _ in trials}))
         )
         models = {row["id"]: row["model"] for row in self._db.rows(named)}
-        kept = tuple({key: value for key, value in row.items() if key != "added_at"} for row in rows)
-        return RecordBundle(self.fetch_identity(), tuple(records), tuple(trials), kept, models)
+        return RecordBundle(self.fetch_identity(), tuple(records), tuple(trials), workloads, models)
 
     def take_in(self, bundle: RecordBundle, source: str, by: str) -> Taken:
         """Import a bundle in one transaction, idempotently.
@@ -106,7 +105,9 @@ class Imports(StorePart):
         with self._db.writing() as connection:
             now = self._db.wall_clock()
             for workload in bundle.workloads:
-                taken.workloads += self._db.insert_new(connection, schema.workloads, {**workload, "added_at": now})
+                taken.workloads += self._db.insert_new(
+                    connection, schema.workloads, {**workload.to_row(), "added_at": now}
+                )
             origin = {"store": bundle.store, "source": source, "by": by, "at": now}
             campaigns: dict[int, int] = {}
             rows = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -16,15 +16,24 @@ from farm.errors import InternalError
 from farm.store import database, schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
 from farm.store.standing import note_seen
-from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial
+from farm.store.workloads import Workloads
+from farm.values import SEARCH_TRIAL, UNTUNED, WINNER_TRIAL, Trial, Workload
 
 # Rows in memory at once.
 _CHUNK = 5_000
 # A failure of the board or the farm is no sign of life of the board.
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
-# The columns of a trial and of its workload that another search learns from.
-_WANTED = ("id", "workload", "board_type", "operating_point", "candidate", "trace_json", "median_s")
-_ABOUT = ("hash", "name", "flop", "arguments", "target", "pipeline", "module_json")
+
+
+class SimilarTrial(NamedTuple):
+    """A good trial that another search learns from, and its workload; `median_s` in seconds."""
+
+    workload: Workload
+    board_type: str
+    operating_point: str
+    candidate: str
+    trace_json: str
+    median_s: float
 
 
 class Trials(StorePart):
@@ -265,16 +274,13 @@ class Trials(StorePart):
         exclude: tuple[str, str, str] | None = None,
         limit: int = 2000,
         per_task: int = 200,
-    ) -> list[dict[str, Any]]:
+    ) -> list[SimilarTrial]:
         """Good trials of these workloads (hashes) on any board type at any operating point, best of each first.
 
         A task is a workload on a board type at an operating point; `exclude` names one to leave out. A task contributes
         up to `per_task` candidates, and all tasks up to `limit`, shared evenly. Half are its best, the others spread
         over the rest, because a model trained on good candidates only cannot recognise bad ones. Candidates that ever
-        computed a wrong result are left out. Each row has the trial's `workload`, `board_type`, `operating_point`,
-        `candidate`, `trace_json` and `median_s` (seconds), and the workload's `name`, `flop`, `arguments`, `target`,
-        `pipeline` and `module_json`, shared by its rows. Ordered by rank in the task, so that a prefix is a fair choice
-        too.
+        computed a wrong result are left out. Ordered by rank in the task, so that a prefix is a fair choice too.
         """
         tasks = self._fetch_tasks(workloads, simulated)
         if exclude is not None:
@@ -282,13 +288,14 @@ class Trials(StorePart):
         share = min(per_task, max(1, limit // max(1, len(tasks))))
         ranked = sorted((rank, trial) for trials in tasks.values() for rank, trial in enumerate(_choose(trials, share)))
         chosen = [trial for _, trial in ranked[:limit]]
-        rows = self._fetch_by("id", schema.trials, chosen, _WANTED)
-        about = self._fetch_by("hash", schema.workloads, sorted({row["workload"] for row in rows.values()}), _ABOUT)
-        return [
-            {key: value for key, value in row.items() if key != "id"}
-            | {key: value for key, value in about[row["workload"]].items() if key != "hash"}
-            for row in (rows[trial] for trial in chosen)
-        ]
+        table = schema.trials
+        rows: dict[int, dict[str, Any]] = {}
+        for first in range(0, len(chosen), VALUES_AT_ONCE):
+            columns = (table.c.id, table.c.workload, *(table.c[name] for name in SimilarTrial._fields[1:]))
+            query = sa.select(*columns).where(table.c.id.in_(chosen[first : first + VALUES_AT_ONCE]))
+            rows |= {row.pop("id"): row for row in self._db.rows(query)}
+        known = Workloads(self._db).fetch_by_hash(sorted({row["workload"] for row in rows.values()}))
+        return [SimilarTrial(**row | {"workload": known[row["workload"]]}) for row in (rows[each] for each in chosen)]
 
     def _fetch_tasks(self, workloads: Sequence[str], simulated: bool) -> dict[tuple[str, str, str], list[int]]:
         """The good trials of each task by rising median, each candidate once. Reads only indexes."""
@@ -308,17 +315,6 @@ class Trials(StorePart):
                         seen.add((*task, candidate))
                         tasks.setdefault(task, []).append(trial)
         return tasks
-
-    def _fetch_by(
-        self, key: str, table: sa.Table, values: Sequence[Any], columns: Sequence[str]
-    ) -> dict[Any, dict[str, Any]]:
-        rows: dict[Any, dict[str, Any]] = {}
-        for first in range(0, len(values), VALUES_AT_ONCE):
-            query = sa.select(*(table.c[name] for name in columns)).where(
-                table.c[key].in_(list(values[first : first + VALUES_AT_ONCE]))
-            )
-            rows |= {row[key]: row for row in self._db.rows(query)}
-        return rows
 
 
 def to_row(trial: Trial, recorded_at: float) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import sqlalchemy as sa
 
 from farm.store import schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
+from farm.values import Workload
 
+_COLUMNS = tuple(column for column in schema.workloads.c if column.name != "added_at")
 # The columns that a hash covers: a differing row from elsewhere is not kept.
 _BOUND = ("module_json", "arguments", "target", "pipeline")
 
@@ -17,11 +19,10 @@ _BOUND = ("module_json", "arguments", "target", "pipeline")
 class Workloads(StorePart):
     """Queries on `workloads` and `campaign_workloads`."""
 
-    def save(self, campaign: int, workloads: Sequence[Mapping[str, Any]]) -> None:
-        """Add the workloads of a campaign: mappings with the columns of `workloads` and a `weight`.
+    def save(self, campaign: int, workloads: Sequence[Workload]) -> None:
+        """Add the workloads of a campaign; their `board_type` defaults to the campaign's.
 
-        `board_type` is optional and defaults to the campaign's. They were made from a model by this farm: a differing
-        row for the same hash is replaced.
+        They were made from a model by this farm: a differing row for the same hash is replaced.
         """
         with self._db.writing() as connection:
             own = connection.execute(
@@ -29,19 +30,16 @@ class Workloads(StorePart):
             ).scalar()
             self.insert(connection, campaign, workloads, own or "")
 
-    def fetch(self, campaign: int) -> list[dict[str, Any]]:
-        """The workloads of a campaign in the given order, each with `board_type` and `weight`.
-
-        A workload of several board types appears once for each.
-        """
+    def fetch(self, campaign: int) -> list[Workload]:
+        """The workloads of a campaign in the given order, once for each board type."""
         member, about = schema.campaign_workloads, schema.workloads
         query = (
-            sa.select(about, member.c.board_type, member.c.weight)
+            sa.select(*_COLUMNS, member.c.board_type, member.c.weight)
             .join(member, member.c.workload == about.c.hash)
             .where(member.c.campaign == campaign)
             .order_by(member.c.position)
         )
-        return self._db.rows(query)
+        return [Workload.from_row(row) for row in self._db.rows(query)]
 
     def fetch_names(self) -> list[tuple[str, str]]:
         """Hash and name of every known workload, oldest first."""
@@ -49,15 +47,12 @@ class Workloads(StorePart):
         rows = self._db.rows(sa.select(table.c.hash, table.c.name).order_by(table.c.added_at, table.c.hash))
         return [(row["hash"], row["name"]) for row in rows]
 
-    def insert(
-        self, connection: sa.Connection, campaign: int, workloads: Sequence[Mapping[str, Any]], board_type: str
-    ) -> None:
+    def insert(self, connection: sa.Connection, campaign: int, workloads: Sequence[Workload], board_type: str) -> None:
         table, member = schema.workloads, schema.campaign_workloads
         count = sa.select(sa.func.max(member.c.position)).where(member.c.campaign == campaign)
         last = connection.execute(count).scalar() or 0
         for position, workload in enumerate(workloads, last + 1):
-            # Rows of `fetch` may return for another campaign.
-            row = {key: value for key, value in workload.items() if key not in ("weight", "board_type", "added_at")}
+            row = workload.to_row()
             if not self._db.insert_new(connection, table, row | {"added_at": self._db.wall_clock()}):
                 self._bind(connection, row)
             self._db.insert_new(
@@ -65,9 +60,9 @@ class Workloads(StorePart):
                 member,
                 {
                     "campaign": campaign,
-                    "board_type": workload.get("board_type") or board_type,
-                    "workload": workload["hash"],
-                    "weight": workload["weight"],
+                    "board_type": workload.board_type or board_type,
+                    "workload": workload.hash,
+                    "weight": workload.weight,
                     "position": position,
                 },
             )
@@ -100,13 +95,13 @@ class Workloads(StorePart):
                 connection.execute(table.delete().where(table.c.hash == each))
             return gone
 
-    def fetch_by_hash(self, hashes: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Workload rows by hash; unknown hashes are left out."""
-        found: dict[str, dict[str, Any]] = {}
+    def fetch_by_hash(self, hashes: Sequence[str]) -> dict[str, Workload]:
+        """Workloads by hash; unknown hashes are left out."""
+        found: dict[str, Workload] = {}
         for first in range(0, len(hashes), VALUES_AT_ONCE):
             some = list(hashes[first : first + VALUES_AT_ONCE])
             found |= {
-                row["hash"]: row
-                for row in self._db.rows(sa.select(schema.workloads).where(schema.workloads.c.hash.in_(some)))
+                row["hash"]: Workload.from_row(row)
+                for row in self._db.rows(sa.select(*_COLUMNS).where(schema.workloads.c.hash.in_(some)))
             }
         return found

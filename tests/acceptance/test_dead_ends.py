@@ -12,6 +12,7 @@ from farm.errors import UsageError
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record, Ssh, Virtual
 from tests.acceptance.conftest import Home, new_home
+from tests.stored_workloads import make_workload
 
 pytestmark = pytest.mark.core
 
@@ -22,8 +23,7 @@ def simulated() -> Iterator[Home]:
         for name in ("v1", "v2"):
             store.boards.register(name, "jetson-nano", Virtual())
         number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 8, {})
-        row = {"hash": "abc", "name": "conv2d 8", "flop": 2.0, "module_json": "{}", "target": {"kind": "llvm"}}
-        store.workloads.save(number, [row | {"pipeline": "graph/2", "arguments": [], "weight": 1}])
+        store.workloads.save(number, [make_workload("abc", name="conv2d 8")])
         place = ("abc", "conv2d 8", "jetson-nano", DEFAULT_POINT, "graph/2", "c", 1e-3, 2.0, 1.0, 1e-7)
         store.records.save(Record(*place, simulated=True, trace_json="[]", evidence={}))
         yield home

@@ -18,6 +18,7 @@ from farm.values import DEFAULT_POINT, Board, Direct, GoldenSample, Health, Stat
 from tests.board_rows import make_quarantine
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import execute
+from tests.stored_workloads import make_workload
 
 
 def test_a_new_board_is_offline_and_suspect(store: Store) -> None:
@@ -295,8 +296,7 @@ def test_a_suspect_shows_its_newest_reason(store: Store) -> None:
 def test_a_board_was_last_seen_when_it_last_did_something(store: Store, clocks: Clocks) -> None:
     """A trial, a visit of a sweep and a golden run count as a probe does; a trial that the board lost does not."""
     number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 9, {})
-    row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-    store.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
+    store.workloads.save(number, [make_workload()])
 
     def run(candidate: str, status: Status) -> float | None:
         clocks.wall += 60

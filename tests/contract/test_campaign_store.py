@@ -18,6 +18,7 @@ from farm.store import Store
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, Record, Trial
 from tests.contract.conftest import run_python
 from tests.places import Places, execute
+from tests.stored_workloads import make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Until a child has begun; Python and SQLAlchemy take a second to load on a busy machine.
@@ -34,20 +35,6 @@ def store(place: StoreLocation) -> Iterator[Store]:
         yield store
 
 
-def row(name: str, board_type: str, weight: float = 1.0) -> dict[str, Any]:
-    return {
-        "hash": name,
-        "name": f"conv2d {name}",
-        "flop": 1e6,
-        "arguments": [[[1, 2], "float32"]],
-        "target": {"kind": "llvm"},
-        "pipeline": "graph/1",
-        "module_json": "{}",
-        "board_type": board_type,
-        "weight": weight,
-    }
-
-
 def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX2)) -> int:
     order = {
         "name": name,
@@ -57,7 +44,8 @@ def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX
         "types": [{"board_type": kind} for kind in types],
         "labels": {"rack": "a"},
     }
-    workloads = [row("w1", kind, 2.5) for kind in types] + [row("w2", types[0])]
+    workloads = [make_workload("w1", board_type=kind, weight=2.5) for kind in types]
+    workloads.append(make_workload("w2", board_type=types[0]))
     return store.campaigns.submit(order, "farm campaign run fleet.yaml", workloads)
 
 
@@ -87,14 +75,13 @@ def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
 
 def test_workloads_come_back_for_each_board_type(store: Store) -> None:
     """In the order in which they were given, with weights that need not be whole."""
-    rows = store.workloads.fetch(1)
-    assert [(each["hash"], each["board_type"], each["weight"]) for each in rows] == [
+    found = store.workloads.fetch(1)
+    assert [(each.hash, each.board_type, each.weight) for each in found] == [
         ("w1", NANO, 2.5),
         ("w1", TX2, 2.5),
         ("w2", NANO, 1.0),
     ]
-    assert rows[0]["arguments"] == [[[1, 2], "float32"]]
-    assert (rows[0]["target"], rows[0]["name"], rows[0]["module_json"]) == ({"kind": "llvm"}, "conv2d w1", "{}")
+    assert found[0] == make_workload("w1", board_type=NANO, weight=2.5)
     assert store.workloads.fetch_names() == [("w1", "conv2d w1"), ("w2", "conv2d w2")]
 
 
@@ -440,21 +427,9 @@ def test_similar_trials_are_the_best_and_a_spread_of_the_rest(store: Store) -> N
         add(store, f"c{number}", number / 64)
     add(store, "c1", 9.0, purpose=WINNER_TRIAL)
     rows = store.trials.fetch_similar(["w1", "w2"], simulated=True, per_task=10)
-    assert [each["candidate"] for each in rows] == ["c1", "c2", "c3", "c4", "c5", *(f"c{n}" for n in range(12, 41, 7))]
-    assert rows[0]["module_json"] is rows[1]["module_json"]
-    assert {key: value for key, value in rows[0].items() if key != "module_json"} == {
-        "workload": "w1",
-        "board_type": NANO,
-        "operating_point": "default",
-        "candidate": "c1",
-        "trace_json": "[c1]",
-        "median_s": 1 / 64,
-        "name": "conv2d w1",
-        "flop": 1e6,
-        "arguments": [[[1, 2], "float32"]],
-        "target": {"kind": "llvm"},
-        "pipeline": "graph/1",
-    }
+    assert [each.candidate for each in rows] == ["c1", "c2", "c3", "c4", "c5", *(f"c{n}" for n in range(12, 41, 7))]
+    assert rows[0].workload is rows[1].workload
+    assert rows[0] == (make_workload("w1"), NANO, "default", "c1", "[c1]", 1 / 64)
 
 
 def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
@@ -472,11 +447,11 @@ def test_similar_trials_share_the_limit_between_tasks(store: Store) -> None:
     add(store, "lost", None, Status.BOARD_LOST, board_type=TX2)
     own = ("w1", NANO, "default")
     rows = store.trials.fetch_similar(["w1", "w2", "unmet"], simulated=True, exclude=own, limit=6)
-    tasks = [(each["workload"], each["board_type"], each["operating_point"]) for each in rows]
+    tasks = [(each.workload.hash, each.board_type, each.operating_point) for each in rows]
     assert len(set(tasks)) == 3
     assert own not in tasks
     assert sorted(tasks[:3]) == sorted(tasks[3:])
-    assert [each["candidate"] for each in rows] == ["c1"] * 3 + ["c8"] * 3
+    assert [each.candidate for each in rows] == ["c1"] * 3 + ["c8"] * 3
     assert store.trials.fetch_similar(["w1"], simulated=False) == []
     assert store.trials.fetch_similar([], simulated=True) == []
 
@@ -627,7 +602,7 @@ def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
     known = store.trials.fetch_known_candidates("w1", NANO, "default", True)
     assert [(row["candidate"], row["median_s"]) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
     similar = store.trials.fetch_similar(["w1"], simulated=True)
-    assert [row["candidate"] for row in similar] == ["c5", "c4"]
+    assert [each.candidate for each in similar] == ["c5", "c4"]
 
 
 def test_a_record_that_no_run_gave_is_replaced(store: Store) -> None:

@@ -18,6 +18,7 @@ from tests.contract.conftest import run_python
 from tests.fleet_store import kinds
 from tests.postgresql import Cluster
 from tests.store_cable import cable_to_store
+from tests.stored_workloads import make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -171,8 +172,7 @@ def test_a_coordinator_that_is_cut_off_comes_back(cluster: Cluster) -> None:
     with cable_to_store(url) as (cable, far), Store(far + words) as left, Store(url) as right:
         right.boards.save(Board("b0", "local", simulated=False))
         number = right.campaigns.start("farm tune m", "m", "", "local", 9, {})
-        row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-        right.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
+        right.workloads.save(number, [make_workload()])
         both, own = (Trial(number, "w", candidate, "default", 1, GOOD, "[]") for candidate in ("both", "own"))
         lease = left.leases.acquire("b0", "left", "contract", ttl_s=1.0)
         cable.pull_the_plug()

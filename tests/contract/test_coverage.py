@@ -11,18 +11,14 @@ from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.totals import TrialCosts
 from farm.values import Record, Trial
+from tests.stored_workloads import make_workload
 
 
 @pytest.fixture
 def store(place: StoreLocation) -> Iterator[Store]:
     with Store(place) as store:
         campaign = store.campaigns.start("farm tune", "mlp", "00", "jetson-nano", 16, {})
-        rows = [
-            {"hash": name, "name": name, "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
-            | {"module_json": "{}", "weight": 1}
-            for name in ("w1", "w2")
-        ]
-        store.workloads.save(campaign, rows)
+        store.workloads.save(campaign, [make_workload(name) for name in ("w1", "w2")])
         yield store
 
 

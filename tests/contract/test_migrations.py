@@ -26,6 +26,7 @@ from farm.values import DEFAULT_POINT, Board, Trial
 from tests import later_schema
 from tests.contract.conftest import run_python
 from tests.places import Places, connect, execute
+from tests.stored_workloads import make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -105,10 +106,9 @@ def test_a_new_store_has_the_schema(place: StoreLocation) -> None:
 def add_rows(store: Store) -> None:
     store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
     store.events.add("kind", "subject", "message")
-    row = {"hash": "w1", "name": "dense", "flop": 1.0, "arguments": [], "target": {}, "pipeline": "graph/1"}
     order: dict[str, Any] = {"name": "both", "owner": "me", "budget": {}, "models": [{"name": "mlp"}]}
     order["types"] = [{"board_type": "jetson-tx2"}]
-    workloads = [row | {"module_json": "{}", "weight": 1, "board_type": "jetson-tx2"}]
+    workloads = [make_workload("w1", board_type="jetson-tx2")]
     number = store.campaigns.submit(order, "farm campaign run", workloads)
     assert store.trials.add(
         Trial(number, "w1", "c1", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1.0,)), "[]", board_type="jetson-tx2")

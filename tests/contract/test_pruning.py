@@ -15,6 +15,7 @@ from farm.settings import StoreLocation
 from farm.store import Store, pruning, schema
 from farm.values import WINNER_TRIAL, Board, Record, Trial
 from tests.fleet_store import Clocks
+from tests.stored_workloads import make_workload
 
 DAY_S = 86400.0
 GOOD = Outcome(Status.OK, latency_s=(1e-3, 1e-3, 1e-3), board="b")
@@ -121,8 +122,7 @@ def tune(store: Store, trials: int, *, over: bool) -> int:
     computed a wrong result.
     """
     number = store.campaigns.start("farm tune m", "m", "", "local", trials, {})
-    row = {"hash": "w", "name": "dense", "flop": 1e6, "arguments": [], "target": {}, "pipeline": "graph/2"}
-    store.workloads.save(number, [row | {"module_json": "{}", "weight": 1}])
+    store.workloads.save(number, [make_workload()])
     wrong = Outcome(Status.WRONG_RESULT, board="b")
     made = [Trial(number, "w", f"{number}-{each}", "default", 1, GOOD, "[]") for each in range(trials)]
     made[2] = Trial(number, "w", f"{number}-2", "default", 1, wrong, "[]")

@@ -13,21 +13,9 @@ from farm.settings import StoreLocation
 from farm.store import Store
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Record, Trial
 from tests.places import Places
+from tests.stored_workloads import make_workload
 
 NANO, TX2 = "jetson-nano", "jetson-tx2"
-
-
-def make_row(name: str) -> dict[str, Any]:
-    return {
-        "hash": name,
-        "name": f"conv2d {name}",
-        "flop": 1e6,
-        "arguments": [[[1, 2], "float32"]],
-        "target": {"kind": "llvm", "mcpu": "cortex-a57"},
-        "pipeline": "graph/2",
-        "module_json": "{}",
-        "weight": 1,
-    }
 
 
 def make_record(median_s: float, candidate: str = "c1", **values: Any) -> Record:
@@ -57,7 +45,9 @@ def make_trial(candidate: str, median_s: float | None = 1.0, campaign: int = 1, 
 
 def begin(store: Store) -> int:
     number = store.campaigns.start("farm tune", "tiny-cnn", "00", NANO, 16, {})
-    store.workloads.save(number, [make_row(name) for name in ("w1", "w2")])
+    store.workloads.save(
+        number, [make_workload(name, target={"kind": "llvm", "mcpu": "cortex-a57"}) for name in ("w1", "w2")]
+    )
     return number
 
 
@@ -147,7 +137,7 @@ def test_forgotten_records_leave_their_trials(store: Store) -> None:
 
 def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> None:
     """With their trials and workloads, saying where they are from and when they were verified there; twice is once."""
-    other.workloads.save(1, [make_row("w3")])
+    other.workloads.save(1, [make_workload("w3")])
     other.trials.add_several([make_trial("c9", 0.5, workload="w3"), make_trial("c8", 0.6, workload="w3")])
     other.records.save(make_record(0.5, "c9", workload="w3", evidence={"samples": 30}))
     taken = store.imports.take_in(bundle_of(other), "/srv/other.db", "ann@here")

@@ -17,6 +17,7 @@ from farm.store import Store, database
 from farm.values import DEFAULT_POINT, WINNER_TRIAL, Board, Record, Trial
 from tests.contract.conftest import run_python
 from tests.places import execute
+from tests.stored_workloads import make_workload
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -36,22 +37,7 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 def begin(store: Store) -> int:
     campaign = store.campaigns.start("farm tune", "tiny-cnn", "00", "local", 16, {"batch": 8})
-    store.workloads.save(
-        campaign,
-        [
-            {
-                "hash": name,
-                "name": f"conv2d {name}",
-                "flop": 1e6,
-                "arguments": [[[1, 2], "float32"]],
-                "target": {"kind": "llvm"},
-                "pipeline": "graph/1",
-                "module_json": "{}",
-                "weight": 1,
-            }
-            for name in ("w1", "w2")
-        ],
-    )
+    store.workloads.save(campaign, [make_workload(name) for name in ("w1", "w2")])
     return campaign
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from farm.search.candidates import Candidate
 from farm.search.tuners.campaign_search import CampaignSearch, SearchTask
 from farm.search.tuners.cost_model import derive_traits
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 
 class OneSearch:

@@ -21,7 +21,7 @@ from farm.search.tuners import schedule_space, strategies
 from farm.search.tuners.campaign_search import CampaignSearch, Candidate, ForeignTrial, SearchTask
 from farm.search.tuners.cost_model import Features, derive_traits, measure_vectors
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 tvm = tvm_env.load()
 

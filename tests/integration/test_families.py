@@ -20,7 +20,7 @@ from farm.search.families.dense import PAD_ALL, PAD_SKEWED
 from farm.search.graph import canonical, channel_padding
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 tvm = tvm_env.load()
 

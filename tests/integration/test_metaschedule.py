@@ -294,7 +294,7 @@ def test_a_whole_model_is_compiled_from_what_farm_tune_found(tmp_path: pathlib.P
     found = prepare_model(model, {spec.name: spec.static_shape}, config, "graph/2").workloads
     with Store(tmp_path / "farm.db") as store:
         campaign = store.campaigns.start("tune", "tiny-cnn", "", TYPE, 0, {"target": config})
-        store.workloads.save(campaign, [workload.to_row() for workload in found])
+        store.workloads.save(campaign, found)
         for workload in found:
             space = ScheduleSpace(workload)
             [schedule] = space.evaluate([(space.undecided(0), 3)])

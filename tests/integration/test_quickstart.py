@@ -17,8 +17,7 @@ from farm.quickstart import run as quickstart
 from farm.search import target as targets
 from farm.search import workloads
 from farm.search.graph import importer, pipeline
-from farm.search.workloads import Workload
-from farm.values import DEFAULT_POINT, Record
+from farm.values import DEFAULT_POINT, Record, Workload
 from tests.integration.one_search import OneSearch
 
 PIPELINE = require_board_type("local").pipeline

@@ -23,9 +23,8 @@ from farm.search import proof, tvm_env, workloads
 from farm.search.graph import canonical
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.workloads import Workload
 from farm.store import Store, sqlite
-from farm.values import DEFAULT_POINT, Record, Trial
+from farm.values import DEFAULT_POINT, Record, Trial, Workload
 
 tvm = tvm_env.load()
 
@@ -89,10 +88,9 @@ def known() -> tuple[Workload, list[Any]]:
 @pytest.fixture
 def store(tmp_path: pathlib.Path, known: tuple[Workload, list[Any]]) -> Iterator[Store]:
     workload, candidates = known
-    row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
     with Store(tmp_path / "farm.db") as store:
         number = store.campaigns.start("farm tune", "m", "", "local", 8, {})
-        store.workloads.save(number, [row | {"arguments": [[list(s), d] for s, d in workload.arguments], "weight": 1}])
+        store.workloads.save(number, [workload])
         for rank, each in enumerate(candidates):
             outcome = Outcome(Status.OK, latency_s=(1e-3 * (rank + 1),), board="b")
             store.trials.add(Trial(number, workload.hash, each.hash, DEFAULT_POINT, 1, outcome, each.trace_json))
@@ -150,7 +148,7 @@ def test_metaschedules_files_become_trials(store: Store, tmp_path: pathlib.Path)
     [record] = store.records.fetch()
     (folder / exchange.OURS).unlink()
     found, trials = exchange.read_database(folder, "local", DEFAULT_POINT, simulated=False, pipeline="graph/2")
-    assert [each["hash"] for each in found] == [record.workload]
+    assert [each.hash for each in found] == [record.workload]
     assert [(each.candidate, each.median_s) for each in trials] == [(record.candidate, record.median_s)]
 
 
@@ -192,9 +190,13 @@ def test_a_workload_that_is_another_function_is_refused(store: Store, tmp_path: 
     bundle = store.imports.fetch_bundle(store.records.fetch())
     other = make_workload(7)
     [own] = bundle.workloads
-    swapped = {**own, "module_json": other.module_json}
-    for found in (swapped, {**own, "arguments": [[[1], "float32"]]}, {**own, "target": {"kind": "llvm"}}):
-        with pytest.raises(UsageError, match=f"workload {own['hash']} .*is invalid"):
+    swapped = dataclasses.replace(own, module_json=other.module_json)
+    others = (
+        dataclasses.replace(own, arguments=(((1,), "float32"),)),
+        dataclasses.replace(own, target={"kind": "llvm"}),
+    )
+    for found in (swapped, *others):
+        with pytest.raises(UsageError, match=f"workload {own.hash} .*is invalid"):
             exchange.require_sound(dataclasses.replace(bundle, workloads=(found,)), "theirs")
     (tmp_path / exchange.OURS).write_text(
         json.dumps(exchange.to_document(dataclasses.replace(bundle, workloads=(swapped,))))
@@ -214,22 +216,17 @@ def contain_itself(text: str) -> str:
 
 def test_a_module_that_would_crash_its_reader_is_found_among_others() -> None:
     """A circle is named; so is what takes the process down that reads it, and the rest is judged all the same."""
-    rows = [_to_row(make_workload(size)) for size in (7, 14, 28)]
-    rows[1]["module_json"] = contain_itself(rows[1]["module_json"])
+    good, circular, deep = (make_workload(size) for size in (7, 14, 28))
+    circular = dataclasses.replace(circular, module_json=contain_itself(circular.module_json))
     # A function of 1,900 levels is within what is checked, and may be beyond TVM's stack or not: either way it is no
     # module, and the process that reads it is not this one.
-    deep = json.loads(rows[2]["module_json"])
-    first = len(deep["nodes"])
-    deep["nodes"] += [{"type": "ffi.Array", "data": [first + number - 1]} for number in range(1900)]
-    rows[2]["module_json"] = json.dumps(deep | {"root_index": len(deep["nodes"]) - 1})
-    found = proof.find_mismatched(rows)
-    assert found.keys() == {rows[1]["hash"], rows[2]["hash"]}
-    assert "does not come before it" in found[rows[1]["hash"]]
-
-
-def _to_row(workload: Workload) -> dict[str, Any]:
-    row = {name: getattr(workload, name) for name in ("hash", "name", "flop", "module_json", "target", "pipeline")}
-    return row | {"arguments": [[list(shape), kind] for shape, kind in workload.arguments]}
+    graph = json.loads(deep.module_json)
+    first = len(graph["nodes"])
+    graph["nodes"] += [{"type": "ffi.Array", "data": [first + number - 1]} for number in range(1900)]
+    deep = dataclasses.replace(deep, module_json=json.dumps(graph | {"root_index": len(graph["nodes"]) - 1}))
+    found = proof.find_mismatched([good, circular, deep])
+    assert found.keys() == {circular.hash, deep.hash}
+    assert "does not come before it" in found[circular.hash]
 
 
 def test_the_check_finds_and_removes_what_came_in_before(
@@ -239,7 +236,7 @@ def test_the_check_finds_and_removes_what_came_in_before(
     home = pathlib.Path(str(store.location)).parent
     workload, other = known[0], make_workload(7)
     number = store.campaigns.start("farm tune", "m2", "", "local", 8, {})
-    store.workloads.save(number, [_to_row(other) | {"weight": 1}])
+    store.workloads.save(number, [other])
     assert _call(home, "db", "check")[0] == 0
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
         connection.execute(
@@ -266,13 +263,12 @@ def test_what_the_farm_made_of_a_model_takes_the_place_of_another_function(
     store: Store, known: tuple[Workload, list[Any]]
 ) -> None:
     """A row that was imported first does not decide what a model of ours is tuned as."""
-    own = _to_row(known[0])
+    own = known[0]
     with contextlib.closing(sqlite3.connect(str(store.location))) as connection, connection:
         connection.execute("UPDATE workloads SET module_json = '{}', arguments = '[]'")
     number = store.campaigns.start("farm tune", "m", "", "local", 8, {})
-    store.workloads.save(number, [own | {"weight": 1}])
-    [row] = store.workloads.fetch_by_hash([own["hash"]]).values()
-    assert {name: row[name] for name in own} == own
+    store.workloads.save(number, [own])
+    assert store.workloads.fetch_by_hash([own.hash]) == {own.hash: own}
 
 
 @pytest.mark.parametrize(

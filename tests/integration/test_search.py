@@ -22,7 +22,7 @@ from farm.search import target, tvm_env, workloads
 from farm.search.build import builder
 from farm.search.candidates import Candidate
 from farm.search.graph import importer, pipeline
-from farm.search.workloads import Workload
+from farm.values import Workload
 from tests.integration.one_search import OneSearch
 
 tvm = tvm_env.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +23,10 @@ from farm.search.build import builder
 from farm.search.build.build_pool import BuildResult
 from farm.search.candidates import Candidate
 from farm.search.graph import importer, pipeline
-from farm.search.workloads import Workload
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import WINNER_TRIAL, Trial
+from farm.values import WINNER_TRIAL, Trial, Workload
 from tests.integration.conftest import Agent
 from tests.integration.one_search import OneSearch
 
@@ -124,18 +124,8 @@ def submit(
     order = Order(
         name, "ann@desk", (), (of_type,), Budget(trials=3), SearchOrder("xgb", None, None, False, 1), measuring
     )
-    row = {
-        "hash": workload.hash,
-        "name": workload.name,
-        "flop": workload.flop,
-        "arguments": [[list(shape), dtype] for shape, dtype in workload.arguments],
-        "target": dict(workload.target),
-        "pipeline": workload.pipeline,
-        "module_json": workload.module_json,
-        "board_type": NANO,
-        "weight": 1.0,
-    }
-    campaign = store.campaigns.submit(order.to_document(), "farm campaign run tiny.yaml", [row])
+    ours = dataclasses.replace(workload, board_type=NANO)
+    campaign = store.campaigns.submit(order.to_document(), "farm campaign run tiny.yaml", [ours])
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=THREADS))

@@ -18,7 +18,7 @@ from farm.search.graph import algorithms, pipeline, winograd
 from farm.search.graph.pipeline import PIPELINES
 from farm.search.graph.winograd import Padding, Shape
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 tvm = tvm_env.load()
 

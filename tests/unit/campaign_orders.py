@@ -8,6 +8,7 @@ from device_agent.protocol import OperatingPoint
 from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import Budget
 from farm.store import Store
+from farm.values import Workload
 
 TARGET = {"kind": "llvm", "num-cores": 4}
 
@@ -31,10 +32,12 @@ def make_order(name: str = "c", **given: Any) -> Order:
 
 def submit(store: Store, order: Order) -> int:
     """Put an order and its workloads into a store; returns the campaign's number."""
-    rows = [
-        {"hash": each.hash, "name": each.name, "flop": each.flop, "arguments": [], "target": dict(kind.target)}
-        | {"pipeline": "graph/1", "module_json": "{}", "board_type": kind.board_type, "weight": each.weight}
+    workloads = [
+        Workload(
+            *(each.hash, each.name, each.flop, each.weight, (), "{}", dict(kind.target), "graph/1"),
+            board_type=kind.board_type,
+        )
         for kind in order.types
         for each in kind.workloads
     ]
-    return store.campaigns.submit(order.to_document(), "campaign run c.yaml", rows)
+    return store.campaigns.submit(order.to_document(), "campaign run c.yaml", workloads)

@@ -36,9 +36,9 @@ from farm.errors import UsageError
 from farm.inventory.board_types import BoardType, load_board_types, require_board_type
 from farm.inventory.documents import Place
 from farm.search.cores import find_clock_factor
-from farm.search.workloads import Workload
 from farm.store.totals import TrialCosts
 from farm.types.documents import BoardInfo
+from farm.values import Workload
 from tests.board_rows import make_row
 from tests.unit.virtual_boards import board_types, make_board
 

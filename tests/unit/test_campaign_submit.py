@@ -21,11 +21,10 @@ from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
 from farm.campaign.submit import clone, list_workloads, make_order, submit
 from farm.errors import UsageError
 from farm.inventory.board_types import load_board_types
-from farm.search.workloads import Workload
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.totals import TrialCosts
-from farm.values import Virtual
+from farm.values import Virtual, Workload
 from tests.board_rows import make_row
 from tests.unit import campaign_orders
 
@@ -104,12 +103,12 @@ def test_functions_go_along_once_for_each_type() -> None:
     """The store gets every chosen workload with its function, its board type and its weight over all models."""
     given = spec(boards={"types": ["jetson-nano", "jetson-tx2"]}, search={"ops": "dense"})
     rows = list_workloads(gather(given))
-    assert [(each["hash"], each["board_type"], each["weight"]) for each in rows] == [
+    assert [(each.hash, each.board_type, each.weight) for each in rows] == [
         ("b", "jetson-nano", 3),
         ("b", "jetson-tx2", 3),
     ]
-    assert rows[0]["module_json"] == "module of b"
-    assert rows[0]["arguments"] == [[[4, 4], "float32"]]
+    assert rows[0].module_json == "module of b"
+    assert rows[0].arguments == (((4, 4), "float32"),)
 
 
 @pytest.fixture

@@ -12,16 +12,9 @@ from device_agent.protocol import Outcome, ProtocolError, Status
 from farm.metaschedule.exchange import require_bundle
 from farm.store.imports import RecordBundle
 from farm.values import DEFAULT_POINT, Record, Trial
+from tests.stored_workloads import make_workload
 
-_WORKLOAD = {
-    "hash": "w",
-    "name": "dense",
-    "flop": 1e6,
-    "arguments": [[[1, 2], "float32"]],
-    "module_json": "{}",
-    "target": {"kind": "llvm"},
-    "pipeline": "graph/2",
-}
+_WORKLOAD = make_workload()
 _RECORD = Record("w", "dense", "local", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0, False, "[]", 1.7e9)
 _TRIAL = Trial(1, "w", "c", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1e-3,)), "[]", board_type="local")
 
@@ -36,7 +29,7 @@ def make_bundle(
         "other",
         (dataclasses.replace(_RECORD, **(record or {})),),
         ((dataclasses.replace(_TRIAL, **(trial or {})), at),),
-        ({**_WORKLOAD, **(workload or {})},),
+        (dataclasses.replace(_WORKLOAD, **(workload or {})),),
         {1: "tiny-cnn"},
     )
 

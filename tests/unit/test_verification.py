@@ -37,6 +37,7 @@ from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
+from tests.stored_workloads import make_workload
 
 NANO = "jetson-nano"
 KEY = RecordKey(NANO, "w1", DEFAULT_POINT)
@@ -100,19 +101,9 @@ class Rack:
         self.queues: dict[str, deque[Request]] = {}
 
     def search(self, name: str, candidates: Iterable[str], points: tuple[str, ...] = (DEFAULT_POINT,)) -> int:
-        row = {
-            "hash": "w1",
-            "name": "conv2d w1",
-            "flop": 1e6,
-            "arguments": [[[1, 2], "float32"]],
-            "target": {"kind": "llvm"},
-            "pipeline": "graph/1",
-            "module_json": "reference",
-            "board_type": NANO,
-            "weight": 1.0,
-        }
+        workload = make_workload("w1", module_json="reference", board_type=NANO)
         order = dataclasses.replace(self.order, name=name)
-        campaign = self.store.campaigns.submit(order.to_document(), "farm campaign run vision.yaml", [row])
+        campaign = self.store.campaigns.submit(order.to_document(), "farm campaign run vision.yaml", [workload])
         for candidate, point in itertools.product(candidates, points):
             outcome = Outcome(Status.OK, latency_s=(self.latency_s[candidate],), board="nano-1", simulated=True)
             self.store.trials.add(

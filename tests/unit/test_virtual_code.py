@@ -15,6 +15,7 @@ from farm.errors import UnavailableError
 from farm.inventory.board_types import require_board_type
 from farm.store import Store
 from farm.values import DEFAULT_POINT, Record
+from tests.stored_workloads import make_workload
 
 TARGETS = {"a" * 16: "x86_64-linux-gnu", "b" * 16: "aarch64-linux-gnu"}
 
@@ -27,8 +28,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
         number = store.campaigns.start("farm tune", "m", "", "jetson-nano", 8, {})
         for key, mtriple in TARGETS.items():
             target = {"kind": "llvm", "mtriple": mtriple, "mcpu": "x", "num-cores": 4}
-            about = {"hash": key, "name": f"dense {key[0]}", "flop": 1e6, "module_json": "{}", "pipeline": "graph/2"}
-            store.workloads.save(number, [about | {"target": target, "arguments": [], "weight": 1}])
+            store.workloads.save(number, [make_workload(key, name=f"dense {key[0]}", target=target)])
             place = (key, f"dense {key[0]}", "jetson-nano", DEFAULT_POINT, "graph/2", "c", 1e-3, 1e6, 0.0, 0.0)
             store.records.save(Record(*place, simulated=True, trace_json="[]"))
     return tmp_path

@@ -9,7 +9,7 @@ import pytest
 
 from farm.search.tuners.cost_model import SampleGroup, Traits, derive_traits
 from farm.search.tuners.warm_start import ForeignTrial, WarmStart, choose, cross_validate, spearman
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 ROWS, COLUMNS = 3, 12
 

@@ -232,9 +232,9 @@ class CampaignOrders:
 
     def _open_search(self, active: Active) -> None:
         order, settings = active.order, self._settings
-        rows = {(row["board_type"], row["hash"]): row for row in self._store.workloads.fetch(active.id)}
+        known = {(each.board_type, each.hash): each for each in self._store.workloads.fetch(active.id)}
         tasks = {
-            task: resume.to_search_task(rows[task.board_type, task.workload], task, active.type_of(task.board_type))
+            task: resume.to_search_task(known[task.board_type, task.workload], task, active.type_of(task.board_type))
             for task in list_tasks(order)
         }
 

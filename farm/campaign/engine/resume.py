@@ -23,10 +23,10 @@ from farm.campaign.scheduler.values import (
     TaskKey,
 )
 from farm.inventory.board_types import load_board_types
-from farm.search import workloads
 from farm.search.tuners import campaign_search
 from farm.search.tuners.cost_model import Traits, derive_traits
 from farm.store import Store
+from farm.values import Workload, operator_kind
 
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
 _TRIALS_PER_TASK = 200
@@ -35,24 +35,10 @@ _TRIALS_PER_SOURCE = 40
 _load_types = functools.cache(load_board_types)
 
 
-def to_search_task(row: Mapping[str, Any], task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
-    """Build a task from its workload's row (`store.workloads.fetch`)."""
+def to_search_task(workload: Workload, task: TaskKey, of_type: TypeOrder) -> campaign_search.SearchTask:
+    """Build a task from its workload."""
     traits = find_traits(task.board_type, of_type.target, of_type.threads, of_type.points.get(task.point))
-    return campaign_search.SearchTask(to_workload(row), task.board_type, task.point, traits)
-
-
-def to_workload(row: Mapping[str, Any]) -> workloads.Workload:
-    """Read a workload from its row."""
-    return workloads.Workload(
-        hash=row["hash"],
-        name=row["name"],
-        flop=row["flop"],
-        weight=int(row.get("weight", 1)),
-        arguments=tuple((tuple(shape), dtype) for shape, dtype in row["arguments"]),
-        module_json=row["module_json"],
-        target=row["target"],
-        pipeline=row["pipeline"],
-    )
+    return campaign_search.SearchTask(workload, task.board_type, task.point, traits)
 
 
 def find_traits(board_type: str, target: Mapping[str, Any], threads: int, point: OperatingPoint | None) -> Traits:
@@ -75,7 +61,7 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
     """
     of_type = active.type_of(task.board_type)
     kind = active.workload_of(task).kind
-    hashes = [each for each, name in store.workloads.fetch_names() if workloads.operator_kind(name) == kind]
+    hashes = [each for each, name in store.workloads.fetch_names() if operator_kind(name) == kind]
     rows = store.trials.fetch_similar(
         hashes,
         exclude=(task.workload, task.board_type, task.point),
@@ -87,22 +73,22 @@ def fetch_foreign(store: Store, active: Active, task: TaskKey) -> list[campaign_
         priced = store.trials.fetch_similar(
             hashes, simulated=True, limit=_TRIALS_PER_TASK - len(rows), per_task=_TRIALS_PER_SOURCE
         )
-        rows += [row for row in priced if row["target"].get("mtriple") == of_type.target.get("mtriple")]
+        rows += [row for row in priced if row.workload.target.get("mtriple") == of_type.target.get("mtriple")]
     points = {key: point for each in active.order.types for key, point in each.points.items()}
     return [
         campaign_search.ForeignTrial(
-            to_workload({**row, "hash": row["workload"]}),
-            row["board_type"],
-            row["operating_point"],
+            row.workload,
+            row.board_type,
+            row.operating_point,
             find_traits(
-                row["board_type"],
-                row["target"],
-                int(row["target"].get("num-cores", 0)),
-                points.get(row["operating_point"]),
+                row.board_type,
+                row.workload.target,
+                int(row.workload.target.get("num-cores", 0)),
+                points.get(row.operating_point),
             ),
-            row["candidate"],
-            row["trace_json"],
-            row["median_s"],
+            row.candidate,
+            row.trace_json,
+            row.median_s,
         )
         for row in rows
     ]

@@ -11,7 +11,7 @@ from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
 from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
-from farm.values import WINNER_TRIAL, Record, Trial
+from farm.values import WINNER_TRIAL, Record, Trial, Workload
 
 # The attempt number of a failed check's trial; rounds are numbered from 1.
 _CHECK = 0
@@ -35,8 +35,8 @@ class VerificationJournal:
             found[key].append({name: row[name] for name in _KEPT})
         return dict(found)
 
-    def fetch_workloads(self) -> dict[tuple[str, str], dict[str, Any]]:
-        return {(row["board_type"], row["hash"]): row for row in self._store.workloads.fetch(self._campaign)}
+    def fetch_workloads(self) -> dict[tuple[str, str], Workload]:
+        return {(each.board_type, each.hash): each for each in self._store.workloads.fetch(self._campaign)}
 
     def fetch_known(self, key: RecordKey) -> list[dict[str, Any]]:
         return self._store.trials.fetch_known_candidates(

@@ -34,7 +34,7 @@ from farm.measure.arrays import Arrays, read_arguments
 from farm.search import gpus
 from farm.search.build.build_pool import BuildResult
 from farm.settings import Settings
-from farm.values import UNTUNED
+from farm.values import UNTUNED, Workload
 
 # Board type and workload (hash).
 Place = tuple[str, str]
@@ -269,11 +269,11 @@ class Programs:
         self,
         loop: Loop,
         outbox: Outbox,
-        workloads: Mapping[Place, Mapping[str, Any]],
+        workloads: Mapping[Place, Workload],
         find_target: Callable[[Program], Mapping[str, Any]],
         note_retry: Callable[[Program, FaultSide, str], None],
     ) -> None:
-        """`workloads` are rows of the store. `note_retry` gets each failure after which a program is tried again."""
+        """`note_retry` gets each failure after which a program is tried again."""
         self._note_retry = note_retry
         self._loop, self._outbox, self._workloads, self._find_target = loop, outbox, workloads, find_target
         self._programs: dict[tuple[str, str, str | None], tuple[Program, Running]] = {}
@@ -283,10 +283,9 @@ class Programs:
         """Return the program of a candidate (None: of the unscheduled function), and begin to prepare it."""
         name = (*key.place, candidate)
         if name not in self._programs:
-            about = self._workloads[key.place]
             program = Program(key, candidate, trace_json)
             if candidate == UNTUNED:
-                program.arguments = tuple(TensorSpec(tuple(shape), dtype) for shape, dtype in about["arguments"])
+                program.arguments = tuple(TensorSpec(*each) for each in self._workloads[key.place].arguments)
             reference = program if candidate is None else self.find(key, None)
             self._programs[name] = program, self._loop.start(self._prepare(program, reference))
         return self._programs[name][0]
@@ -308,7 +307,7 @@ class Programs:
         """Prepare a program until it may be timed or is out. Failures by chance are tried again."""
         try:
             if program is reference:
-                module_json = str(self._workloads[program.key.place]["module_json"])
+                module_json = self._workloads[program.key.place].module_json
             else:
                 module_json = await self._replay(program)
             binary = await self._build(program, module_json)

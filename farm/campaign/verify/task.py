@@ -19,7 +19,7 @@ from farm.search.families import rule
 from farm.selection.decision import Decision
 from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
-from farm.values import UNTUNED, Record
+from farm.values import UNTUNED, Record, Workload
 
 # This many candidates beyond the ordered number replace failed ones.
 _SPARES = 3
@@ -56,13 +56,13 @@ class VerificationTask:
         key: RecordKey,
         campaign: int,
         order: Order,
-        about: Mapping[str, Any],
+        workload: Workload,
         verify_top: int,
         rule: TieRule,
         note: Callable[[Program, str], None],
     ) -> None:
-        """`about` is the workload's row in the store; `note` gets each failed participant with the reason."""
-        self.key, self.about = key, about
+        """`note` gets each failed participant with the reason."""
+        self.key, self.workload = key, workload
         self.of_type = next(each for each in order.types if each.board_type == key.board_type)
         self.programs: dict[str, Program] = {}
         self.contest = Contest(order.search.seed, rule)
@@ -83,7 +83,7 @@ class VerificationTask:
     @property
     def name(self) -> str:
         """The workload's, for people."""
-        return str(self.about["name"])
+        return self.workload.name
 
     @property
     def point(self) -> OperatingPoint:
@@ -251,10 +251,10 @@ class VerificationTask:
             workload_name=self.name,
             board_type=self.key.board_type,
             operating_point=self.key.point,
-            pipeline=str(self.about["pipeline"]),
+            pipeline=self.workload.pipeline,
             candidate=program.candidate,
             median_s=median_s,
-            flop=float(self.about["flop"]),
+            flop=self.workload.flop,
             max_abs_error=program.comparison.max_abs_error,
             max_rel_error=program.comparison.max_rel_error,
             simulated=self.of_type.simulated,

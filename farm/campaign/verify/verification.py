@@ -208,7 +208,7 @@ class Verification:
     def _note_retry(self, program: Program, side: FaultSide, reason: str) -> None:
         """Note that a program is tried again, and why."""
         self._count_fault(side)
-        name = str(self._workloads[program.key.place]["name"])
+        name = self._workloads[program.key.place].name
         what = "its unscheduled function" if program.candidate is None else program.candidate
         self._journal.event("winner_retried", program.key, name, f"{what} is tried again after {reason}")
 
@@ -221,7 +221,7 @@ class Verification:
             if failure.status is Status.WRONG_RESULT:
                 self._rejected.add((*key.place, program.candidate or ""))
                 kind = str(Status.WRONG_RESULT)
-        self._journal.event(kind, key, str(self._workloads[key.place]["name"]), f"{program.candidate}: {reason}")
+        self._journal.event(kind, key, self._workloads[key.place].name, f"{program.candidate}: {reason}")
 
     async def _begin_finals(self) -> None:
         """Begin the models' finals once all workloads are verified."""
@@ -261,7 +261,7 @@ class Verification:
         """Run a program. If the board is taken away, another one does."""
         program = check.program
         board.point, program.checked_on, check.is_begun = key.point, board.name, True
-        inputs = make_inputs(self._workloads[program.key.place]["arguments"], self._order.search.seed)
+        inputs = make_inputs(self._workloads[program.key.place].arguments, self._order.search.seed)
         spec = programs.to_run_spec(self._settings, gpus.device_of(self._find_target(program)))
         point = self._types[key.board_type].points[key.point]
         try:
@@ -353,7 +353,7 @@ class Verification:
             untuned=sum(each.untuned for each in results.values()),
             undecided={key: each.reason for key, each in results.items() if each.record is None and not each.held},
             contradictions=tuple(
-                f"{self._workloads[key.place]['name']} at {key.point}: {said}"
+                f"{self._workloads[key.place].name} at {key.point}: {said}"
                 for key, each in results.items()
                 for said in each.contradictions
             ),

@@ -101,8 +101,8 @@ FP16: Weights = "fp16"
 KNOWN: tuple[Weights, ...] = (FLOAT32, BF16, BF16_ALL, FP16)
 
 DTYPE = "bfloat16"
-# Prefixes of workload names with such weights, and with float16 arithmetic.
-PREFIX, COMPUTED_PREFIX = "bf16_", "fp16_"
+# The prefix of workload names with such weights.
+PREFIX = "bf16_"
 # It costs accuracy and predictions are within 10 %, so it must promise more.
 _GAIN = 0.9
 

@@ -21,7 +21,7 @@ from farm.search.tuners.decisions import Genome
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import Evaluated, ScheduleSpace
 from farm.search.tuners.warm_start import Foreign, ForeignSpaces, ForeignTrial, WarmStart
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 __all__ = ["TUNERS", "CampaignSearch", "Candidate", "ForeignTrial", "SearchTask", "Traits", "WarmStart"]
 

@@ -31,7 +31,7 @@ from farm.search.tuners.correction import Floats, Plans
 from farm.search.tuners.cost_model import Features
 from farm.search.tuners.decisions import Decision, Genome, Knob, ScheduleChoice, SchedulePlace, Tile, fit
 from farm.search.tvm_env import ms
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 # Features of a prediction: its total, then these terms where a family has them.
 _TERMS = ("compute", "far", "pad", "balance", "steps")

@@ -18,7 +18,7 @@ from farm.search.tuners.cost_model import Features, Floats, SampleGroup, Traits,
 from farm.search.tuners.decisions import Genome, distance
 from farm.search.tuners.history import TaskHistory, with_traits
 from farm.search.tuners.schedule_space import ScheduleSpace
-from farm.search.workloads import Workload
+from farm.values import Workload
 
 # Below this a ranking is hardly better than chance. At it, the best tenth by prediction holds about three times as many
 # of the true best tenth as a random tenth.

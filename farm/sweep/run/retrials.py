@@ -78,7 +78,7 @@ def build_rivals(
         if len(rivals) > 1:
             tried.append(
                 TriedWorkload(
-                    workload.hash, workload.name, workload.flop, workload.weight, workload.pipeline,
+                    workload.hash, workload.name, workload.flop, int(workload.weight), workload.pipeline,
                     workload.arguments, workload.module_json, tuple(rivals),
                 )
             )  # fmt: skip
