@@ -93,8 +93,10 @@ def find_clock_factor(target: Mapping[str, Any], kind: BoardType) -> float:
 
     1 where either is unknown, and for GPUs, whose clock is the board type's own.
     """
-    core = None if is_for_gpu(kind.pipeline) else find_core(target)
-    clocks = (hz for each in kind.clusters if core and each.core == core.name for hz in each.freqs_hz)
+    machine = _name_machine(target)
+    core = None if is_for_gpu(kind.pipeline) else find_core_type(str(target.get("mcpu", "")), machine)
+    # By type: a Cortex-A73 is estimated as an A72.
+    clocks = (hz for each in kind.clusters if find_core_type(each.core, machine) is core for hz in each.freqs_hz)
     highest = max(clocks, default=0)
     return core.freq_hz / highest if core and highest else 1.0
 
