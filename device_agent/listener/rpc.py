@@ -2,7 +2,7 @@
 
 One thread, no TVM calls of its own. A client's work runs in the session process (`session.py`), whose death ends only
 that client. Registration with the tracker is in `tracker.py`. While a session runs, other clients wait; a fence is
-answered at once.
+answered at once. One module: greetings, the session and fences are states of that one loop.
 """
 
 from __future__ import annotations

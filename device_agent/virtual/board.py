@@ -1,7 +1,7 @@
 """The model of a virtual board: clocks, load, power and temperature, advanced to the current time on demand.
 
 No I/O: its files are in `tree.py`. Between two changes only the temperature varies, so energy has a closed form
-(`history.py`).
+(`history.py`). One class: every change first settles the energy and heat of the whole board.
 """
 
 from __future__ import annotations

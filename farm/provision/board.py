@@ -1,4 +1,7 @@
-"""Provision one board over SSH: survey, plan, install, prove, or roll back."""
+"""Provision one board over SSH: survey, plan, install, prove, or roll back.
+
+One class: each step records the state that a failed later step reports or restores.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 A tile of `rows` x `pixels` results by `vectors` x `lanes` channels stays in registers during the whole reduction; the
 blocks after the contraction are fused into its write-back. MetaSchedule's post-processor packs the weights to match.
+One module: the four families share the tile, its schedule and its estimate.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Integer convolutions and matrix products become functions whose weights store four input channels together, as the
 instruction reads them. A core without it multiplies to 16 bits, where two products fit as long as no weight is -128,
 and adds pairs (Arm: `smull`, `smlal`, `sadalp`; x86: `vpmaddubsw`, `vpmaddwd`). `farm.search.families.dense` schedules
-these functions.
+these functions. One module: functions, packed weights and instructions agree on one data layout.
 """
 
 from __future__ import annotations
