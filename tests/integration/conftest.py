@@ -36,6 +36,8 @@ EMULATED_BOARD = ROOT / "deploy" / "emulated-board"
 PATIENCE_S = 60.0
 # No test holds a board longer; a session left over by a failed test must not block the next one.
 SESSION_TIMEOUT_S = 45
+# For an agent to end its children; one that a test froze is killed.
+_STOP_TIMEOUT_S = 10.0
 
 
 # What `python -m tvm.exec.rpc_tracker` runs in a helper process, which outlives it when it is killed: here in one.
@@ -169,10 +171,15 @@ def start_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         return agent
 
     yield start
-    for agent in agents:
-        if agent.process.poll() is None:
-            agent.process.kill()
-            agent.process.wait()
+    running = [agent.process for agent in agents if agent.process.poll() is None]
+    for process in running:
+        process.terminate()  # it ends its clock helper and simulator, which outlive a killed agent by a moment
+    for process in running:
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
