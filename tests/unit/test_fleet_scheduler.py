@@ -587,3 +587,16 @@ def test_winners_cost_their_campaign_board_time() -> None:
     hands.tell(v.FinalistMeasured("missing", 7.5))
     assert hands.state.campaigns["vision"].board_s == 7.5
     assert sum(hands.state.owner_board_s.values()) == 7.5
+
+
+def test_a_board_whose_waiting_job_is_taken_gets_another_at_once() -> None:
+    """An idle board takes a busy one's waiting job; the job that just failed on the idle one waits there instead."""
+    hands = Hands()
+    hands.boards("a", "b")
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=3))))
+    hands.supply()
+    (waiting,) = (each for each in hands.measures.values() if each.waits)
+    (failing,) = (each for each in hands.running() if each.board != waiting.board)
+    decisions = hands.measure(failing.assignment, FaultSide.BOARD)
+    begun = {each.board: each.job for each in decisions if isinstance(each, v.Measure)}
+    assert begun == {failing.board: waiting.job, waiting.board: failing.job}

@@ -93,9 +93,11 @@ def dispatch(draft: Draft) -> None:
                 if getattr(draft.pools[key], kind) and _has_work(draft, draft.pools[key]):
                     for point in list(getattr(draft.pools[key], kind)):
                         _fill(draft, key, kind, point, stays)
+        for key in pools:
+            # Before the second round, which prefetches for the boards that a job is taken from.
+            if kind == "idle" and draft.pools[key].idle:
+                _take_waiting(draft, key)
     for key in pools:
-        if draft.pools[key].idle:
-            _take_waiting(draft, key)
         if draft.pools[key].idle:
             _double_stragglers(draft, key)
 
