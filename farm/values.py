@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from device_agent.protocol import FaultSide, Outcome, Status, StrEnum
@@ -408,6 +408,36 @@ class CampaignState(StrEnum):
     def over(self) -> bool:
         """Whether the state is final."""
         return self in (CampaignState.FINISHED, CampaignState.CANCELLED, CampaignState.FAILED)
+
+
+@dataclasses.dataclass(frozen=True)
+class CampaignStanding:
+    """What Prometheus shows of a campaign and its progress; None: its engine has not reported it."""
+
+    id: int
+    name: str
+    state: str
+    wanted: str
+    models: Sequence[Mapping[str, Any]] | None = None
+    boards: Sequence[Mapping[str, Any]] | None = None
+    eta_s: float | None = None
+    wall_clock_s: float | None = None
+    search_s: float | None = None
+    board_types: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialSums:
+    """Sums over a campaign's trials up to `mark`, in seconds.
+
+    `by_side` counts its search trials (`ok`, or the side at fault). `build_s` and `board_s` are the time of compilers
+    and boards, verification included.
+    """
+
+    mark: int = 0
+    by_side: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    build_s: float = 0.0
+    board_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

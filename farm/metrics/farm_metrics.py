@@ -19,7 +19,7 @@ from device_agent.protocol import FaultSide, Status
 from farm.closing import Closing
 from farm.errors import UnavailableError
 from farm.types.documents import BoardInfo
-from farm.values import CampaignState, Health, State
+from farm.values import CampaignStanding, CampaignState, Health, State, TrialSums
 from farm.version import __version__
 
 PREFIX = "tvm_farm_"
@@ -196,7 +196,7 @@ _TO_RUN = "run"
 
 
 def to_values(
-    counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
+    counts: Mapping[str, int], standings: Sequence[CampaignStanding], sums: Mapping[int, TrialSums]
 ) -> Values:
     """All series of campaigns. Values that no engine reported are absent, and so are sums without trials."""
     values: Values = {
@@ -205,7 +205,7 @@ def to_values(
     }
     values |= {metric: {} for metric in _OF_ONE}
     for row in standings:
-        _add(values, row, sums.get(row["id"]))
+        _add(values, row, sums.get(row.id))
     return values
 
 
@@ -223,40 +223,40 @@ _OF_ONE = (
 )
 
 
-def _add(values: Values, row: Mapping[str, Any], sums: Mapping[str, Any] | None) -> None:
-    name, state = row["name"], CampaignState(row["state"])
+def _add(values: Values, row: CampaignStanding, sums: TrialSums | None) -> None:
+    name, state = row.name, CampaignState(row.state)
     values[CAMPAIGN_STATE] |= {(name, str(each)): each is state for each in CampaignState}
     if sums is not None:
-        values[CAMPAIGN_TRIALS] |= {(name, side): sums["by_side"].get(side, 0) for side in SIDES}
-        values[CAMPAIGN_BUILD][name,] = sums["build_s"]
-        values[CAMPAIGN_BOARDS_HELD][name,] = sums["board_s"]
-    for metric, key in (
-        (CAMPAIGN_SEARCH, "search_s"),
-        (CAMPAIGN_ELAPSED, "wall_clock_s"),
-        (CAMPAIGN_ETA, "eta_s"),
+        values[CAMPAIGN_TRIALS] |= {(name, side): sums.by_side.get(side, 0) for side in SIDES}
+        values[CAMPAIGN_BUILD][name,] = sums.build_s
+        values[CAMPAIGN_BOARDS_HELD][name,] = sums.board_s
+    for metric, seconds in (
+        (CAMPAIGN_SEARCH, row.search_s),
+        (CAMPAIGN_ELAPSED, row.wall_clock_s),
+        (CAMPAIGN_ETA, row.eta_s),
     ):
-        if row[key] is not None:
-            values[metric][name,] = float(row[key])
+        if seconds is not None:
+            values[metric][name,] = float(seconds)
     has = _add_boards(values, row)
-    if not state.over and row["wanted"] == _TO_RUN and state not in _NO_QUEUE:
-        for board_type in row["board_types"]:
+    if not state.over and row.wanted == _TO_RUN and state not in _NO_QUEUE:
+        for board_type in row.board_types:
             queue = values[BOARDS_WANTED]
             queue[board_type,] = queue.get((board_type,), 0) + (board_type not in has)
-    for model in row["models"] or ():
+    for model in row.models or ():
         labels = (name, model["name"], model["board_type"], model["point"])
         values[CAMPAIGN_PREDICTED][labels] = model["predicted"]
         if model["latency_s"] is not None:
             values[CAMPAIGN_LATENCY][labels] = model["latency_s"]
 
 
-def _add_boards(values: Values, row: Mapping[str, Any]) -> set[str]:
+def _add_boards(values: Values, row: CampaignStanding) -> set[str]:
     """Count a campaign's boards; return the types of which it has one. A finished campaign has none."""
     boards = values[CAMPAIGN_BOARDS]
     has = set()
-    for board_type in row["board_types"]:
-        boards |= {(row["name"], board_type, doing): 0 for doing in DOINGS}
-    for board in row["boards"] or ():
-        labels = (row["name"], board["board_type"], board["doing"])
+    for board_type in row.board_types:
+        boards |= {(row.name, board_type, doing): 0 for doing in DOINGS}
+    for board in row.boards or ():
+        labels = (row.name, board["board_type"], board["doing"])
         boards[labels] = boards.get(labels, 0) + 1
         has.add(board["board_type"])
     return has
@@ -356,7 +356,7 @@ class FarmMetrics(Collector):
             self._values[TRIALS] = {(str(status),): counts.get(status, 0) for status in Status}
 
     def observe_campaigns(
-        self, counts: Mapping[str, int], standings: Sequence[Mapping[str, Any]], sums: Mapping[int, Mapping[str, Any]]
+        self, counts: Mapping[str, int], standings: Sequence[CampaignStanding], sums: Mapping[int, TrialSums]
     ) -> None:
         """Campaigns by state, those under way, and the sums over their trials by number, as from `Store`
         (`campaigns.count`, `fetch_standings`, `sum_trials`).

@@ -11,6 +11,7 @@ from typing import Any
 
 from farm.search import gpus
 from farm.store import Store
+from farm.store.totals import BoardTotal, CountedTrial
 from farm.values import DEFAULT_POINT, FleetCampaign, Record
 
 # Board type, operating point, workload; counted trials so far and latency (s).
@@ -134,7 +135,7 @@ class _Curve:
             self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
 
 
-def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def make_curves(order: Mapping[str, Any], course: Iterable[CountedTrial]) -> list[dict[str, Any]]:
     """The latency of every model over the campaign's counted trials, from the one on from which all is known.
 
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
@@ -143,11 +144,11 @@ def make_curves(order: Mapping[str, Any], course: Iterable[Mapping[str, Any]]) -
     return draw_curves(order, list_gains(course))
 
 
-def list_gains(course: Iterable[Mapping[str, Any]]) -> Iterator[Gain]:
+def list_gains(course: Iterable[CountedTrial]) -> Iterator[Gain]:
     """Return the trials of a series that were better than all before them."""
     best: dict[TaskId, float] = {}
     for counted, row in enumerate(course, 1):
-        key, median_s = (row["board_type"], row["operating_point"], row["workload"]), row["median_s"]
+        key, median_s = (row.board_type, row.operating_point, row.workload), row.median_s
         if median_s is not None and median_s < best.get(key, float("inf")):
             best[key] = median_s
             yield counted, key, median_s
@@ -198,33 +199,33 @@ def _thin(steps: list[tuple[int, float]]) -> list[list[float]]:
     return [[counted, latency_s] for counted, latency_s in kept]
 
 
-def _count_statuses(totals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _count_statuses(totals: Iterable[BoardTotal]) -> dict[str, Any]:
     """Count trials by purpose, by fault side and by status."""
     sides: dict[str, int] = {}
     statuses: dict[str, int] = {}
     purposes: dict[str, int] = {}
     for row in totals:
-        side = "ok" if row["fault_side"] is None else str(row["fault_side"])
-        for table, key in ((sides, side), (statuses, row["status"]), (purposes, row["purpose"])):
-            table[key] = table.get(key, 0) + row["trials"]
+        side = "ok" if row.fault_side is None else str(row.fault_side)
+        for table, key in ((sides, side), (statuses, row.status), (purposes, row.purpose)):
+            table[key] = table.get(key, 0) + row.trials
     return {"by_side": sides, "by_status": statuses, "by_purpose": purposes}
 
 
-def _list_boards(totals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _list_boards(totals: Iterable[BoardTotal]) -> list[dict[str, Any]]:
     """Return by board its trials, the good ones among them, and the hours for which it was held."""
     boards: dict[str, dict[str, Any]] = {}
     for row in totals:
-        if not row["board"]:
+        if not row.board:
             continue
         own = boards.setdefault(
-            row["board"],
-            {"board": row["board"], "board_type": row["board_type"], "trials": 0, "ok": 0, "board_hours": 0.0}
+            row.board,
+            {"board": row.board, "board_type": row.board_type, "trials": 0, "ok": 0, "board_hours": 0.0}
             | {"faults": {}},
         )
-        own["trials"] += row["trials"]
-        own["board_hours"] += row["held_s"] / 3600
-        if row["fault_side"] is None:
-            own["ok"] += row["trials"]
+        own["trials"] += row.trials
+        own["board_hours"] += row.held_s / 3600
+        if row.fault_side is None:
+            own["ok"] += row.trials
         else:
-            own["faults"][row["fault_side"]] = own["faults"].get(row["fault_side"], 0) + row["trials"]
+            own["faults"][row.fault_side] = own["faults"].get(row.fault_side, 0) + row.trials
     return [boards[name] for name in sorted(boards)]

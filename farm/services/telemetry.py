@@ -15,6 +15,7 @@ from farm.errors import FarmError
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
+from farm.values import TrialSums
 
 if TYPE_CHECKING:
     from farm.services.keeper import Keeper
@@ -38,7 +39,7 @@ class Figures:
     def __init__(self, settings: Settings, metrics: FarmMetrics, period_s: float = PERIOD_S) -> None:
         self._settings, self._metrics, self._period_s = settings, metrics, period_s
         # The sums over each campaign's trials so far.
-        self._sums: dict[int, dict[str, Any]] = {}
+        self._sums: dict[int, TrialSums] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="farm-figures", daemon=True)
         self._thread.start()
@@ -65,14 +66,14 @@ class Figures:
 
 
 def observe(
-    store: Store, settings: Settings, metrics: FarmMetrics, before: Mapping[int, dict[str, Any]]
-) -> dict[int, dict[str, Any]]:
+    store: Store, settings: Settings, metrics: FarmMetrics, before: Mapping[int, TrialSums]
+) -> dict[int, TrialSums]:
     """Query once; `before` is the last return value. Raises FarmError, OSError."""
     disk = shutil.disk_usage(settings.home_path)
     metrics.observe_disk(disk.free, disk.total)
     metrics.observe_trials(store.trials.count_statuses())
     standings = store.totals.fetch_standings(_LATELY_S, MOST_CAMPAIGNS)
-    sums = {row["id"]: store.totals.sum_trials(row["id"], before.get(row["id"])) for row in standings}
+    sums = {each.id: store.totals.sum_trials(each.id, before.get(each.id)) for each in standings}
     metrics.observe_campaigns(store.campaigns.count(), standings, sums)
     return sums
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from device_agent.protocol import FaultSide
 from farm.store import schema
 from farm.store.session import VALUES_AT_ONCE, StorePart
-from farm.values import SEARCH_TRIAL, CampaignState
+from farm.values import SEARCH_TRIAL, CampaignStanding, CampaignState, TrialSums
 
 # Enough for a steady median; older trials were measured under other settings.
 NEWEST_TRIALS = 2000
@@ -28,6 +28,27 @@ class TrialCosts:
     trials: int = 0
     held_s: float | None = None
     build_s: float | None = None
+
+
+class BoardTotal(NamedTuple):
+    """A campaign's trials of one kind on one board (None: never on one), and how long they held it (s)."""
+
+    board_type: str
+    board: str | None
+    purpose: str
+    status: str
+    fault_side: str | None
+    trials: int
+    held_s: float
+
+
+class CountedTrial(NamedTuple):
+    """A counted trial without its trace; `median_s` in seconds, None for a candidate's own failure."""
+
+    board_type: str
+    workload: str
+    operating_point: str
+    median_s: float | None
 
 
 class Totals(StorePart):
@@ -92,40 +113,35 @@ class Totals(StorePart):
 
     # Of one campaign
 
-    def fetch_by_board(self, campaign: int) -> list[dict[str, Any]]:
-        """Trials by `board_type`, `board` (None: never on one), `purpose`, `status` and `fault_side`.
-
-        Each with `trials`, their number, and `held_s`, how long they held the board.
-        """
+    def fetch_by_board(self, campaign: int) -> list[BoardTotal]:
+        """Trials by board type, board, purpose, status and side at fault."""
         table = schema.trials
         key = (table.c.board_type, table.c.board, table.c.purpose, table.c.status, table.c.fault_side)
-        return self._db.rows(
-            sa.select(*key, sa.func.count().label("trials"), schema.total(table.c.held_s).label("held_s"))
+        query = (
+            sa.select(*key, sa.func.count(), schema.total(table.c.held_s))
             .where(table.c.campaign == campaign)
             .group_by(*key)
             .order_by(*(column.nulls_first() for column in key))
         )
+        return self._db.read(query, BoardTotal)
 
-    def fetch_course(self, campaign: int) -> list[dict[str, Any]]:
-        """`board_type`, `workload`, `operating_point` and `median_s` (s) of every counted trial, in order."""
+    def fetch_course(self, campaign: int) -> list[CountedTrial]:
+        """Every counted trial, in order."""
         table = schema.trials
-        return self._db.rows(
+        query = (
             sa.select(table.c.board_type, table.c.workload, table.c.operating_point, schema.sound_median_s)
             .where(table.c.campaign == campaign, table.c.counted.is_not(None))
             .order_by(table.c.id)
         )
+        return self._db.read(query, CountedTrial)
 
     # For Prometheus
 
-    def fetch_standings(self, lately_s: float, most: int) -> list[dict[str, Any]]:
-        """Campaigns that are not over, or ended less than `lately_s` ago: the `most` newest, oldest first.
-
-        Each has `id`, `name`, `state`, `wanted`, `board_types`, and of its progress `models`, `boards`, `eta_s`,
-        `wall_clock_s` and `search_s`, None if its engine has not reported them.
-        """
+    def fetch_standings(self, lately_s: float, most: int) -> list[CampaignStanding]:
+        """Campaigns that are not over, or ended less than `lately_s` ago: the `most` newest, oldest first."""
         common, fleet, progress = schema.campaigns, schema.fleet_campaigns, schema.campaign_progress
         parts = [progress.c.progress[name].label(name) for name in _PROGRESS]
-        rows = self._db.rows(
+        query = (
             sa.select(common.c.id, fleet.c.name, common.c.state, fleet.c.wanted, *parts)
             .join(fleet, fleet.c.campaign == common.c.id)
             .outerjoin(progress, progress.c.campaign == common.c.id)
@@ -133,21 +149,21 @@ class Totals(StorePart):
             .order_by(common.c.id.desc())
             .limit(most)
         )
+        rows = self._db.read(query, CampaignStanding)
         of = schema.campaign_workloads.c
         types: dict[int, list[str]] = {}
-        wanted = [row["id"] for row in rows]
+        wanted = [row.id for row in rows]
         for pair in self._db.rows(sa.select(of.campaign, of.board_type).where(of.campaign.in_(wanted)).distinct()):
             types.setdefault(pair["campaign"], []).append(pair["board_type"])
-        return [row | {"board_types": sorted(types.get(row["id"], ()))} for row in reversed(rows)]
+        return [dataclasses.replace(row, board_types=tuple(sorted(types.get(row.id, ())))) for row in reversed(rows)]
 
-    def sum_trials(self, campaign: int, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Sums over a campaign's trials: `by_side` counts its search trials (`ok`, or the side at fault), `build_s` and
-        `board_s` add up the time of compilers and boards, verification included, in seconds.
+    def sum_trials(self, campaign: int, before: TrialSums | None = None) -> TrialSums:
+        """Sums over a campaign's trials.
 
         `before` is an earlier result: only newer trials are read then. One engine writes a campaign's trials in order,
         so none comes late.
         """
-        before = before or {"mark": 0, "by_side": {}, "build_s": 0.0, "board_s": 0.0}
+        before = before or TrialSums()
         table = schema.trials
         rows = self._db.rows(
             sa.select(
@@ -157,16 +173,16 @@ class Totals(StorePart):
                 schema.total(table.c.held_s).label("board_s"),
                 sa.func.max(table.c.id).label("mark"),
             )
-            .where(table.c.campaign == campaign, table.c.id > before["mark"])
+            .where(table.c.campaign == campaign, table.c.id > before.mark)
             .group_by(table.c.fault_side)
         )
-        by_side = dict(before["by_side"])
+        by_side = dict(before.by_side)
         for row in rows:
             side = row["fault_side"] or "ok"
             by_side[side] = by_side.get(side, 0) + row["trials"]
-        return {
-            "mark": max([before["mark"], *(row["mark"] for row in rows)]),
-            "by_side": by_side,
-            "build_s": before["build_s"] + sum(float(row["build_s"]) for row in rows),
-            "board_s": before["board_s"] + sum(float(row["board_s"]) for row in rows),
-        }
+        return TrialSums(
+            max([before.mark, *(row["mark"] for row in rows)]),
+            by_side,
+            before.build_s + sum(float(row["build_s"]) for row in rows),
+            before.board_s + sum(float(row["board_s"]) for row in rows),
+        )

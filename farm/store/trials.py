@@ -25,6 +25,15 @@ _CHUNK = 5_000
 _NO_SIGN = frozenset({str(FaultSide.BOARD), str(FaultSide.FARM)})
 
 
+class CandidateKey(NamedTuple):
+    """A candidate of a task."""
+
+    board_type: str
+    workload: str
+    operating_point: str
+    candidate: str
+
+
 class SimilarTrial(NamedTuple):
     """A good trial that another search learns from, and its workload; `median_s` in seconds."""
 
@@ -157,14 +166,12 @@ class Trials(StorePart):
             for row in rows
         }
 
-    def fetch_board_breakers(self, campaign: int, losses: int) -> list[dict[str, Any]]:
-        """Uncounted candidates under which boards failed `losses` times or more.
-
-        Each has `board_type`, `workload`, `operating_point` and `candidate`.
-        """
+    def fetch_board_breakers(self, campaign: int, losses: int) -> list[CandidateKey]:
+        """Uncounted candidates under which boards failed `losses` times or more."""
         key = _candidate_key()
         blamed = sa.func.count().filter(schema.trials.c.fault_side == str(FaultSide.BOARD))
-        return self._db.rows(sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses))
+        query = sa.select(*key).where(*_never_counted(campaign)).group_by(*key).having(blamed >= losses)
+        return self._db.read(query, CandidateKey)
 
     def fetch_board_seconds(self, campaign: int) -> float:
         """The total time for which a campaign's trials held boards, in seconds."""

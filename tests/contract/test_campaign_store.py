@@ -354,8 +354,7 @@ def test_what_took_boards_down_is_told(store: Store) -> None:
         add(store, "farm", None, Status.FARM_ERROR, attempt=attempt)
     add(store, "once", None, Status.BOARD_LOST)
     add(store, "unlucky", 0.5, attempt=3)
-    expected = {"board_type": NANO, "workload": "w1", "operating_point": "default", "candidate": "breaker"}
-    assert store.trials.fetch_board_breakers(1, 2) == [expected]
+    assert store.trials.fetch_board_breakers(1, 2) == [(NANO, "w1", "default", "breaker")]
 
 
 def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
@@ -598,7 +597,7 @@ def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
     wanted = [None, None, None, None, 2e-3, 1e-3]
     assert [row["median_s"] for row in counted] == wanted
     assert [row["median_s"] for row in store.trials.fetch(1)] == wanted
-    assert [row["median_s"] for row in store.totals.fetch_course(1)] == wanted
+    assert [row.median_s for row in store.totals.fetch_course(1)] == wanted
     known = store.trials.fetch_known_candidates("w1", NANO, "default", True)
     assert [(row["candidate"], row["median_s"]) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
     similar = store.trials.fetch_similar(["w1"], simulated=True)

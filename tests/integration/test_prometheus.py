@@ -21,7 +21,7 @@ from farm.connectivity import services as services_side
 from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import Virtual
+from farm.values import CampaignStanding, TrialSums, Virtual
 from tests.board_rows import make_lease
 from tests.integration.conftest import ROOT, wait_until
 from tests.integration.prometheus import DEPLOY, Ask, fetch, prometheus_server, require
@@ -40,12 +40,11 @@ def metrics(registry: CollectorRegistry) -> FarmMetrics:
 
 def observe_campaign(metrics: FarmMetrics, trials: int) -> None:
     at = {"board_type": "jetson-nano", "point": "default"}
-    row = {"id": 1, "name": "vision", "state": "running", "wanted": "run", "board_types": ["jetson-nano"]}
-    row |= {"models": [{"name": "mlp", "latency_s": 0.25, "predicted": 1, **at}], "wall_clock_s": 60.0, "eta_s": 90.0}
-    row |= {"boards": [{"name": "sim-1", "doing": "measuring", **at}], "search_s": trials * 0.1}
-    sides = {"ok": trials * 3 // 4, "candidate": trials // 4}
-    sums = {"by_side": sides, "build_s": trials * 0.5, "board_s": trials * 0.2}
-    metrics.observe_campaigns({"running": 1}, [row], {1: sums})
+    models = [{"name": "mlp", "latency_s": 0.25, "predicted": 1, **at}]
+    boards = [{"name": "sim-1", "doing": "measuring", **at}]
+    known = (1, "vision", "running", "run", models, boards, 90.0, 60.0, trials * 0.1, ("jetson-nano",))
+    sums = TrialSums(trials, {"ok": trials * 3 // 4, "candidate": trials // 4}, trials * 0.5, trials * 0.2)
+    metrics.observe_campaigns({"running": 1}, [CampaignStanding(*known)], {1: sums})
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from farm.report.campaign_document import make_curves
+from farm.store.totals import CountedTrial
 
 PLACES = (("jetson-nano", "default"), ("jetson-nano", "a57=1428MHz"), ("jetson-tx2", "default"))
 MODELS = {"resnet18": 9, "detector batch 4": 5, "mlp": 3}
@@ -27,7 +28,7 @@ def make_document(
         ],
     }
     tasks = [(kind, point, each) for kind, point in places for each in workloads]
-    course: list[dict[str, Any]] = []
+    course: list[CountedTrial] = []
     best: dict[Any, float] = {}
     for _ in range(trials):
         kind, point, workload = random_.choice(tasks)
@@ -36,10 +37,7 @@ def make_document(
         key = (kind, point, workload["hash"])
         if median_s is not None:
             best[key] = min(median_s, best.get(key, median_s))
-        course.append(
-            {"board_type": kind, "operating_point": point, "workload": workload["hash"], "median_s": median_s}
-            | {"candidate": f"c{len(course)}"}
-        )
+        course.append(CountedTrial(kind, workload["hash"], point, median_s))
     return {
         "campaign": 3,
         "name": "vision-q4",

@@ -15,6 +15,7 @@ from farm.artifacts import catalogue
 from farm.report import campaign_document, campaign_rows, campaign_words, pages
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
+from farm.store.totals import CountedTrial
 from tests.unit.campaign_documents import PLACES, make_document
 from tests.unit.campaign_orders import make_order, submit
 
@@ -35,7 +36,7 @@ def test_a_models_latency_starts_when_all_is_known() -> None:
         "types": [{"board_type": "t", "points": {"p": {}}, "workloads": workloads}],
     }
     course = [
-        {"board_type": "t", "operating_point": "p", "workload": workload, "median_s": median_s}
+        CountedTrial("t", workload, "p", median_s)
         for workload, median_s in [("a", 5.0), ("b", None), ("a", 3.0), ("b", 2.0), ("a", 4.0), ("b", 1.0)]
     ]
     m, n = campaign_document.make_curves(order, course)

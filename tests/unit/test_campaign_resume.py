@@ -29,6 +29,8 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.report import campaign_table
 from farm.search.candidates import Candidate
+from farm.store.totals import CountedTrial
+from farm.store.trials import CandidateKey
 
 CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))
 DENSE = WorkloadOrder("d1", "matmul 8>8", "dense", 1e3, 1.0, ("b",), (1,))
@@ -53,13 +55,11 @@ def make_order(**changes: object) -> Order:
     return Order(**(fields | changes))  # type: ignore[arg-type]
 
 
-def row(
-    median_s: float | None, workload: str = "c1", board_type: str = "nano", point: str = "default"
-) -> dict[str, object]:
-    return {"workload": workload, "board_type": board_type, "operating_point": point, "median_s": median_s}
+def row(median_s: float | None, workload: str = "c1", board_type: str = "nano", point: str = "default") -> CountedTrial:
+    return CountedTrial(board_type, workload, point, median_s)
 
 
-def begin(rows: list[dict[str, object]] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
+def begin(rows: list[CountedTrial] | None = None, order: Order | None = None) -> tuple[Active, FleetState]:
     order = order or make_order()
     added = to_added(order, order.budget, rows or [], 12.0, 30.0)
     state = fleet_scheduler.observe(FleetState(v.SchedulerSettings()), [added], 100.0)
@@ -215,7 +215,7 @@ def test_progress_of_a_campaign_that_had_ended_before_a_restart() -> None:
 def test_what_took_boards_down_stays_banned() -> None:
     """A candidate that an engine had banned is measured no more by the next one, however often it is proposed."""
     order = make_order(labels={}, types=make_order().types[1:])
-    breakers = [row(None, board_type="tx2") | {"candidate": "breaker"}]
+    breakers = [CandidateKey("tx2", "c1", "default", "breaker")]
     added = to_added(order, order.budget, [], 0.0, 0.0, breakers)
     decided = fleet_scheduler.step(FleetState(v.SchedulerSettings()), [added, v.BoardArrived("n", "tx2")], 100.0)
     request = next(each for each in decided.decisions if isinstance(each, v.Search))

@@ -17,7 +17,7 @@ from farm.errors import UnavailableError
 from farm.metrics import farm_metrics
 from farm.metrics.farm_metrics import HOST, TRIES, Exporter, FarmMetrics
 from farm.types.documents import BoardInfo
-from farm.values import Health, State
+from farm.values import CampaignStanding, Health, State, TrialSums
 from tests.board_rows import make_lease, make_row
 
 NOW = 1_000_000.0
@@ -140,10 +140,8 @@ def test_tracker_worker_and_trials_are_as_told(registry: CollectorRegistry, metr
     assert find(samples, "trials_total", status="build_failed") == 0
 
 
-def standing(name: str, state: str, **progress: Any) -> dict[str, Any]:
-    unsaid = dict.fromkeys(("models", "boards", "eta_s", "wall_clock_s", "search_s"))
-    about = {"id": len(name), "name": name, "state": state, "wanted": "run", "board_types": ["nano", "tx2"]}
-    return about | unsaid | progress
+def standing(name: str, state: str, wanted: str = "run", **progress: Any) -> CampaignStanding:
+    return CampaignStanding(len(name), name, state, wanted, board_types=("nano", "tx2"), **progress)
 
 
 def test_a_campaign_is_told_as_its_engine_says(registry: CollectorRegistry, metrics: FarmMetrics) -> None:
@@ -155,7 +153,7 @@ def test_a_campaign_is_told_as_its_engine_says(registry: CollectorRegistry, metr
     ]
     boards = [{"name": name, "board_type": "nano", "doing": doing} for name, doing in (("a", "idle"), ("b", "idle"))]
     row = standing("c", "running", models=models, boards=boards, eta_s=90.0, search_s=4.0)
-    sums = {1: {"by_side": {"ok": 7, "board": 1}, "build_s": 3.5, "board_s": 2.0}}
+    sums = {1: TrialSums(9, {"ok": 7, "board": 1}, 3.5, 2.0)}
     metrics.observe_campaigns({"running": 1}, [row, standing("new", "submitted")], sums)
     samples = read(registry)
     labels = {"campaign": "c", "board_type": "nano", "operating_point": "default"}
@@ -182,7 +180,7 @@ def test_the_queue_is_who_has_no_board_of_a_type(registry: CollectorRegistry, me
     has_nano = [{"name": "a", "board_type": "nano", "doing": "measuring"}]
     rows = [standing("one", "running", boards=has_nano), standing("another", "waiting")]
     idle = [standing("paused", "paused"), standing("over", "finished"), standing("left", "interrupted")]
-    metrics.observe_campaigns({}, [*rows, *idle, standing("held", "running") | {"wanted": "pause"}], {})
+    metrics.observe_campaigns({}, [*rows, *idle, standing("held", "running", "pause")], {})
     samples = read(registry)
     assert [find(samples, "boards_wanted", board_type=kind) for kind in ("nano", "tx2")] == [1, 2]
     metrics.observe_campaigns({}, [], {})

@@ -26,6 +26,8 @@ from farm.inventory.board_types import load_board_types
 from farm.search.tuners import campaign_search
 from farm.search.tuners.cost_model import Traits, derive_traits
 from farm.store import Store
+from farm.store.totals import CountedTrial
+from farm.store.trials import CandidateKey
 from farm.values import Workload, operator_kind
 
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.
@@ -130,10 +132,10 @@ def to_names(boards: Iterable[str]) -> frozenset[str]:
 def to_added(
     order: Order,
     budget: Budget,
-    counted: Iterable[Mapping[str, Any]],
+    counted: Iterable[CountedTrial],
     board_s: float,
     wall_clock_s: float,
-    breakers: Iterable[Mapping[str, Any]] = (),
+    breakers: Iterable[CandidateKey] = (),
 ) -> CampaignAdded:
     """Build the event that begins a campaign, or continues it from its counted trials (`store.totals.fetch_course`).
 
@@ -143,21 +145,21 @@ def to_added(
     for row in counted:
         key = to_task(order.name, row)
         before = done.get(key, Done(key, 0))
-        latency_s = row["median_s"]
+        latency_s = row.median_s
         better = latency_s is not None and (before.best_s is None or latency_s < before.best_s)
         done[key] = Done(
             key, before.counted + 1, latency_s if better else before.best_s, 0 if better else before.since_best + 1
         )
-    for row in breakers:
-        key = to_task(order.name, row)
+    for each in breakers:
+        key = to_task(order.name, each)
         before = done.get(key, Done(key, 0))
-        done[key] = dataclasses.replace(before, banned=before.banned | {row["candidate"]})
+        done[key] = dataclasses.replace(before, banned=before.banned | {each.candidate})
     return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s)
 
 
-def to_task(campaign: str, row: Mapping[str, Any]) -> TaskKey:
-    """Find the task of a trial's row."""
-    return TaskKey(campaign, row["workload"], row["board_type"], row["operating_point"])
+def to_task(campaign: str, row: CountedTrial | CandidateKey) -> TaskKey:
+    """Find the task of a trial or candidate."""
+    return TaskKey(campaign, row.workload, row.board_type, row.operating_point)
 
 
 def list_tasks(order: Order) -> list[TaskKey]:
