@@ -10,6 +10,7 @@ from farm.crew.health import HealthLimits, Kind, Observation, decide_by
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.store.clock import Instant
+from farm.store.session import StoreSession
 from farm.values import Lease, Ssh, Transition
 
 SSH = Ssh("nano-01.lab", "farm", identity_file="~/.ssh/farm", host_key="SHA256:AAAA")
@@ -36,7 +37,7 @@ class Clocks:
 
 @contextlib.contextmanager
 def open_fleet(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    with Store(place, clocks.read, clocks.read_wall) as store:
+    with Store(StoreSession(place, clocks.read, clocks.read_wall)) as store:
         store.boards.register("nano-01", "jetson-nano", SSH, {"rack": "2"})
         observe(store, Kind.BACK)
         observe(store, Kind.PROBE_PASSED)

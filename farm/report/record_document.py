@@ -158,9 +158,9 @@ def describe_evidence(evidence: Mapping[str, Any] | None) -> str:
     return f"measured again as a winner: {'; '.join(filter(None, words))}"
 
 
-def to_document(record: Record, codes: Mapping[str, str]) -> documents.Record:
+def to_document(record: Record, codes: Mapping[str, str]) -> documents.RecordInfo:
     """Return a record as it stands in a list; `codes` are those of `name_codes`."""
-    return documents.Record(**_describe(record, codes))
+    return documents.RecordInfo(**_describe(record, codes))
 
 
 def make_document(workload: Workload, records: Iterable[Record], codes: Mapping[str, str]) -> documents.WorkloadRecords:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from farm.closing import Closing
 from farm.settings import StoreLocation
 from farm.store.boards import Boards, GoldenSamples
 from farm.store.campaigns import Campaigns
-from farm.store.clock import Instant
 from farm.store.engines import Engines
 from farm.store.events import Events
 from farm.store.imports import Imports
@@ -31,15 +28,10 @@ class Store(Closing):
     values. Each write is one transaction.
     """
 
-    def __init__(
-        self,
-        location: StoreLocation,
-        clock: Callable[[], Instant] | None = None,
-        wall_clock: Callable[[], float] | None = None,
-    ) -> None:
-        """Open the store as `StoreSession`."""
-        self.location = location
-        self.session = db = StoreSession(location, clock, wall_clock)
+    def __init__(self, opened: StoreLocation | StoreSession) -> None:
+        """Open the store at a location as `StoreSession` does, or use an open session, which `close` closes."""
+        self.session = db = opened if isinstance(opened, StoreSession) else StoreSession(opened)
+        self.location = db.location
         self.boards, self.golden, self.routes = Boards(db), GoldenSamples(db), Routes(db)
         self.queue = RequestQueue(db)
         self.leases = Leases(db, self.boards, self.queue)

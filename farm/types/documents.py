@@ -113,7 +113,7 @@ class CampaignType(_Model):
     workloads: int
 
 
-class Campaign(_Model):
+class CampaignInfo(_Model):
     """An entry of `farm campaign list --json`."""
 
     campaign: int
@@ -153,7 +153,7 @@ class Winner(_Model):
     evidence: dict[str, Any] | None
 
 
-class CampaignInFull(Campaign):
+class CampaignInFull(CampaignInfo):
     """`farm campaign show NAME --json`."""
 
     trials: dict[str, dict[str, int]]
@@ -222,7 +222,7 @@ class SweepInFull(_Model):
     environment: dict[str, Any]
 
 
-class Record(_Model):
+class RecordInfo(_Model):
     """An entry of `farm record list --json`."""
 
     workload: str
@@ -241,7 +241,7 @@ class Record(_Model):
     origin: dict[str, Any] | None
 
 
-class RecordInFull(Record):
+class RecordInFull(RecordInfo):
     """A record of `farm record show WORKLOAD --json`."""
 
     evidence: dict[str, Any] | None
@@ -285,7 +285,7 @@ class BoardPage(Page):
 class CampaignPage(Page):
     """Campaigns, the newest first."""
 
-    items: list[Campaign]
+    items: list[CampaignInfo]
 
 
 class SweepPage(Page):
@@ -297,7 +297,7 @@ class SweepPage(Page):
 class RecordPage(Page):
     """Records, by board type and falling work."""
 
-    items: list[Record]
+    items: list[RecordInfo]
 
 
 class Waiting(_Model):

@@ -122,7 +122,7 @@ def show_campaign(request: Request, name: Name) -> JSONResponse:
         return JSONResponse(make_document(store, name))
 
 
-@router.post("/campaigns/{name}/{order}", responses=_answer(documents.Campaign) | _REFUSALS)
+@router.post("/campaigns/{name}/{order}", responses=_answer(documents.CampaignInfo) | _REFUSALS)
 def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
     """`pause`, `resume` or `cancel` a campaign."""
     view = _view(request)
@@ -130,7 +130,7 @@ def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
         return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order, _who(request))))
 
 
-@router.patch("/campaigns/{name}/budget", responses=_answer(documents.Campaign) | _REFUSALS)
+@router.patch("/campaigns/{name}/budget", responses=_answer(documents.CampaignInfo) | _REFUSALS)
 def change_budget(request: Request, name: Name, body: documents.BudgetChange) -> JSONResponse:
     """Change limits of a campaign that is not over."""
     with _view(request).stores.lend() as store:

@@ -13,6 +13,7 @@ from farm.errors import BoardUnsafeError, PermanentError, TransientError, Unavai
 from farm.store import PROBE, Store
 from farm.store.clock import read_clock
 from farm.store.leases import MAX_RAISE
+from farm.store.session import StoreSession
 from farm.values import Board, Health
 from tests.fleet_store import SSH, Clocks, kinds, observe, take
 from tests.places import Places
@@ -59,7 +60,7 @@ def test_a_store_that_was_put_back_gives_no_token_away(store: Store, places: Pla
     """The same number twice is two leases, and of neither's holder the other's is taken; a refusal raises the next."""
     before = places.copy(store.location)
     left = take(store, "left")
-    with Store(before, clocks.read, lambda: clocks.wall) as restored:
+    with Store(StoreSession(before, clocks.read, lambda: clocks.wall)) as restored:
         right = take(restored, "right")
         assert (right.store, right.token) == (left.store, left.token)
         assert right.nonce != left.nonce

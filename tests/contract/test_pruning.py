@@ -13,6 +13,7 @@ from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, pruning, schema
+from farm.store.session import StoreSession
 from farm.values import WINNER_TRIAL, Board, Record, Trial
 from tests.fleet_store import Clocks
 from tests.stored_workloads import make_workload
@@ -59,7 +60,7 @@ def add_events(store: Store, count: int, *subjects: str) -> None:
 @pytest.mark.usefixtures("small")
 def test_of_each_the_newest_are_kept(place: StoreLocation, clocks: Clocks) -> None:
     """One that has too many costs no other anything."""
-    with Store(place, clocks.read, lambda: clocks.wall) as store:
+    with Store(StoreSession(place, clocks.read, lambda: clocks.wall)) as store:
         add_events(store, 3, "quiet")
         add_events(store, 50, "loud")
         assert store.pruning.prune_events() == 30
@@ -71,7 +72,7 @@ def test_of_each_the_newest_are_kept(place: StoreLocation, clocks: Clocks) -> No
 @pytest.mark.usefixtures("small")
 def test_what_is_old_goes_but_for_the_last(place: StoreLocation, clocks: Clocks) -> None:
     """A season later the last few are left, and all that came since; a clock that was set far ahead costs no more."""
-    with Store(place, clocks.read, lambda: clocks.wall) as store:
+    with Store(StoreSession(place, clocks.read, lambda: clocks.wall)) as store:
         add_events(store, 10, "a", "b")
         clocks.wall += pruning.EVENTS_KEPT_S + DAY_S
         add_events(store, 4, "b")
@@ -83,7 +84,7 @@ def test_what_is_old_goes_but_for_the_last(place: StoreLocation, clocks: Clocks)
 @pytest.mark.usefixtures("small")
 def test_boards_events_are_bounded_too(place: StoreLocation, clocks: Clocks) -> None:
     """A board that is leased for every probe does not fill the disk."""
-    with Store(place, clocks.read, lambda: clocks.wall) as store:
+    with Store(StoreSession(place, clocks.read, lambda: clocks.wall)) as store:
         store.boards.save(Board("b", "local", simulated=False))
         for _ in range(20):
             store.leases.release(store.leases.acquire("b", "me", "probe"))
@@ -95,7 +96,7 @@ def test_boards_events_are_bounded_too(place: StoreLocation, clocks: Clocks) -> 
 def test_all_together_are_bounded(place: StoreLocation, clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Subjects that come and go, a few events each, do not add up."""
     monkeypatch.setattr(pruning, "EVENTS_KEPT_IN_ALL", 30)
-    with Store(place, clocks.read, lambda: clocks.wall) as store:
+    with Store(StoreSession(place, clocks.read, lambda: clocks.wall)) as store:
         add_events(store, 1, *(f"s{number}" for number in range(50)))
         assert store.pruning.prune_events() == 20
 
@@ -150,7 +151,7 @@ def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Cloc
 
     Deleting twice is deleting once, who ordered it is written down, and trials are as safe from others as before.
     """
-    with Store(place, clocks.read, lambda: clocks.wall) as store:
+    with Store(StoreSession(place, clocks.read, lambda: clocks.wall)) as store:
         old, young, running = tune(store, 30, over=True), tune(store, 10, over=False), tune(store, 10, over=False)
         clocks.wall += 100 * DAY_S
         store.campaigns.finish(young, "failed")

@@ -8,6 +8,7 @@ from farm.errors import UsageError
 from farm.settings import StoreLocation
 from farm.store import Store, database
 from farm.store.queue import HALF_LIFE_S, count_use
+from farm.store.session import StoreSession
 from farm.values import WorkKind
 from tests.fleet_store import Clocks, open_fleet, take
 from tests.places import execute
@@ -116,7 +117,7 @@ def test_a_store_of_before_there_was_a_queue_gets_one(place: StoreLocation) -> N
     opened = database.connect(place)
     database.migrate(opened)
     opened.close()
-    with Store(place, Clocks().read, Clocks().read_wall) as store:
+    with Store(StoreSession(place, Clocks().read, Clocks().read_wall)) as store:
         assert store.boards.require("nano-01").lease.owner == "left"
         assert store.boards.fetch_power() == {}
         assert store.queue.fetch().held_s == {}

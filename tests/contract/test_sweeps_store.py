@@ -16,6 +16,7 @@ from farm.errors import InternalError, TransientError, UsageError
 from farm.processes.machine import close_abandoned_sweeps, process_identity
 from farm.settings import StoreLocation
 from farm.store import Store
+from farm.store.session import StoreSession
 from farm.store.sweeps import ENDED
 from tests.contract.conftest import run_python
 from tests.fleet_store import Clocks
@@ -33,7 +34,7 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def store(place: StoreLocation, clocks: Clocks) -> Iterator[Store]:
-    with Store(place, clocks.read, clocks.read_wall) as store:
+    with Store(StoreSession(place, clocks.read, clocks.read_wall)) as store:
         yield store
 
 

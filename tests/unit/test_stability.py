@@ -17,10 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRINTED: dict[str, type[pydantic.BaseModel]] = {
     "board list": documents.BoardInfo,
     "board show": documents.BoardInFull,
-    "campaign list": documents.Campaign,
+    "campaign list": documents.CampaignInfo,
     "campaign show": documents.CampaignInFull,
     "queue": documents.Queue,
-    "record list": documents.Record,
+    "record list": documents.RecordInfo,
     "record show": documents.WorkloadRecords,
     "sweep list": documents.Sweep,
     "sweep show": documents.SweepInFull,
