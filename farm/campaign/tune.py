@@ -251,7 +251,7 @@ class _Run:
         rows = self._store.trials.fetch_known_candidates(
             task["workload"], task["board_type"], DEFAULT_POINT, self._place.simulated
         )
-        return {**task, "best_s": min((row["median_s"] for row in rows if row["median_s"] is not None), default=None)}
+        return {**task, "best_s": min((row.median_s for row in rows if row.median_s is not None), default=None)}
 
     def _conclude_without(self) -> Tuned:
         """Return the result where nothing of the model can be tuned."""

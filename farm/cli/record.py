@@ -239,10 +239,10 @@ def best_trials(
         records = store.records.fetch(workloads=[key], simulated=simulated)
         verified = {(each.board_type, each.operating_point, each.candidate) for each in records}
         flop = store.workloads.fetch_by_hash([key])[key].flop
-        rows = [
-            {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row["median_s"] / 1e9}
-            | row
-            | {"record": (each, point, row["candidate"]) in verified}
+        rows: list[dict[str, Any]] = [
+            {"board_type": each, "operating_point": point, "rank": rank, "gflops": flop / row.median_s / 1e9}
+            | row._asdict()
+            | {"record": (each, point, row.candidate) in verified}
             for each, point in places
             for rank, row in enumerate(
                 store.records.fetch_best_trials(key, each, point, simulated=simulated, limit=top), 1

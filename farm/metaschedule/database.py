@@ -25,6 +25,7 @@ from farm.processes.machine import name_user, process_identity
 from farm.search import traces, workloads
 from farm.search.target import host_target, make_target
 from farm.store import Store
+from farm.store.trials import KnownCandidate
 from farm.values import DEFAULT_POINT, Trial, Workload
 
 # The pipeline of scripts' workloads: what the script did to its model is unknown.
@@ -190,16 +191,16 @@ class FarmDatabase(ms.database.PyDatabase):
     def _find_known(self, mod: Any) -> bool:
         return any(self._fetch_known(key) for key, _ in self._plan_keys(mod))
 
-    def _fetch_known(self, key: str) -> list[dict[str, Any]]:
+    def _fetch_known(self, key: str) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(key, self._require_type(), self._point, self._is_simulated())
 
     def _fetch_targets(self) -> list[dict[str, Any]]:
         """Return the board type's own target and those that scripts tuned for."""
         board_type = self._require_type()
         found = [
-            dict(campaign["settings"]["target"])
+            dict(target)
             for campaign in self._store.campaigns.fetch_searches()
-            if campaign["board_type"] == board_type and (campaign["settings"] or {}).get("target")
+            if campaign.board_type == board_type and (target := (campaign.settings or {}).get("target"))
         ]
         rows = self._store.boards.fetch()
         known = next((row for row in rows if row.board_type == board_type and row.description), None)
@@ -219,15 +220,15 @@ class FarmDatabase(ms.database.PyDatabase):
 
     def _recall(self, key: str, config: Mapping[str, Any], entry: Any) -> None:
         """Load the best stored candidates of a key into memory."""
-        good = [row for row in self._fetch_known(key) if row["median_s"] is not None]
+        good = [(each.median_s, each) for each in self._fetch_known(key) if each.median_s is not None]
         target = make_target(config)
-        for row in sorted(good, key=lambda row: float(row["median_s"]))[:MAX_RECALLED]:
+        for median_s, known in sorted(good)[:MAX_RECALLED]:
             try:
-                item = traces.restore(row["trace_json"], entry, target)
+                item = traces.restore(known.trace_json, entry, target)
             except InternalError as error:  # an old record that TVM refuses must not stop a script
-                _log.warning("candidate %s is left out: %s", row["candidate"], error)
+                _log.warning("candidate %s is left out: %s", known.candidate, error)
                 continue
-            self._memory.commit_tuning_record(traces.as_record(item, entry, target, float(row["median_s"])))
+            self._memory.commit_tuning_record(traces.as_record(item, entry, target, median_s))
 
     def _require_campaign(self, config: Mapping[str, Any]) -> int:
         key = json.dumps(config, sort_keys=True)

@@ -70,8 +70,8 @@ def process_identity() -> dict[str, Any]:
 def close_abandoned_campaigns(store: Store) -> None:
     """Mark as `interrupted` the `running` campaigns of killed processes on this machine."""
     for campaign in store.campaigns.fetch_searches():
-        if campaign["state"] == "running" and is_gone((campaign["settings"] or {}).get("process")):
-            store.campaigns.finish(campaign["id"], "interrupted")
+        if campaign.state == "running" and is_gone((campaign.settings or {}).get("process")):
+            store.campaigns.finish(campaign.id, "interrupted")
 
 
 def close_abandoned_sweeps(store: Store) -> list[int]:

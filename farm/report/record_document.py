@@ -107,7 +107,7 @@ def find_campaign(store: Store, text: str) -> int:
     """Return the number of a campaign. Raises UsageError where there is none."""
     if not text.isdecimal():
         return store.campaigns.require(text).id
-    if not any(row["id"] == int(text) for row in store.campaigns.fetch_searches()):
+    if not any(row.id == int(text) for row in store.campaigns.fetch_searches()):
         raise UsageError(f"there is no campaign number {text}")
     return int(text)
 

@@ -6,7 +6,7 @@ What an order means and what an engine does about it live in `farm.campaign`; he
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -25,6 +25,17 @@ ENDED_BY_FAULT = "its engine ended: "
 
 
 _IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
+
+
+class StoredSearch(NamedTuple):
+    """What all campaigns have. `settings` of one command has its `process`, of a script also its `target`."""
+
+    id: int
+    model: str
+    board_type: str
+    settings: Mapping[str, Any] | None
+    finished_at: float | None
+    state: str
 
 
 class Campaigns(StorePart):
@@ -65,9 +76,10 @@ class Campaigns(StorePart):
         with self._db.writing() as connection:
             set_state(connection, campaign, state, self._db.wall_clock())
 
-    def fetch_searches(self) -> list[dict[str, Any]]:
+    def fetch_searches(self) -> list[StoredSearch]:
         """All campaigns, the newest first; of those over a fleet only what all campaigns have."""
-        return self._db.rows(sa.select(schema.campaigns).order_by(schema.campaigns.c.id.desc()))
+        columns = (schema.campaigns.c[name] for name in StoredSearch._fields)
+        return self._db.read(sa.select(*columns).order_by(schema.campaigns.c.id.desc()), StoredSearch)
 
     # Over a fleet
 

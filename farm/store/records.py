@@ -6,7 +6,7 @@ Imports from another farm are in `merging`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -51,6 +51,17 @@ class Decisions(StorePart):
         wanted = {"model_sha256": model_sha256, "board_type": board_type, "simulated": simulated, "campaign": campaign}
         query = sa.select(table).where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
         return [ModelDecision(**row) for row in self._db.rows(query.order_by(table.c.decided_at))]
+
+
+class BestTrial(NamedTuple):
+    """A candidate's fastest good trial; `median_s` in seconds."""
+
+    id: int
+    candidate: str
+    median_s: float
+    board: str | None
+    campaign: int
+    recorded_at: float
 
 
 class RecordCriteria(TypedDict, total=False):
@@ -135,10 +146,10 @@ class StoredRecords(StorePart):
 
     def fetch_best_trials(
         self, workload: str, board_type: str, operating_point: str, *, simulated: bool, limit: int = 10
-    ) -> list[dict[str, Any]]:
+    ) -> list[BestTrial]:
         """The fastest good trials of a workload, each candidate once, best first; verified or not.
 
-        Each has `candidate`, `median_s`, `board`, `campaign` and `recorded_at`. Candidates that ever computed a wrong
+        Candidates that ever computed a wrong
         result are left out. Reads the index, and no more table rows than it returns.
         """
         table, wrong = schema.trials, schema.trials.alias("wrong")
@@ -148,19 +159,12 @@ class StoredRecords(StorePart):
             # A literal, so that the partial index applies.
             wrong.c.status == sa.literal_column(f"'{Status.WRONG_RESULT}'"),
         )
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, BestTrial] = {}
         # A finalist was measured many times: read more rows until there are enough candidates.
         rows, step = 0, 4 * limit
         while len(found) < limit:
-            some = self._db.rows(
-                sa.select(
-                    table.c.id,
-                    table.c.candidate,
-                    table.c.median_s,
-                    table.c.board,
-                    table.c.campaign,
-                    table.c.recorded_at,
-                )
+            query = (
+                sa.select(*(table.c[name] for name in BestTrial._fields))
                 .where(
                     table.c.workload == workload,
                     table.c.board_type == board_type,
@@ -174,8 +178,9 @@ class StoredRecords(StorePart):
                 .offset(rows)
                 .limit(step)
             )
+            some = self._db.read(query, BestTrial)
             for row in some:
-                found.setdefault(row["candidate"], row)
+                found.setdefault(row.candidate, row)
             rows += len(some)
             if len(some) < step:
                 break
@@ -203,22 +208,9 @@ class StoredRecords(StorePart):
     def put(self, connection: sa.Connection, record: Record, verified_at: float) -> None:
         table = schema.records
         connection.execute(table.delete().where(is_of(record)))
-        connection.execute(
-            table.insert().values(
-                workload=record.workload,
-                board_type=record.board_type,
-                operating_point=record.operating_point,
-                simulated=record.simulated,
-                candidate=record.candidate,
-                median_s=record.median_s,
-                max_abs_error=record.max_abs_error,
-                max_rel_error=record.max_rel_error,
-                trace_json=record.trace_json,
-                verified_at=verified_at,
-                evidence=None if record.evidence is None else dict(record.evidence),
-                origin=None if record.origin is None else dict(record.origin),
-            )
-        )
+        row = {each.name: getattr(record, each.name) for each in table.c} | {"verified_at": verified_at}
+        row |= {name: row[name] and dict(row[name]) for name in ("evidence", "origin")}
+        connection.execute(table.insert().values(**row))
 
 
 def is_of(record: Record) -> sa.ColumnElement[bool]:

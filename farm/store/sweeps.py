@@ -6,7 +6,7 @@ A visit is written once and never changed, so a killed sweep keeps all that it m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,6 +23,19 @@ ENDED = frozenset({"finished", INTERRUPTED, "failed", "voided"})
 
 # The largest SQLite integer; its driver refuses larger ones, and no sweep has such a number.
 _MAX_ID = 2**63 - 1
+
+
+class StoredVisit(NamedTuple):
+    """A visit to a sweep's grid point; `farm.sweep.stored` reads its measurement."""
+
+    variant: str
+    batch: int
+    visit: int
+    key: str
+    board: str
+    measurement: Mapping[str, Any]
+    outcome: Mapping[str, Any]
+    recorded_at: float
 
 
 class Sweeps(StorePart):
@@ -165,10 +178,11 @@ class Sweeps(StorePart):
             note_seen(connection, [board], at)
             return self._db.insert_new(connection, schema.sweep_points, row)
 
-    def fetch_points(self, sweep: int) -> list[dict[str, Any]]:
+    def fetch_points(self, sweep: int) -> list[StoredVisit]:
         """The visits of a sweep in order of writing; none for an unknown sweep."""
         table = schema.sweep_points
-        return self._db.rows(sa.select(table).where(_is(table.c.sweep, sweep)).order_by(table.c.id))
+        columns = (table.c[name] for name in StoredVisit._fields)
+        return self._db.read(sa.select(*columns).where(_is(table.c.sweep, sweep)).order_by(table.c.id), StoredVisit)
 
     def _update_sweep(self, connection: sa.Connection, sweep: int, **values: Any) -> None:
         connection.execute(schema.sweeps.update().where(schema.sweeps.c.id == sweep).values(**values))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -32,6 +32,28 @@ class CandidateKey(NamedTuple):
     workload: str
     operating_point: str
     candidate: str
+
+
+class KnownCandidate(NamedTuple):
+    """A candidate that was tried on a board type, and `board`, one that measured it.
+
+    `median_s` is None if the candidate itself failed. `doubted`: all trials were measured on boards that drifted then.
+    """
+
+    candidate: str
+    trace_json: str
+    board: str | None
+    median_s: float | None
+    doubted: bool = False
+
+
+class TrialOutcome(NamedTuple):
+    """What a board answered about a trial."""
+
+    board: str
+    recorded_at: float
+    operating_point: str
+    outcome: Mapping[str, Any]
 
 
 class SimilarTrial(NamedTuple):
@@ -120,36 +142,18 @@ class Trials(StorePart):
             query = query.where(schema.trials.c.purpose == purpose)
         return self._db.rows(query)
 
-    def fetch_counted(
-        self, campaign: int, task: tuple[str, str, str] | None = None, *, traces: bool = True
-    ) -> list[dict[str, Any]]:
+    def fetch_counted(self, campaign: int, task: tuple[str, str, str] | None = None) -> list[KnownCandidate]:
         """The counted trials of a campaign, one for each candidate of a task, in order of writing.
 
-        `task` (board type, workload, operating point) selects one. Each has `id`, `board_type`, `workload`,
-        `operating_point`, `candidate`, `board`, `median_s` (seconds; None for a candidate's own failure) and, with
-        `traces`, the long `trace_json`.
+        `task` (board type, workload, operating point) selects one.
         """
         table = schema.trials
-        query = (
-            sa.select(
-                table.c.id,
-                table.c.board_type,
-                table.c.workload,
-                table.c.operating_point,
-                table.c.candidate,
-                schema.sound_median_s,
-                table.c.board,
-                *([table.c.trace_json] if traces else []),
-            )
-            .where(table.c.campaign == campaign, table.c.counted.is_not(None))
-            .order_by(table.c.id)
-        )
+        query = sa.select(table.c.candidate, table.c.trace_json, table.c.board, schema.sound_median_s)
+        query = query.where(table.c.campaign == campaign, table.c.counted.is_not(None)).order_by(table.c.id)
         if task is not None:
-            board_type, workload, point = task
-            query = query.where(
-                table.c.board_type == board_type, table.c.workload == workload, table.c.operating_point == point
-            )
-        return self._db.rows(query)
+            of_task = zip((table.c.board_type, table.c.workload, table.c.operating_point), task, strict=True)
+            query = query.where(*(column == value for column, value in of_task))
+        return self._db.read(query, KnownCandidate)
 
     def fetch_attempts(self, campaign: int) -> dict[tuple[str, str, str, str], int]:
         """The last attempt's number of each uncounted candidate in the search, by board type, workload, operating point
@@ -204,14 +208,12 @@ class Trials(StorePart):
 
     def fetch_known_candidates(
         self, workload: str, board_type: str, operating_point: str, simulated: bool
-    ) -> list[dict[str, Any]]:
-        """The known candidates of a workload on a board type: `candidate`, `trace_json`, `median_s`, `doubted`, and
-        `board`, one that measured it.
+    ) -> list[KnownCandidate]:
+        """The known candidates of a workload on a board type.
 
-        `median_s` is the lowest median of the candidate's good trials, or None if the candidate itself failed. For a
-        finalist only the verification trials count, since its selection favours a lucky time. Failures of boards and
-        the farm are left out. `doubted` is 1 if all trials were measured on boards that drifted then (`add_doubt`),
-        else 0.
+        `median_s` is the lowest median of the candidate's good trials. For a finalist only the verification trials
+        count, since its selection favours a lucky time. Failures of boards and the farm are left out. `add_doubt`
+        makes trials doubted.
         """
         trials, doubts = schema.trials, schema.doubts
         wrong = sa.func.max(sa.case((trials.c.status == str(Status.WRONG_RESULT), 1), else_=0))
@@ -243,7 +245,7 @@ class Trials(StorePart):
             .group_by(trials.c.candidate)
             .order_by(sa.func.min(trials.c.id))
         )
-        return self._db.rows(query)
+        return self._db.read(query, KnownCandidate)
 
     def fetch_since(self, campaign: int, after: int) -> Iterator[Sequence[Any]]:
         """A campaign's trials after a number, in order, without the long columns: number, board type, workload,
@@ -263,14 +265,12 @@ class Trials(StorePart):
             for chunk in result.partitions(_CHUNK):
                 yield from chunk
 
-    def fetch_newest_outcomes(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """The newest trials of all campaigns after a number, oldest first: `board`, `recorded_at`, `operating_point`,
-        `outcome`. Leaves out trials without a board.
-        """
+    def fetch_newest_outcomes(self, after: int, limit: int) -> list[TrialOutcome]:
+        """The newest trials of all campaigns after a number, oldest first. Leaves out trials without a board."""
         table = schema.trials
         query = sa.select(table.c.board, table.c.recorded_at, table.c.operating_point, table.c.outcome)
         query = query.where(table.c.id > after).order_by(table.c.id.desc()).limit(limit)
-        return [row for row in reversed(self._db.rows(query)) if row["board"]]
+        return [row for row in reversed(self._db.read(query, TrialOutcome)) if row.board]
 
     # For another search
     def fetch_similar(

@@ -11,6 +11,7 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, Merge, Objective, PointMeasurement
+from farm.store.sweeps import StoredVisit
 from farm.types import documents
 
 _ESTIMATES = ("latency", "power", "energy", "energy_above_idle")
@@ -87,14 +88,14 @@ def measurement_from_dict(document: Mapping[str, Any]) -> PointMeasurement:
     return PointMeasurement(**{**document, **estimates})
 
 
-def read_visits(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], list[PointMeasurement]]:
+def read_visits(rows: Iterable[StoredVisit]) -> dict[tuple[str, int], list[PointMeasurement]]:
     """The visits of each series (variant, batch) that measured something, from `store.sweeps.fetch_points`.
 
     In the order of their times, and at one time of their boards: who wrote first says nothing.
     """
     visits: dict[tuple[str, int], list[PointMeasurement]] = {}
     for row in rows:
-        series = visits.setdefault((row["variant"], row["batch"]), [])
-        if row["measurement"]["latency"] is not None:
-            series.append(measurement_from_dict(row["measurement"]))
+        series = visits.setdefault((row.variant, row.batch), [])
+        if row.measurement["latency"] is not None:
+            series.append(measurement_from_dict(row.measurement))
     return {series: sorted(found, key=lambda visit: (visit.at_s, visit.board)) for series, found in visits.items()}

@@ -19,6 +19,7 @@ from farm.errors import FarmError
 from farm.inventory.board_types import require_board_type
 from farm.report.campaign_document import Gain, TaskId
 from farm.store import Store
+from farm.store.trials import TrialOutcome
 from farm.values import DEFAULT_POINT
 
 KEPT_S = 3600.0
@@ -58,7 +59,7 @@ class Gauges:
             self._last = trial
             for row in store.trials.fetch_newest_outcomes(after, _AT_START):
                 if (reading := read_outcome(row)) is not None:
-                    self._readings.setdefault(row["board"], collections.deque(maxlen=_MOST)).append(reading)
+                    self._readings.setdefault(row.board, collections.deque(maxlen=_MOST)).append(reading)
 
     def find_latest(self, board: str) -> Reading | None:
         """Return a board's newest reading."""
@@ -72,9 +73,9 @@ class Gauges:
             return [each for each in self._readings.get(board, ()) if each.at >= since]
 
 
-def read_outcome(row: Mapping[str, Any]) -> Reading | None:
-    """Return the reading in a row of `store.trials.fetch_newest_outcomes`; None where its board read nothing."""
-    outcome = row["outcome"]
+def read_outcome(row: TrialOutcome) -> Reading | None:
+    """Return the reading in a trial's outcome; None where its board read nothing."""
+    outcome = row.outcome
     seen = outcome.get("after") or outcome.get("before")
     if not seen:
         return None
@@ -84,8 +85,8 @@ def read_outcome(row: Mapping[str, Any]) -> Reading | None:
     clocks["cpu"] = max(_numbers(held.get("cpu_freq_hz")) or _numbers(seen.get("cpu_max_hz")), default=None)
     total = ((outcome.get("power") or {}).get("total") or {}).get("power_w")
     return Reading(
-        float(row["recorded_at"]),
-        "" if row["operating_point"] == DEFAULT_POINT else str(row["operating_point"]),
+        row.recorded_at,
+        "" if row.operating_point == DEFAULT_POINT else row.operating_point,
         max(temperatures, default=None),
         float(total) if isinstance(total, int | float) else None,
         {name: float(hz) for name, hz in clocks.items() if isinstance(hz, int | float)},

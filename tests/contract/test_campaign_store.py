@@ -322,22 +322,12 @@ def test_resuming_finds_what_counted_and_what_was_tried(store: Store) -> None:
     add(store, "d", None, Status.FARM_ERROR, board_type=TX2)
     add(store, "a", 0.5, purpose=WINNER_TRIAL, attempt=7, held_s=2.0)
     assert store.trials.fetch_counted(1) == [
-        {
-            "id": number,
-            "board_type": NANO,
-            "workload": "w1",
-            "operating_point": "default",
-            "candidate": candidate,
-            "trace_json": f"[{candidate}]",
-            "median_s": median_s,
-            "board": "nano-1",
-        }
-        for number, candidate, median_s in ((2, "b", None), (3, "a", 0.25))
+        (candidate, f"[{candidate}]", "nano-1", median_s, False) for candidate, median_s in (("b", None), ("a", 0.25))
     ]
     assert add(store, "e", None, Status.WRONG_RESULT, attempt=3)
     assert store.trials.fetch_attempts(1) == {(TX2, "w1", "default", "d"): 1, (NANO, "w1", "default", "e"): 3}
     assert store.trials.fetch_board_seconds(1) == 7.5
-    assert [each["candidate"] for each in store.trials.fetch_counted(1, (NANO, "w1", "default"))] == ["b", "a"]
+    assert [each.candidate for each in store.trials.fetch_counted(1, (NANO, "w1", "default"))] == ["b", "a"]
     assert store.trials.fetch_counted(1, (TX2, "w1", "default")) == []
     assert (store.trials.fetch_counted(99), store.trials.fetch_attempts(99), store.trials.fetch_board_seconds(99)) == (
         [],
@@ -363,7 +353,7 @@ def test_what_is_known_goes_by_the_trials_board_type(store: Store) -> None:
     add(store, "a", 0.5, board_type=TX2, held_s=1.0)
     add(store, "b", 0.25, board_type=TX2, held_s=1.0)
     known = store.trials.fetch_known_candidates("w1", TX2, "default", simulated=True)
-    assert [(each["candidate"], each["median_s"]) for each in known] == [("a", 0.5), ("b", 0.25)]
+    assert [(each.candidate, each.median_s) for each in known] == [("a", 0.5), ("b", 0.25)]
     assert store.totals.count_known_candidates(["w1"], NANO, simulated=True) == {("w1", "default"): 1}
     assert store.totals.fetch_trial_costs(TX2, simulated=True).held_s == 1.0
 
@@ -374,7 +364,7 @@ def test_a_winners_own_measurement_is_what_is_known_of_it(store: Store) -> None:
     add(store, "lucky", 0.75, purpose=WINNER_TRIAL)
     add(store, "steady", 0.625)
     known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
-    assert {each["candidate"]: each["median_s"] for each in known} == {"lucky": 0.75, "steady": 0.625}
+    assert {each.candidate: each.median_s for each in known} == {"lucky": 0.75, "steady": 0.625}
 
 
 def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
@@ -389,7 +379,7 @@ def test_what_a_lying_board_measured_is_doubted(store: Store) -> None:
     assert store.trials.add(Trial(other, "w1", "again", "default", 1, sound, "[again]", board_type=NANO))
     add(store, "won", 0.625, purpose=WINNER_TRIAL)
     known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
-    assert {each["candidate"]: (each["median_s"], each["doubted"]) for each in known} == {
+    assert {each.candidate: (each.median_s, each.doubted) for each in known} == {
         "alone": (0.5, 1),
         "again": (0.75, 0),
         "won": (0.625, 0),
@@ -405,7 +395,7 @@ def test_doubts_end_with_the_lie(store: Store) -> None:
     assert store.trials.add_doubt("nano-1", mark, "it is slow") == 1
     add(store, "late", 0.5)
     known = store.trials.fetch_known_candidates("w1", NANO, "default", simulated=True)
-    assert {each["candidate"]: each["doubted"] for each in known} == {"early": 0, "lie": 1, "late": 0}
+    assert {each.candidate: each.doubted for each in known} == {"early": 0, "lie": 1, "late": 0}
 
 
 def test_trials_can_be_read_by_purpose(store: Store) -> None:
@@ -534,7 +524,7 @@ def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocat
     *numbers, last = [line.strip() for line in announced]
     assert last == "ended"
     counted = store.trials.fetch_counted(1)
-    assert [each["candidate"] for each in counted] == [f"c{number}" for number in numbers]
+    assert [each.candidate for each in counted] == [f"c{number}" for number in numbers]
     assert store.campaigns.require("fleet").state is CampaignState.CANCELLED
     wishes = [event for event in store.events.fetch("fleet") if event.kind in ("campaign_pause", "campaign_run")]
     assert len(wishes) == 20
@@ -550,8 +540,8 @@ def test_a_killed_engine_loses_one_trial_at_most(store: Store, place: StoreLocat
             last = int([*announced, *lines][-1])
         counted = store.trials.fetch_counted(1)
         assert len(counted) in (last + 1, last + 2)
-        assert [each["candidate"] for each in counted] == [f"c{n}" for n in range(len(counted))]
-        assert {len(each["trace_json"]) for each in counted} == {100_000}
+        assert [each.candidate for each in counted] == [f"c{n}" for n in range(len(counted))]
+        assert {len(each.trace_json) for each in counted} == {100_000}
         campaign = store.campaigns.require("fleet")
         assert campaign.progress["counted"] in (last + 1, last + 2)
         assert store.campaigns.interrupt(lambda _: True) == ["fleet"]
@@ -595,11 +585,11 @@ def test_a_time_that_no_run_takes_counts_for_nothing(store: Store) -> None:
         assert add(store, f"c{index}", median_s)
     counted = store.trials.fetch_counted(1)
     wanted = [None, None, None, None, 2e-3, 1e-3]
-    assert [row["median_s"] for row in counted] == wanted
+    assert [row.median_s for row in counted] == wanted
     assert [row["median_s"] for row in store.trials.fetch(1)] == wanted
     assert [row.median_s for row in store.totals.fetch_course(1)] == wanted
     known = store.trials.fetch_known_candidates("w1", NANO, "default", True)
-    assert [(row["candidate"], row["median_s"]) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
+    assert [(row.candidate, row.median_s) for row in known] == [("c4", 2e-3), ("c5", 1e-3)]
     similar = store.trials.fetch_similar(["w1"], simulated=True)
     assert [each.candidate for each in similar] == ["c5", "c4"]
 

@@ -35,7 +35,7 @@ def test_what_pages_ask_for(place: StoreLocation) -> None:
         assert store.events.fetch_last_faults(FAULTS, "tx2-03").keys() == {"tx2-03"}
         trials = list(store.trials.fetch_since(1, before.trial - 2))
         assert [row[0] for row in trials] == [before.trial - 1, before.trial, after.trial]
-        assert [each["board"] for each in store.trials.fetch_newest_outcomes(before.trial, 9)] == [trials[-1][6]]
+        assert [each.board for each in store.trials.fetch_newest_outcomes(before.trial, 9)] == [trials[-1][6]]
         assert len(store.golden.fetch_since(0, 3)) == 12 * 3
         campaigns, count = store.campaigns.fetch_page(1, 0)
         assert ([each.name for each in campaigns], count) == ([web_store.CAMPAIGN], 1)

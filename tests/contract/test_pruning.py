@@ -172,7 +172,7 @@ def test_trials_go_but_for_what_rests_on_them(place: StoreLocation, clocks: Cloc
             == 0
         )
         assert len(list_left(store, young)) == len(list_left(store, running)) == 12
-        assert [row["candidate"] for row in store.records.fetch_best_trials("w", "local", "default", simulated=False)][
+        assert [row.candidate for row in store.records.fetch_best_trials("w", "local", "default", simulated=False)][
             :1
         ] == ["1-0"]
         [change] = store.events.fetch_changes(5)

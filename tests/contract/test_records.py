@@ -85,7 +85,7 @@ def test_the_best_are_each_candidates_best(store: Store) -> None:
     store.trials.add_several([make_trial("c0", None, attempt=2), make_trial("fast", 0.1, operating_point="max")])
     store.trials.add_several([make_trial("model", 0.1, simulated=True)])
     best = store.records.fetch_best_trials("w1", NANO, DEFAULT_POINT, simulated=False, limit=3)
-    assert [(row["candidate"], row["median_s"]) for row in best] == [("c3", 0.5), ("c1", 1.1), ("c2", 1.2)]
+    assert [(row.candidate, row.median_s) for row in best] == [("c3", 0.5), ("c1", 1.1), ("c2", 1.2)]
     assert store.records.fetch_best_trials("w2", NANO, DEFAULT_POINT, simulated=False) == []
     assert store.records.fetch_operating_points("w1", simulated=False) == [(NANO, DEFAULT_POINT), (NANO, "max")]
 
@@ -147,9 +147,9 @@ def test_another_farms_records_are_taken_in_once(store: Store, other: Store) -> 
     assert dataclasses.replace(record, origin=None) == theirs
     assert (record.origin["store"], record.origin["source"]) == (other.imports.fetch_identity(), "/srv/other.db")
     [trial] = store.trials.fetch()
-    campaign = next(each for each in store.campaigns.fetch_searches() if each["id"] == trial["campaign"])
-    assert campaign["settings"]["origin"]["store"] == other.imports.fetch_identity()
-    assert (campaign["state"], campaign["model"]) == ("imported", "tiny-cnn")
+    campaign = next(each for each in store.campaigns.fetch_searches() if each.id == trial["campaign"])
+    assert campaign.settings["origin"]["store"] == other.imports.fetch_identity()
+    assert (campaign.state, campaign.model) == ("imported", "tiny-cnn")
     again = store.imports.take_in(bundle_of(other), "/srv/other.db", "ann@here")
     assert (again.records, again.trials, again.workloads, again.ours_stayed) == (0, 0, 0, 0)
     assert store.trials.count_statuses() == {"ok": 1}
@@ -189,7 +189,7 @@ def test_no_imported_record_displaces_one_that_was_verified_here(store: Store, o
     assert store.imports.take_in(bundle_of(other), "there", "ann").ours_stayed == 1
     assert [each.candidate for each in store.records.fetch()] == ["c1"]
     known = store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, simulated=False)
-    assert [each["candidate"] for each in known] == ["c1", "c9"]
+    assert [each.candidate for each in known] == ["c1", "c9"]
     store.records.remove(store.records.fetch())
     store.imports.take_in(bundle_of(other), "there", "ann")
     assert [each.candidate for each in store.records.fetch()] == ["c9"]
@@ -205,7 +205,7 @@ def test_imported_trials_say_nothing_of_a_candidate_that_was_tried_here(store: S
     other.records.save(make_record(1e-9, "c1"))
     assert store.imports.take_in(bundle_of(other), "there", "ann").trials == 0
     [known] = store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, simulated=False)
-    assert known["median_s"] == 1.0
+    assert known.median_s == 1.0
 
 
 def test_what_is_known_to_be_wrong_is_refused(store: Store, other: Store) -> None:

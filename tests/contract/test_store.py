@@ -145,7 +145,7 @@ def test_known_candidates_leave_out_what_says_nothing_about_them(store: Store) -
     store.trials.add(trial("lost", Status.BOARD_LOST))
     store.trials.add(trial("ours", Status.FARM_ERROR))
     known = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
-    assert {row["candidate"]: row["median_s"] for row in known} == {"good": 2.0, "bad": None}
+    assert {row.candidate: row.median_s for row in known} == {"good": 2.0, "bad": None}
 
 
 def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
@@ -153,7 +153,7 @@ def test_a_wrong_result_outweighs_a_good_time(store: Store) -> None:
     store.trials.add(trial("c1", Status.OK, 1.0))
     store.trials.add(trial("c1", Status.WRONG_RESULT, purpose=WINNER_TRIAL))
     [row] = store.trials.fetch_known_candidates("w1", "local", DEFAULT_POINT, simulated=False)
-    assert row["median_s"] is None
+    assert row.median_s is None
 
 
 def test_simulated_trials_stay_apart(store: Store) -> None:
@@ -203,8 +203,8 @@ def test_a_campaign_ends_in_a_state(store: Store) -> None:
     second = begin(store)
     store.campaigns.finish(1, "finished")
     newest, oldest = store.campaigns.fetch_searches()
-    assert (newest["id"], newest["state"], newest["finished_at"]) == (second, "running", None)
-    assert (oldest["id"], oldest["state"], oldest["settings"]) == (1, "finished", {"batch": 8})
+    assert (newest.id, newest.state, newest.finished_at) == (second, "running", None)
+    assert (oldest.id, oldest.state, oldest.settings) == (1, "finished", {"batch": 8})
 
 
 def test_events_keep_their_order(store: Store) -> None:

@@ -143,9 +143,9 @@ def test_a_visit_is_written_once(store: Store, clocks: Clocks) -> None:
     assert not visit(store, sweep)
     assert not visit(store, sweep, key="cpu=204", measurement={}, board="n-2")
     [row] = store.sweeps.fetch_points(sweep)
-    assert (row["key"], row["board"], row["recorded_at"]) == ("cpu=102", "n-1", clocks.wall)
-    assert row["measurement"] == {"latency": {"value": 1.1, "low": 0.1, "high": 9.0}, "power": None}
-    assert row["outcome"] == {"status": "ok"}
+    assert (row.key, row.board, row.recorded_at) == ("cpu=102", "n-1", clocks.wall)
+    assert row.measurement == {"latency": {"value": 1.1, "low": 0.1, "high": 9.0}, "power": None}
+    assert row.outcome == {"status": "ok"}
 
 
 def test_each_part_of_a_visits_identity_makes_another(store: Store) -> None:
@@ -157,7 +157,7 @@ def test_each_part_of_a_visits_identity_makes_another(store: Store) -> None:
     assert visit(store, sweep, batch=4)
     assert visit(store, other)
     rows = store.sweeps.fetch_points(sweep)
-    assert [(row["variant"], row["batch"], row["visit"]) for row in rows] == [
+    assert [(row.variant, row.batch, row.visit) for row in rows] == [
         ("tuned", 1, 2),
         ("tuned", 1, 1),
         ("untuned", 1, 1),
@@ -171,7 +171,7 @@ def test_measured_numbers_come_back_to_the_last_bit(store: Store) -> None:
     sweep = begin(store)
     numbers = {"latency_s": 0.1 + 0.2, "energy_j": 5e-324, "freq_hz": 1_479_000_000, "at_s": 1e300, "power_w": None}
     visit(store, sweep, measurement=numbers)
-    assert store.sweeps.fetch_points(sweep)[0]["measurement"] == numbers
+    assert store.sweeps.fetch_points(sweep)[0].measurement == numbers
 
 
 def test_a_visit_of_no_sweep_is_refused(store: Store) -> None:

@@ -230,7 +230,7 @@ def test_records_outlive_the_script(record: tuple[Store, Any, Callable[[float], 
     first.close()
     [trial] = store.trials.fetch()
     assert (trial["board"], trial["simulated"], trial["median_s"], trial["held_s"]) == ("nano-01", True, 1.25e-3, 0.5)
-    assert [row["state"] for row in store.campaigns.fetch_searches()] == ["finished"]
+    assert [row.state for row in store.campaigns.fetch_searches()] == ["finished"]
 
     second = FarmDatabase(f"sqlite:////{str(store.location).lstrip('/')}", board_type=TYPE)
     assert second.has_workload(module)

@@ -175,10 +175,10 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
     with Store(tmp_path / "farm.sqlite") as store:
         campaign, order = submit(store, boards, workload, candidates, "first")
         known = store.trials.fetch_known_candidates(workload.hash, NANO, POINT, True)
-        best = min(known, key=lambda row: float(row["median_s"]))
+        best = min(known, key=lambda row: float(row.median_s))
 
         def replay(trace_json: str) -> str:
-            return spoil(workload.module_json) if trace_json == best["trace_json"] else search.replay(trace_json)
+            return spoil(workload.module_json) if trace_json == best.trace_json else search.replay(trace_json)
 
         verification = open_verification(campaign, order, store)
         drive(verification, boards, replay)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
+from farm.store.trials import KnownCandidate
 from farm.sweep.plan.order import SweepOrder
 from farm.sweep.run.refit import choose_candidates, choose_workloads
 
 ROWS = [
-    {"candidate": name, "median_s": time_s, "trace_json": "[]"}
+    KnownCandidate(name, "[]", "b", time_s)
     for name, time_s in (("a", 3e-3), ("b", 1e-3), ("failed", None), ("c", 2e-3), ("d", 4e-3))
 ]
 
@@ -18,8 +19,8 @@ def test_schedules_worth_trying_are_chosen() -> None:
     """It comes first, since all others are compared with it; failed ones are never tried. One schedule, or none that
     the record knows. What makes up the last twentieth of the model's time cannot pay for a board's.
     """
-    assert [row["candidate"] for row in choose_candidates(ROWS, "c", 3)] == ["c", "b", "a"]
-    assert [row["candidate"] for row in choose_candidates(ROWS, "b", 9)] == ["b", "c", "a", "d"]
+    assert [each.candidate for each in choose_candidates(ROWS, "c", 3)] == ["c", "b", "a"]
+    assert [each.candidate for each in choose_candidates(ROWS, "b", 9)] == ["b", "c", "a", "d"]
     assert choose_candidates(ROWS[:1], "a", 3) == []
     assert choose_candidates(ROWS, "gone", 3) == []
     assert choose_candidates(ROWS, "a", 1) == []

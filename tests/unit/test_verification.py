@@ -251,7 +251,7 @@ def test_a_winner_that_is_slower_than_untuned_code_is_not_taken(store: Store) ->
     assert UNTUNED in {row["candidate"] for row in rack.winner_trials(campaign)}
     # It is no candidate of a later search.
     assert UNTUNED not in {
-        row["candidate"] for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
+        row.candidate for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
     }
 
 
@@ -444,8 +444,7 @@ def test_a_wrong_candidate_is_rejected_and_the_next_one_tried(store: Store) -> N
     assert rack.events()["wrong_result"] == 1
     assert {"d", "c", "a"} == {row["candidate"] for row in rack.winner_trials(campaign)} - {"b"}
     known = {
-        row["candidate"]: row["median_s"]
-        for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
+        row.candidate: row.median_s for row in store.trials.fetch_known_candidates("w1", NANO, DEFAULT_POINT, True)
     }
     assert known["b"] is None
 

@@ -23,6 +23,7 @@ from farm.artifacts import catalogue
 from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
+from farm.store.trials import TrialOutcome
 from farm.types import documents
 from farm.values import Virtual
 from farm.web import app as web_app
@@ -482,12 +483,12 @@ def test_a_named_session_ends_with_its_token(home: pathlib.Path, client: TestCli
 def test_clocks_are_those_of_the_run() -> None:
     """A held clock, or the CPU's limit in force; what an idle board reads after a run is no clock of the run."""
     idle = {"cpu_freq_hz": {"0": 102_000_000}, "cpu_max_hz": {"0": 1_479_000_000}, "gpu_freq_hz": 76_800_000}
-    row = {"board": "b", "recorded_at": 1.0, "operating_point": "default", "outcome": {"after": idle}}
+    row = TrialOutcome("b", 1.0, "default", {"after": idle})
     reading = read_outcome(row)
     assert reading is not None
     assert reading.clocks_hz == {"cpu": 1_479_000_000.0}
     point = {"cpu_freq_hz": {"a57": 921_600_000}, "gpu_freq_hz": 460_800_000}
-    held = read_outcome({**row, "outcome": {"after": idle, "point": point}})
+    held = read_outcome(row._replace(outcome={"after": idle, "point": point}))
     assert held is not None
     assert held.clocks_hz == {"cpu": 921_600_000.0, "gpu": 460_800_000.0}
 

@@ -259,10 +259,10 @@ class CampaignOrders:
         """Return what is known of a task: all trials of exactly this task, or only this campaign's."""
         if active.order.search.warm_start:
             simulated = active.type_of(task.board_type).simulated
-            rows = self._store.trials.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
+            known = self._store.trials.fetch_known_candidates(task.workload, task.board_type, task.point, simulated)
         else:
-            rows = self._store.trials.fetch_counted(active.id, (task.board_type, task.workload, task.point))
-        return [(row["candidate"], row["trace_json"], row["median_s"]) for row in rows]
+            known = self._store.trials.fetch_counted(active.id, (task.board_type, task.workload, task.point))
+        return [(each.candidate, each.trace_json, each.median_s) for each in known]
 
     def _leave(self, active: Active) -> None:
         self.active.pop(active.name, None)

@@ -11,6 +11,7 @@ from device_agent.protocol import Outcome, Status
 from farm.campaign.order import Order
 from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
+from farm.store.trials import KnownCandidate
 from farm.values import WINNER_TRIAL, Record, Trial, Workload
 
 # The attempt number of a failed check's trial; rounds are numbered from 1.
@@ -38,7 +39,7 @@ class VerificationJournal:
     def fetch_workloads(self) -> dict[tuple[str, str], Workload]:
         return {(each.board_type, each.hash): each for each in self._store.workloads.fetch(self._campaign)}
 
-    def fetch_known(self, key: RecordKey) -> list[dict[str, Any]]:
+    def fetch_known(self, key: RecordKey) -> list[KnownCandidate]:
         return self._store.trials.fetch_known_candidates(
             key.workload, key.board_type, key.point, self._simulated[key.board_type]
         )

@@ -6,6 +6,7 @@ It touches no store, board or compiler; `verification` does.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from farm.search.families import rule
 from farm.selection.decision import Decision
 from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
+from farm.store.trials import KnownCandidate
 from farm.values import UNTUNED, Record, Workload
 
 # This many candidates beyond the ordered number replace failed ones.
@@ -92,14 +94,14 @@ class VerificationTask:
 
     def choose(
         self,
-        known: Sequence[Mapping[str, Any]],
+        known: Sequence[KnownCandidate],
         incumbent: Record | None,
         trials: Sequence[Mapping[str, Any]],
     ) -> TaskResult | None:
         """Choose the participants; return a result where there is nothing to measure.
 
-        `known` are rows of `store.trials.fetch_known_candidates`, `trials` earlier measurements of verification.
-        Candidates that were compared with the incumbent under equal conditions are left out.
+        `trials` are earlier measurements of verification. Candidates that were compared with the incumbent under equal
+        conditions are left out.
         """
         rounds = read_rounds(trials)
         blamed = [row for row in trials if row["fault_side"] == FaultSide.CANDIDATE]
@@ -114,21 +116,23 @@ class VerificationTask:
         self.contest.failed.update(failed)
         evidence = (incumbent.evidence if incumbent is not None else None) or {}
         self._settled = frozenset(map(str, evidence.get("settled", ())))
+        self._known_s = {each.candidate: each.median_s for each in known if each.median_s is not None}
         good = sorted(
-            (row for row in known if row["median_s"] is not None), key=lambda row: (row["median_s"], row["candidate"])
+            (each for each in known if each.candidate in self._known_s),
+            key=lambda each: (self._known_s[each.candidate], each.candidate),
         )
-        traces = {row["candidate"]: row["trace_json"] for row in good}
-        self._known_s = {str(row["candidate"]): float(row["median_s"]) for row in good}
+        traces = {each.candidate: each.trace_json for each in good}
         fresh = [
             name for name in traces if name not in self._settled and not (incumbent and name == incumbent.candidate)
         ]
         before = [name for name in traces if any(name in each.latency_s for each in rounds)]
-        doubted = _find_promising(good, fresh)
+        doubted = self._find_promising(good, fresh)
         if incumbent is not None and evidence and not fresh and not before:
             return TaskResult(held=True, reason="the search found no candidate that it was not compared with")
-        if not self._repeat_alone and incumbent is not None and good and incumbent.median_s <= good[0]["median_s"]:
+        fastest_s = min(self._known_s.values(), default=0.0)
+        if not self._repeat_alone and incumbent is not None and incumbent.median_s <= fastest_s:
             return TaskResult(held=True, reason="the search found no faster candidate")
-        self._boards = {str(row["candidate"]): str(row.get("board") or "") for row in good}
+        self._boards = {each.candidate: each.board or "" for each in good}
         order = [*before]
         if incumbent is not None:
             traces[incumbent.candidate] = incumbent.trace_json
@@ -137,7 +141,7 @@ class VerificationTask:
         elif fresh:
             # It takes the seat of an incumbent: otherwise a moment's load at its trial would let any later candidate
             # win.
-            first = str(known[0]["candidate"])
+            first = known[0].candidate
             self._first = first if rule.is_marked(traces.get(first, "")) else ""
             order += [*([self._first] if self._first else []), fresh[0]]
             self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
@@ -150,6 +154,13 @@ class VerificationTask:
                 return TaskResult(reason=_join(failed))
             return TaskResult(reason="no candidate of it ran well" if known else "no trial of it was made")
         return None
+
+    def _find_promising(self, good: Sequence[KnownCandidate], fresh: Sequence[str]) -> list[str]:
+        """Return candidates measured only on a drifting board that could be the best; `good` is sorted, best first."""
+        latency_s = self._known_s
+        best_s = min((latency_s[each.candidate] for each in good if not each.doubted), default=math.inf)
+        found = (each.candidate for each in good if each.doubted and each.candidate in fresh)
+        return [name for name in found if latency_s[name] < _LIE * best_s][:_MOST_DOUBTED]
 
     async def decide(self, make: Callable[[str, str], Program], reference: Program) -> TaskResult:
         """Check the best candidates, replace failed ones by the next, and return when the rest is decided.
@@ -288,13 +299,3 @@ def read_result(record: Record) -> TaskResult:
         tied=evidence.get("decided") == "tie",
         contradictions=tuple(map(str, evidence.get("contradictions", ()))),
     )
-
-
-def _find_promising(good: Sequence[Mapping[str, Any]], fresh: Sequence[str]) -> list[str]:
-    """Return candidates measured only on a drifting board that could be the best; `good` is sorted, best first."""
-    best_s = min((row["median_s"] for row in good if not row.get("doubted")), default=None)
-    return [
-        str(row["candidate"])
-        for row in good
-        if row.get("doubted") and row["candidate"] in fresh and (best_s is None or row["median_s"] < _LIE * best_s)
-    ][:_MOST_DOUBTED]

@@ -37,14 +37,14 @@ def make_document(store: Store, sweep: int, goal: Goal | None = None) -> dict[st
     planner = Planner(grid, goal, _read_settings(row))
     series = [_make_series(planner, goal, key, made) for key, made in visits.items()]
     request = row.request
-    finished_at = row.finished_at or max([each["recorded_at"] for each in rows], default=row.started_at)
+    finished_at = row.finished_at or max([each.recorded_at for each in rows], default=row.started_at)
     return {
         "sweep": row.id,
         "model": row.model,
         "state": row.state,
         "board": {
             "type": row.board_type,
-            "names": sorted({each["board"] for each in rows}),
+            "names": sorted({each.board for each in rows}),
             "simulated": bool(row.simulated),
             "device": request.get("device", CPU),
         },

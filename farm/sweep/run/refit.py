@@ -27,6 +27,7 @@ from farm.selection.decision import Conclusion, Decision
 from farm.selection.rounds import LEAST_ROUNDS, Contest
 from farm.settings import Settings
 from farm.store import Store
+from farm.store.trials import KnownCandidate
 from farm.sweep import stored
 from farm.sweep.fit.analysis import Analysis
 from farm.sweep.fit.pareto import FrontCandidate, find_front
@@ -52,14 +53,11 @@ def choose_points(analysis: Analysis, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def choose_candidates(rows: Sequence[Mapping[str, Any]], recorded: str, top_k: int) -> list[Mapping[str, Any]]:
-    """Return the record's candidate and the fastest others, `top_k` in all; none where there is no choice.
-
-    `rows` are what `store.trials.fetch_known_candidates` returns.
-    """
-    good = sorted((row for row in rows if row["median_s"]), key=lambda row: float(row["median_s"]))
-    first = [row for row in good if row["candidate"] == recorded]
-    others = [row for row in good if row["candidate"] != recorded]
+def choose_candidates(known: Sequence[KnownCandidate], recorded: str, top_k: int) -> list[KnownCandidate]:
+    """Return the record's candidate and the fastest others, `top_k` in all; none where there is no choice."""
+    good = sorted((each for each in known if each.median_s), key=lambda each: each.median_s or 0.0)
+    first = [each for each in good if each.candidate == recorded]
+    others = [each for each in good if each.candidate != recorded]
     return [*first, *others[: top_k - 1]] if first and others and top_k > 1 else []
 
 
@@ -116,7 +114,7 @@ class Bench:
             limits=Limits(settings.measure_timeout_s, settings.measure_memory_bytes, threads=self.threads),
         )
 
-    def find_candidates(self, records: Sequence[Record], top_k: int) -> dict[str, list[Mapping[str, Any]]]:
+    def find_candidates(self, records: Sequence[Record], top_k: int) -> dict[str, list[KnownCandidate]]:
         """Return the candidate schedules by workload, from the store's data of the default point."""
         kind, simulated = self.recipe.board_type.name, self.recipe.simulated
         found = {
@@ -141,10 +139,9 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
         return []
     for point in points:  # the incumbent there takes part
         for workload, record in bench.fetch_records(point.key).items():
-            rows = chosen.get(workload)
-            if rows and all(row["candidate"] != record.candidate for row in rows):
-                held = {"candidate": record.candidate, "median_s": record.median_s, "trace_json": record.trace_json}
-                chosen[workload] = [*rows, held]
+            known = chosen.get(workload)
+            if known and all(each.candidate != record.candidate for each in known):
+                chosen[workload] = [*known, KnownCandidate(record.candidate, record.trace_json, None, record.median_s)]
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
     tried = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)

@@ -11,7 +11,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from device_agent.protocol import MeasureSpec, OperatingPoint, Outcome, Status
 from farm.crew.coroutines import until
@@ -24,6 +23,7 @@ from farm.search import workloads as search_workloads
 from farm.search.build import builder
 from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
+from farm.store.trials import KnownCandidate
 from farm.sweep.run.programs import SweepRecipe
 
 _log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class TriedWorkload:
 
 
 def build_rivals(
-    recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
+    recipe: SweepRecipe, batch: int, chosen: Mapping[str, Sequence[KnownCandidate]]
 ) -> list[TriedWorkload]:
-    """Build every workload of the model at `batch` for which `chosen` has rows, the record's candidate first.
+    """Build every workload of the model at `batch` for which `chosen` has candidates, the record's candidate first.
 
     A schedule that does not build any more is left out, and with it a workload that has only one left.
     """
@@ -67,14 +67,14 @@ def build_rivals(
     tried = []
     for workload in prepared.workloads:
         rivals = []
-        for row in chosen.get(workload.hash, ()):
+        for known in chosen.get(workload.hash, ()):
             try:
-                scheduled = traces.replay(workload.module_json, row["trace_json"], prepared.target)
+                scheduled = traces.replay(workload.module_json, known.trace_json, prepared.target)
                 library = builder.build_candidate(scheduled, recipe.target_config)
             except (InternalError, PermanentError, RuntimeError, ValueError) as error:
-                _log.warning("%s: candidate %s cannot be built: %s", workload.name, row["candidate"], error)
+                _log.warning("%s: candidate %s cannot be built: %s", workload.name, known.candidate, error)
                 continue
-            rivals.append(Rival(row["candidate"], row["median_s"], row["trace_json"], scheduled, library))
+            rivals.append(Rival(known.candidate, known.median_s or 0.0, known.trace_json, scheduled, library))
         if len(rivals) > 1:
             tried.append(
                 TriedWorkload(

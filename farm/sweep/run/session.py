@@ -350,6 +350,6 @@ def _count_visits(store: Store, sweep: int) -> dict[Series, int]:
     """Return the highest number of a visit, by series."""
     numbers: dict[Series, int] = {}
     for row in store.sweeps.fetch_points(sweep):
-        series = (row["variant"], row["batch"])
-        numbers[series] = max(numbers.get(series, 0), row["visit"])
+        series = (row.variant, row.batch)
+        numbers[series] = max(numbers.get(series, 0), row.visit)
     return numbers
