@@ -143,7 +143,7 @@ def find_mismatched(settings: Settings, say: Callable[[int, int], None]) -> dict
     `say` gets the number checked so far, and the total.
     """
     with Store(settings.store_location) as store:
-        hashes = store.workloads.fetch_hashes()
+        hashes = sorted(key for key, _ in store.workloads.fetch_names())
         found: dict[str, str] = {}
         for first in range(0, len(hashes), _WORKLOADS_AT_ONCE):
             rows = store.workloads.fetch_by_hash(hashes[first : first + _WORKLOADS_AT_ONCE])

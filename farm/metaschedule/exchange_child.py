@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,6 @@ def _read(pipeline: str) -> tuple[list[Workload], list[dict[str, Any]]]:
         # Hash what the farm restores from this text, where post-processors run again.
         candidate = ours.hash_candidate(traces.restore(text, record.workload, target).sch.mod)
         best = trials.get((key, candidate))
-        if best is None or _median(samples) < _median(best["samples"]):
+        if best is None or statistics.median(samples) < statistics.median(best["samples"]):
             trials[key, candidate] = {"workload": key, "candidate": candidate, "samples": samples, "trace_json": text}
     return list(found.values()), list(trials.values())
-
-
-def _median(samples: list[float]) -> float:
-    ordered = sorted(samples)
-    return math.fsum((ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2])) / 2

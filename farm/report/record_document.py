@@ -65,7 +65,6 @@ class Filters:
 
     def _list_workloads(self, store: Store) -> list[str]:
         # By name: many records share one, and SQL cannot derive the operator from it.
-
         return [
             key
             for key, name in store.workloads.fetch_names()

@@ -20,7 +20,6 @@ from farm.values import TrialSums
 if TYPE_CHECKING:
     from farm.services.keeper import Keeper
 
-
 # As often as an ordinary Prometheus scrapes.
 PERIOD_S = 15.0
 # The largest share of the time spent on queries.

@@ -22,8 +22,6 @@ RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
 KILLED = "its engine was killed while it was"
 ENDED_BY_FAULT = "its engine ended: "
-
-
 _IS_OVER = schema.campaigns.c.state.in_([str(state) for state in CampaignState if state.over])
 
 

@@ -18,7 +18,6 @@ from farm.values import UNTUNED, ModelDecision, Record
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 _KEY = ("model_sha256", "workloads", "board_type", "operating_point", "simulated")
 
 

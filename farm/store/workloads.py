@@ -75,11 +75,6 @@ class Workloads(StorePart):
         if known["module_json"] != own["module_json"]:
             connection.execute(table.update().where(table.c.hash == row["hash"]).values(**own))
 
-    def fetch_hashes(self) -> list[str]:
-        return [
-            row["hash"] for row in self._db.rows(sa.select(schema.workloads.c.hash).order_by(schema.workloads.c.hash))
-        ]
-
     def remove(self, hashes: Sequence[str]) -> int:
         """Remove workloads with their records, trials and places in campaigns; return the number of trials.
 

@@ -17,6 +17,7 @@ from farm.selection.decision import Conclusion
 from farm.settings import Settings
 from farm.sweep.run.refit import _decide, _describe
 from farm.sweep.run.retrials import RULE, Retrials, Rival, TriedWorkload
+from tests.stored_workloads import make_workload
 
 POINT = OperatingPoint(cpu_freq_hz={"a57": 403_200_000})
 RECORDED, OTHER = "the record's", "another"
@@ -44,7 +45,7 @@ class Board:
 def play(boards: list[Board], latencies_s: Mapping[str, float]) -> tuple[Conclusion | None, dict[str, Any]]:
     """The end of one workload's contest, and what the sweep's document says of it."""
     rivals = tuple(Rival(name, seconds, "[]", "", str(seconds).encode()) for name, seconds in latencies_s.items())
-    tried = TriedWorkload("w", "dense", 1e6, 1, "graph/1", (), "", rivals)
+    tried = TriedWorkload(make_workload(), rivals)
     with tempfile.TemporaryDirectory() as home, Crew(Settings(home=home), print) as crew:
         crew.boards = boards  # type: ignore[assignment]
         retrials = Retrials(crew, [tried], POINT, lambda rival: SimpleNamespace(), 0, print)  # type: ignore[arg-type,return-value]

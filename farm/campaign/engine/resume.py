@@ -143,7 +143,7 @@ def to_added(
     """
     done: dict[TaskKey, Done] = {}
     for row in counted:
-        key = to_task(order.name, row)
+        key = TaskKey(order.name, row.workload, row.board_type, row.operating_point)
         before = done.get(key, Done(key, 0))
         latency_s = row.median_s
         better = latency_s is not None and (before.best_s is None or latency_s < before.best_s)
@@ -151,15 +151,10 @@ def to_added(
             key, before.counted + 1, latency_s if better else before.best_s, 0 if better else before.since_best + 1
         )
     for each in breakers:
-        key = to_task(order.name, each)
+        key = TaskKey(order.name, each.workload, each.board_type, each.operating_point)
         before = done.get(key, Done(key, 0))
         done[key] = dataclasses.replace(before, banned=before.banned | {each.candidate})
     return CampaignAdded(to_spec(order, budget), tuple(done.values()), board_s, wall_clock_s)
-
-
-def to_task(campaign: str, row: CountedTrial | CandidateKey) -> TaskKey:
-    """Find the task of a trial or candidate."""
-    return TaskKey(campaign, row.workload, row.board_type, row.operating_point)
 
 
 def list_tasks(order: Order) -> list[TaskKey]:

@@ -145,8 +145,8 @@ def refit(bench: Bench, tuned: SweepProgram, points: Sequence[GridPoint], top_k:
     bench.say(f"compiling up to {top_k} schedules of {len(chosen)} workloads")
     job = functools.partial(build_rivals, bench.recipe, tuned.batch, chosen)
     tried = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)
-    worth = choose_workloads({each.workload: each.weight * each.rivals[0].default_s for each in tried})
-    tried = [each for each in tried if each.workload in worth]
+    worth = choose_workloads({each.workload.hash: each.workload.weight * each.rivals[0].default_s for each in tried})
+    tried = [each for each in tried if each.workload.hash in worth]
     return [_refit_point(bench, tuned, point, tried) for point in points] if tried else []
 
 
@@ -156,16 +156,19 @@ def _refit_point(bench: Bench, tuned: SweepProgram, point: GridPoint, tried: Seq
     retrials = Retrials(bench.crew, tried, point.point, bench.plan_spec, bench.settings.seed, bench.say)
     retrials.play()
     held = bench.fetch_records(point.key)
-    found = {each.workload: _decide(retrials.contests[each.workload], each, held.get(each.workload)) for each in tried}
+    found = {
+        each.workload.hash: _decide(retrials.contests[each.workload.hash], each, held.get(each.workload.hash))
+        for each in tried
+    }
     # A record of the point is written only where another candidate than the default point's is best.
-    won = [(each, end) for each in tried if (end := found[each.workload]) and _is_to_be_kept(each, end, held)]
+    won = [(each, end) for each in tried if (end := found[each.workload.hash]) and _is_to_be_kept(each, end, held)]
     bench.crew.call(bench.board.pin(point.point))
     checked = zip(won, _check(bench, won), strict=True)
     records = [_to_record(bench, *each, point, check) for each, check in checked if check.matches]
     for record in records:
         bench.store.records.save(record)
     kept = {record.workload for record in records}
-    lines = [_describe(each, retrials.contests[each.workload], found[each.workload], kept) for each in tried]
+    lines = [_describe(each, retrials.contests[each.workload.hash], found[each.workload.hash], kept) for each in tried]
     better = sum(line["differs"] for line in lines)
     bench.say(f"{point.key}: {better} of {len(tried)} workloads run better schedules there")
     model = _measure_model(bench, tuned, point, records) if better else None
@@ -186,14 +189,14 @@ def _decide(contest: Contest, tried: TriedWorkload, held: Record | None) -> Conc
 
 
 def _is_to_be_kept(tried: TriedWorkload, end: Conclusion, held: Mapping[str, Record]) -> bool:
-    return end.winner != tried.rivals[0].candidate or tried.workload in held
+    return end.winner != tried.rivals[0].candidate or tried.workload.hash in held
 
 
 def _check(bench: Bench, won: Sequence[tuple[TriedWorkload, Conclusion]]) -> list[OutputComparison]:
     """Check each winner's output against unscheduled code."""
     if not won:
         return []
-    pairs = [(contest.module_json, _find(contest, end.winner).scheduled_json) for contest, end in won]
+    pairs = [(contest.workload.module_json, _find(contest, end.winner).scheduled_json) for contest, end in won]
     job = functools.partial(build_checks, bench.recipe, pairs)
     built = compile_in_subprocess(job, bench.recipe.source.name, say=bench.say)
     return [_compare(bench, contest, *libraries) for (contest, _), libraries in zip(won, built, strict=True)]
@@ -202,7 +205,7 @@ def _check(bench: Bench, won: Sequence[tuple[TriedWorkload, Conclusion]]) -> lis
 def _compare(bench: Bench, contest: TriedWorkload, plain: bytes, scheduled: bytes) -> OutputComparison:
     settings = bench.settings
     limits = Limits(settings.model_timeout_s, settings.model_memory_bytes, threads=bench.threads)
-    inputs = make_inputs(contest.arguments, settings.seed)
+    inputs = make_inputs(contest.workload.arguments, settings.seed)
     outputs = []
     for library in (plain, scheduled):
         spec = RunSpec(Engine.KERNEL, limits=limits)
@@ -221,14 +224,14 @@ def _to_record(
     bench: Bench, tried: TriedWorkload, end: Conclusion, point: GridPoint, check: OutputComparison
 ) -> Record:
     return Record(
-        workload=tried.workload,
-        workload_name=tried.name,
+        workload=tried.workload.hash,
+        workload_name=tried.workload.name,
         board_type=bench.recipe.board_type.name,
         operating_point=point.key,
-        pipeline=tried.pipeline,
+        pipeline=tried.workload.pipeline,
         candidate=end.winner,
         median_s=end.median_s,
-        flop=tried.flop,
+        flop=tried.workload.flop,
         max_abs_error=check.max_abs_error,
         max_rel_error=check.max_rel_error,
         simulated=bench.recipe.simulated,
@@ -241,9 +244,9 @@ def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, ke
     """Compare a workload's best schedule at the point with the default point's."""
     default = tried.rivals[0].candidate
     known: dict[str, Any] = {
-        "workload": tried.workload,
-        "name": tried.name,
-        "weight": tried.weight,
+        "workload": tried.workload.hash,
+        "name": tried.workload.name,
+        "weight": tried.workload.weight,
         "schedules": len(tried.rivals),
     }
     both = [] if end is None else tie.complete(contest.rounds, {default, end.winner})
@@ -263,8 +266,8 @@ def _describe(tried: TriedWorkload, contest: Contest, end: Conclusion | None, ke
         "ratio": ratio,
         "low": low,
         "high": high,
-        "differs": differs and tried.workload in kept,
-        "note": "computes something else" if differs and tried.workload not in kept else "",
+        "differs": differs and tried.workload.hash in kept,
+        "note": "computes something else" if differs and tried.workload.hash not in kept else "",
     }
 
 

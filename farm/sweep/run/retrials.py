@@ -25,6 +25,7 @@ from farm.selection.rounds import BOARDS, Contest, RoundRun
 from farm.selection.tie import TieRule
 from farm.store.trials import KnownCandidate
 from farm.sweep.run.programs import SweepRecipe
+from farm.values import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +45,7 @@ class Rival:
 class TriedWorkload:
     """A workload of the model, and two or more rivals; the first is its record's."""
 
-    workload: str
-    name: str
-    flop: float
-    weight: int
-    pipeline: str
-    arguments: tuple[tuple[tuple[int, ...], str], ...]
-    module_json: str = dataclasses.field(repr=False)
+    workload: Workload
     rivals: tuple[Rival, ...] = dataclasses.field(repr=False)
 
 
@@ -76,12 +71,7 @@ def build_rivals(
                 continue
             rivals.append(Rival(known.candidate, known.median_s or 0.0, known.trace_json, scheduled, library))
         if len(rivals) > 1:
-            tried.append(
-                TriedWorkload(
-                    workload.hash, workload.name, workload.flop, int(workload.weight), workload.pipeline,
-                    workload.arguments, workload.module_json, tuple(rivals),
-                )
-            )  # fmt: skip
+            tried.append(TriedWorkload(workload, tuple(rivals)))
     return tried
 
 
@@ -121,8 +111,8 @@ class Retrials:
         self._point, self._plan_spec, self._say = point, plan_spec, say
         self._is_stopped = False
         for each in tried:
-            contest = self.contests[each.workload] = Contest(seed, RULE)
-            self._rivals[each.workload] = {rival.candidate: rival for rival in each.rivals}
+            contest = self.contests[each.workload.hash] = Contest(seed, RULE)
+            self._rivals[each.workload.hash] = {rival.candidate: rival for rival in each.rivals}
             contest.enter([rival.candidate for rival in each.rivals])
 
     def play(self) -> None:
