@@ -144,7 +144,7 @@ def run_campaign(name: str, model: pathlib.Path, boards: int, budget: Any, **sec
     import farm.settings
     from farm.campaign.engine.client import wait_settled
     from farm.store import Store
-    from farm.values import FleetCampaign
+    from farm.types.campaigns import FleetCampaign
 
     campaign = farm.Campaign(
         name=name, models=str(model), boards={"types": BOARD_TYPE, "labels": {f"first-{boards}": "yes"}}, budget=budget,

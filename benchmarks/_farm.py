@@ -36,7 +36,8 @@ from farm.search.target import host_target, make_target
 from farm.search.workloads import prepare_model
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, SEARCH_TRIAL, FleetCampaign, Record, Workload
+from farm.types.campaigns import FleetCampaign
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, Record, Workload
 
 # Model runs are spread over this many rounds in which all programs take turns, so that drift treats them alike. With
 # four, seconds of other work on the machine (two threads a third slower) hit one program more than another.

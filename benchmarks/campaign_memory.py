@@ -132,24 +132,36 @@ def register(store: Any, name: str) -> None:
 def submit(store: Any) -> None:
     """A campaign without an end, of three workloads."""
     from device_agent.protocol import OperatingPoint
-    from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-    from farm.campaign.scheduler.values import Budget
+    from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 
     target = {"kind": "llvm", "num-cores": 4}
-    works = tuple(WorkloadOrder(f"w-{kind}", kind, kind, 1e7, 1, ("m",), (1,)) for kind in KINDS)
+    works = tuple(
+        WorkloadOrder(hash=f"w-{kind}", name=kind, kind=kind, flop=1e7, weight=1, models=("m",), calls=(1,))
+        for kind in KINDS
+    )
     order = Order(
         name="long",
         owner="benchmark",
-        models=(ModelOrder("m", "m.onnx", "ab" * 32, None),),
-        types=(TypeOrder(TYPE, True, target, 4, "graph/1", {"default": OperatingPoint()}, works),),
+        models=(ModelOrder(name="m", origin="m.onnx", sha256="ab" * 32, batch=None),),
+        types=(
+            TypeOrder(
+                board_type=TYPE,
+                simulated=True,
+                target=target,
+                threads=4,
+                pipeline="graph/1",
+                points={"default": OperatingPoint()},
+                workloads=works,
+            ),
+        ),
         budget=Budget(trials=10_000_000),
-        search=SearchOrder("random", None, None, False, 0),
-        measure=MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 1),
+        search=SearchOrder(tuner="random", loss=None, early_stopping=None, warm_start=False, seed=0),
+        measure=MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=1),
     )
     workloads = [
         Workload(each.hash, each.name, each.flop, 1, (), "{}", target, "graph/1", board_type=TYPE) for each in works
     ]
-    store.campaigns.submit(order.to_document(), "benchmark", workloads)
+    store.campaigns.submit(order, "benchmark", workloads)
 
 
 def text_of(size: int, number: int) -> str:

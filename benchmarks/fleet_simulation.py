@@ -22,6 +22,7 @@ import psutil
 
 from farm.campaign.scheduler import values as v
 from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
+from farm.types.campaigns import Budget
 
 BOARDS, WORKLOADS, TRIALS, OWNERS = 1000, 100, 1_000_000, 4
 POINTS = ("default", "maxn")
@@ -160,7 +161,7 @@ def campaign(number: int, trials: int) -> v.ScheduledCampaign:
     )
     types = ("jetson-nano", "jetson-tx2")
     return v.ScheduledCampaign(
-        f"campaign-{number:03}", f"owner-{number % OWNERS}", workloads, types, v.Budget(trials=trials), POINTS
+        f"campaign-{number:03}", f"owner-{number % OWNERS}", workloads, types, Budget(trials=trials), POINTS
     )
 
 

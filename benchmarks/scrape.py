@@ -20,6 +20,7 @@ from farm.metrics.farm_metrics import Exporter, FarmMetrics
 from farm.services import telemetry
 from farm.settings import Settings
 from farm.store import Store, schema
+from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder
 from farm.values import Virtual, Workload
 
 _TYPE = "jetson-nano"
@@ -68,14 +69,25 @@ def main() -> None:
 
 
 def _submit(store: Store, name: str) -> None:
-    order = {"name": name, "owner": "benchmark", "budget": {}, "models": [{"name": "mlp"}]}
-    types = {"types": [{"board_type": _TYPE}]}
+    model = ModelOrder(name="mlp", origin="zoo:mlp", sha256="ab" * 32, batch=None)
+    of_type = TypeOrder(
+        board_type=_TYPE, simulated=True, target={}, threads=1, pipeline="graph/1", points={}, workloads=()
+    )
+    order = Order(
+        name=name,
+        owner="benchmark",
+        models=(model,),
+        types=(of_type,),
+        budget=Budget(trials=1000),
+        search=SearchOrder(tuner="xgb", loss=None, early_stopping=None, warm_start=True, seed=0),
+        measure=MeasureOrder(number=1, repeat=3, min_repeat_s=0.02, timeout_s=10.0, memory_bytes=1 << 30, verify_top=3),
+    )
     workload = Workload("w1", "dense", 1.0, 1, (), "{}", {}, "graph/1", board_type=_TYPE)
-    number = store.campaigns.submit(order | types, "benchmark", [workload])
+    number = store.campaigns.submit(order, "benchmark", [workload])
     store.campaigns.note(number, "running", "", {"host": "", "pid": 0, "created": 0.0})
-    model = {"name": "mlp", "board_type": _TYPE, "point": "default", "latency_s": 0.01, "predicted": 0, "workloads": 1}
+    timed = {"name": "mlp", "board_type": _TYPE, "point": "default", "latency_s": 0.01, "predicted": 0, "workloads": 1}
     boards = [{"name": "nano-000", "board_type": _TYPE, "doing": "measuring", "point": ""}]
-    store.campaigns.save_progress(number, {"models": [model], "boards": boards, "eta_s": 60.0, "wall_clock_s": 60.0})
+    store.campaigns.save_progress(number, {"models": [timed], "boards": boards, "eta_s": 60.0, "wall_clock_s": 60.0})
 
 
 def _add_trials(store: Store, count: int) -> None:

@@ -10,7 +10,6 @@ all. PostgreSQL is a server of its own on this machine, with fsync as it comes. 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import multiprocessing
 import os
@@ -28,9 +27,9 @@ import sqlalchemy as sa
 import web_pages
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.order import Order, WorkloadOrder
 from farm.settings import StoreLocation
 from farm.store import Store, schema
+from farm.types.campaigns import Order, WorkloadOrder
 from farm.values import Trial
 from tests import web_store
 
@@ -97,15 +96,19 @@ def make_order(number: int) -> Order:
     base = web_store.make_order(f"campaign-{number:03}")
     workloads = tuple(
         WorkloadOrder(
-            f"w{1000 + (number * 5 + each) % WORKLOADS}",
-            f"conv2d 56x56x{number * 5 + each}>64 k3 relu",
-            *("conv2d", 1e8, 1.0, (base.models[each % 3].name,), (1,)),
+            hash=f"w{1000 + (number * 5 + each) % WORKLOADS}",
+            name=f"conv2d 56x56x{number * 5 + each}>64 k3 relu",
+            kind="conv2d",
+            flop=1e8,
+            weight=1.0,
+            models=(base.models[each % 3].name,),
+            calls=(1,),
             predicted_s=0.01,
         )
         for each in range(OF_EACH)
     )
-    types = tuple(dataclasses.replace(kind, simulated=False, workloads=workloads) for kind in base.types)
-    return dataclasses.replace(base, types=types)
+    types = tuple(kind.model_copy(update={"simulated": False, "workloads": workloads}) for kind in base.types)
+    return base.model_copy(update={"types": types})
 
 
 def make_progress(order: Order) -> dict[str, Any]:

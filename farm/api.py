@@ -24,7 +24,6 @@ from farm.campaign.engine.client import engine_prestart, ensure_engine
 from farm.campaign.one_model import OneModelRequest
 from farm.campaign.plan import make_plan
 from farm.campaign.plan_models import to_variant
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, check_campaign, read_campaign
 from farm.campaign.submit import clone, submit, to_budget
 from farm.campaign.tune import tune
@@ -37,7 +36,8 @@ from farm.report.campaign_document import make_document
 from farm.report.campaign_table import summary_line
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, FleetCampaign, Record
+from farm.types.campaigns import Budget, FleetCampaign
+from farm.values import DEFAULT_POINT, Record
 
 Model = str | pathlib.Path | Mapping[str, Any]
 # The keys of a file's budget, as fields of `Budget`.
@@ -216,15 +216,15 @@ class Campaign:
     def records(self) -> list[Record]:
         """Return the records of its workloads on its board types at its operating points."""
         with self._open() as store:
-            types = {each["board_type"]: each for each in store.campaigns.require(self.name).order["types"]}
+            types = {each.board_type: each for each in store.campaigns.require(self.name).order.types}
             found = store.records.fetch(simulated=None)
         return [
             record
             for record in found
             if (kind := types.get(record.board_type)) is not None
-            and record.simulated == kind["simulated"]
-            and record.operating_point in kind["points"]
-            and any(each["hash"] == record.workload for each in kind["workloads"])
+            and record.simulated == kind.simulated
+            and record.operating_point in kind.points
+            and any(each.hash == record.workload for each in kind.workloads)
         ]
 
     def report(self, folder: str | pathlib.Path) -> dict[str, str]:
@@ -341,7 +341,7 @@ class Optimization:
             document = self.campaign.wait(
                 timeout_s,
                 lambda progress: teller.print_progress(
-                    name, str(progress["phase"]), "", {"trials": self._trials}, progress
+                    name, str(progress["phase"]), "", Budget(trials=self._trials), progress
                 ),
             )
         return Optimized(document, self._settings, self._say)
@@ -415,9 +415,7 @@ class _Listener:
         self._printed_at = float("-inf")
         self.show(campaign)
 
-    def print_progress(
-        self, name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]
-    ) -> None:
+    def print_progress(self, name: str, state: str, reason: str, budget: Budget, progress: Mapping[str, Any]) -> None:
         if time.monotonic() - self._printed_at >= _TELL_S:
             self._printed_at = time.monotonic()
             self._say(summary_line(name, state, reason, budget, progress))

@@ -438,31 +438,3 @@ class TrialSums:
     by_side: Mapping[str, int] = dataclasses.field(default_factory=dict)
     build_s: float = 0.0
     board_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class FleetCampaign:
-    """A fleet campaign as stored.
-
-    `order` is the request, `budget` its present limits, `progress` its engine's progress (None: not started), all plain
-    data. `wanted` is the operators' request: `run`, `pause` or `cancel`. `engine` identifies the process that carries
-    it out, None without one. `started_at` is its submission; both times are wall-clock seconds since the epoch.
-    """
-
-    id: int
-    name: str
-    owner: str
-    command: str
-    state: CampaignState
-    reason: str
-    wanted: str
-    order: Mapping[str, Any] = dataclasses.field(repr=False)
-    budget: Mapping[str, Any]
-    progress: Mapping[str, Any] | None = dataclasses.field(repr=False)
-    engine: Mapping[str, Any] | None
-    started_at: float
-    finished_at: float | None
-
-    @property
-    def over(self) -> bool:
-        return self.state.over

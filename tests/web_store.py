@@ -17,15 +17,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from device_agent.protocol import OperatingPoint
-from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-from farm.campaign.scheduler.values import Budget
 from farm.points.values import DomainSetting, Estimate, Goal, Grid, GridPoint, PointMeasurement
 from farm.processes.machine import process_identity
 from farm.store import Store, schema
 from farm.sweep import stored
 from farm.sweep.plan.order import SweepOrder
+from farm.types.campaigns import Budget, Order, WorkloadOrder
 from farm.values import Workload
 from tests.unit import sweep_documents
+from tests.unit.campaign_orders import SEARCH, make_model, make_type
+from tests.unit.campaign_orders import make_order as make_campaign_order
 
 CAMPAIGN = "vision-nightly"
 OWNER = "vision@rack-a"
@@ -128,13 +129,13 @@ def make_order(name: str = CAMPAIGN) -> Order:
     """Three models on two board types at one operating point each."""
     workloads = tuple(
         WorkloadOrder(
-            f"{model[:2]}{number:02}" + "e" * 12,
-            f"{kind} {size}x{size}x{512 // size * 4}>64 k3 relu #{number}",
-            kind,
-            size * 2e6,
-            1 + number % 4,
-            (model,),
-            (1 + number % 4,),
+            hash=f"{model[:2]}{number:02}" + "e" * 12,
+            name=f"{kind} {size}x{size}x{512 // size * 4}>64 k3 relu #{number}",
+            kind=kind,
+            flop=size * 2e6,
+            weight=1 + number % 4,
+            models=(model,),
+            calls=(1 + number % 4,),
             predicted_s=size * 2e6 / 9e9,
         )
         for model, count in MODELS.items()
@@ -142,16 +143,14 @@ def make_order(name: str = CAMPAIGN) -> Order:
         for kind in (("dense",) if model == "mlp" else (("conv2d", "depthwise_conv2d")[number % 2],))
         for size in ((8, 16, 32, 64, 128)[number % 5],)
     )
-    return Order(
-        name=name,
+    about = {"target": TARGET, "threads": 4, "pipeline": "graph/2"}
+    return make_campaign_order(
+        name,
         owner=OWNER,
-        models=tuple(ModelOrder(model, f"zoo:{model}", "ab" * 32, None) for model in MODELS),
-        types=tuple(
-            TypeOrder(kind, True, TARGET, 4, "graph/2", {_HZ[kind]: OperatingPoint()}, workloads) for kind in TYPES
-        ),
+        models=tuple(map(make_model, MODELS)),
+        types=tuple(make_type(kind, workloads, **about, points={_HZ[kind]: OperatingPoint()}) for kind in TYPES),
         budget=Budget(trials=120_000, wall_clock_s=8 * 3600.0),
-        search=SearchOrder("xgb", None, 200, True, 0),
-        measure=MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 3),
+        search=SEARCH.model_copy(update={"early_stopping": 200}),
     )
 
 
@@ -166,7 +165,7 @@ def submit(store: Store, order: Order, module_json: str = "{}") -> int:
         for kind in order.types
         for each in kind.workloads
     ]
-    number = store.campaigns.submit(order.to_document(), "campaign run vision-nightly.yaml", workloads)
+    number = store.campaigns.submit(order, "campaign run vision-nightly.yaml", workloads)
     store.campaigns.note(number, "running", "", process_identity())
     return number
 

@@ -19,7 +19,8 @@ from farm.artifacts.package import WHEEL, explain_name, write_package
 from farm.inventory.board_types import require_board_type
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.values import CampaignState
 
 if TYPE_CHECKING:
     pass
@@ -95,8 +96,7 @@ _WAIT_S = 300.0
 
 def find_folder(campaign: FleetCampaign) -> str | None:
     """Return the folder of a campaign's artifacts; None where none were ordered."""
-    folder = campaign.order.get("compile_to")
-    return None if folder is None else str(folder)
+    return campaign.order.compile_to
 
 
 def list_made(campaign: FleetCampaign) -> list[dict[str, Any]]:

@@ -14,10 +14,8 @@ from typing import Any
 
 from device_agent.protocol import OperatingPoint
 from farm.campaign.engine.host import share_cores
-from farm.campaign.order import Order, SearchOrder
 from farm.campaign.plan import merge_workloads
 from farm.campaign.plan_models import Form, ModelVariant
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import XGB, MeasureOptions
 from farm.campaign.submit import to_measure, to_model, to_type
 from farm.crew.choice import TargetPlan, plan_place, plan_target
@@ -29,6 +27,7 @@ from farm.search import gpus
 from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Budget, Order, SearchOrder
 from farm.values import DEFAULT_POINT, Workload
 
 
@@ -138,8 +137,8 @@ def submit(
         models=(to_model(model),),
         types=(to_type(kind, place.simulated, place.target, target, points, planned),),
         budget=Budget(trials=request.trials),
-        search=SearchOrder(XGB, None, None, not request.fresh, settings.seed),
-        measure=dataclasses.replace(to_measure(MeasureOptions(verify_top=1), settings), repeat_alone=False),
+        search=SearchOrder(tuner=XGB, loss=None, early_stopping=None, warm_start=not request.fresh, seed=settings.seed),
+        measure=to_measure(MeasureOptions(verify_top=1), settings).model_copy(update={"repeat_alone": False}),
         boards=() if request.board is None else (request.board,),
         rivals=request.rivals,
         process=process_identity(),
@@ -147,7 +146,7 @@ def submit(
     found = {each.hash: each for each in workloads}
     rows = [dataclasses.replace(found[each.hash], weight=each.weight, board_type=kind.name) for each in planned]
     keep_model(settings.models_path, model.source)
-    store.campaigns.submit(order.to_document(), request.command, rows)
+    store.campaigns.submit(order, request.command, rows)
     return order.name
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm import folders
-from farm.campaign.order import WorkloadOrder
 from farm.campaign.plan_boards import BoardsAtPoint, BoardsOfType, choose_boards
 from farm.campaign.plan_estimate import CHECK_S, CampaignEstimate, LaneEstimate, estimate, estimate_final_s
 from farm.campaign.plan_models import Form, ModelVariant, WorkloadSurvey, read_models, survey_apart
@@ -28,6 +27,7 @@ from farm.search.cores import find_clock_factor
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.totals import TrialCosts
+from farm.types.campaigns import WorkloadOrder
 
 # Assumed until trials of the type say better. Board time besides samples: upload, loading, warm-up, waiting for a quiet
 # board. Compiling one candidate took 0.5 s on two processes; proposing eight took 1.8 to 6.8 s on two cores.
@@ -140,11 +140,23 @@ def merge_workloads(
             if known is None:
                 predicted_s = survey.predicted_s.get(each.hash)
                 predicted_s = None if predicted_s is None else predicted_s * clock_factor
-                known = WorkloadOrder(each.hash, each.name, each.kind, each.flop, 0, (), predicted_s=predicted_s)
+                known = WorkloadOrder(
+                    hash=each.hash,
+                    name=each.name,
+                    kind=each.kind,
+                    flop=each.flop,
+                    weight=0,
+                    models=(),
+                    predicted_s=predicted_s,
+                )
             calls = dict(zip(known.models, known.calls, strict=True))
             calls[model.name] = calls.get(model.name, 0) + int(each.weight)
-            found[each.hash] = dataclasses.replace(
-                known, weight=known.weight + each.weight, models=tuple(calls), calls=tuple(calls.values())
+            found[each.hash] = known.model_copy(
+                update={
+                    "weight": known.weight + each.weight,
+                    "models": tuple(calls),
+                    "calls": tuple(calls.values()),
+                }
             )
     return tuple(sorted(found.values(), key=lambda each: (-each.flop * each.weight, each.name, each.hash)))
 
@@ -280,10 +292,7 @@ def _type_document(planned: PlannedType) -> dict[str, Any]:
             "usable": sorted(boards.usable),
         },
         "extracted_workloads": planned.extracted,
-        "workloads": [
-            dataclasses.asdict(each) | {"models": list(each.models), "calls": list(each.calls)}
-            for each in planned.workloads
-        ],
+        "workloads": [each.model_dump(mode="json") for each in planned.workloads],
         "operating_points": [
             {
                 "point": each.at.key,

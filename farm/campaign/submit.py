@@ -9,17 +9,8 @@ from typing import Any
 from device_agent.protocol import NAME_RULE, OperatingPoint, is_name
 from farm.artifacts import import_check
 from farm.campaign import plan
-from farm.campaign.order import (
-    MeasureOrder,
-    ModelOrder,
-    Order,
-    SearchOrder,
-    TypeOrder,
-    WorkloadOrder,
-)
 from farm.campaign.plan import Gathered, gather, to_document
 from farm.campaign.plan_models import ModelVariant
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import BudgetSpec, CampaignFile, CampaignSpec, MeasureOptions, SearchSpec
 from farm.crew.choice import TargetPlan
 from farm.errors import UsageError
@@ -28,6 +19,7 @@ from farm.models.source import keep_model
 from farm.search import gpus
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Budget, MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.values import Workload
 
 
@@ -51,7 +43,7 @@ def submit(
     require_new_name(store, name)
     kept = plan.find_plan(settings.home_path, name)
     gathered = gather(campaign, store, settings, note, begin, kept=kept, texts=True)
-    order = dataclasses.replace(make_order(gathered, campaign.spec, settings, owner), compile_to=compile_to)
+    order = make_order(gathered, campaign.spec, settings, owner).model_copy(update={"compile_to": compile_to})
     if not order.types:
         raise UsageError(f"{campaign.path}: no board type has both a workload and an operating point of this campaign")
     if compile_to is not None:
@@ -62,7 +54,7 @@ def submit(
     if kept is None:
         document = {"file": str(campaign.path.absolute()), **to_document(gathered.plan)}
         plan.keep_plan(settings.home_path, document)
-    store.campaigns.submit(order.to_document(), command, list_workloads(gathered))
+    store.campaigns.submit(order, command, list_workloads(gathered))
     return name
 
 
@@ -73,11 +65,10 @@ def clone(store: Store, name: str, new: str, changes: Mapping[str, Any], owner: 
     """
     source = store.campaigns.require(name)
     require_new_name(store, new)
-    order = Order.from_document(source.order)
-    budget = Budget(**{**source.budget, **changes})
+    changed = {"name": new, "owner": owner, "budget": source.budget.change(changes)}
     # Its artifacts would replace the other's.
-    order = dataclasses.replace(order, name=new, owner=owner, budget=budget, compile_to=None, process=None)
-    store.campaigns.submit(order.to_document(), command, store.workloads.fetch(source.id))
+    order = source.order.model_copy(update=changed | {"compile_to": None, "process": None})
+    store.campaigns.submit(order, command, store.workloads.fetch(source.id))
     return new
 
 
@@ -154,7 +145,9 @@ def _find_target(surveys: Sequence[tuple[Any, Any]]) -> Mapping[str, Any] | None
 
 def to_model(model: ModelVariant) -> ModelOrder:
     """Convert a planned model to an order's."""
-    return ModelOrder(model.name, model.source.origin, model.source.sha256, model.batch, model.shapes)
+    return ModelOrder(
+        name=model.name, origin=model.source.origin, sha256=model.source.sha256, batch=model.batch, shapes=model.shapes
+    )
 
 
 def to_type(
@@ -174,7 +167,7 @@ def to_type(
         # CPU time at any load; several threads would wait for each other. Emulated code is counted.
         threads=1 if simulated and plan.is_for_host else plan.threads,
         pipeline=board_type.pipeline,
-        points=points,
+        points=dict(points),
         workloads=tuple(chosen),
         is_host=board_type.host_is_board,
     )

@@ -20,8 +20,9 @@ from farm.cli.campaign_options import Name
 from farm.errors import UsageError
 from farm.processes import machine
 from farm.report import campaign_document, campaign_page, campaign_rows, campaign_table
+from farm.types import campaigns
 from farm.units import format_minute
-from farm.values import CampaignState, FleetCampaign
+from farm.values import CampaignState
 
 if TYPE_CHECKING:
     from farm.campaign.plan import CampaignPlan, PlannedType
@@ -119,7 +120,7 @@ def budget(
         control.change_budget(store, name, changes, machine.name_user())
         campaign = store.campaigns.require(name)
     yield campaign_document.shorten(campaign)
-    limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget.items() if value is not None)
+    limits = ", ".join(f"{key} {value:g}" for key, value in campaign.budget if value is not None)
     print(f"campaign {name} may use: {limits}")
 
 
@@ -134,15 +135,13 @@ def _change(name: str, verb: str, wanted: CampaignState) -> output.Document:
         print(f"campaign {name} is {campaign.state}; its engine makes it {wanted} at its next step")
 
 
-def _row(campaign: FleetCampaign) -> tuple[object, ...]:
+def _row(campaign: campaigns.FleetCampaign) -> tuple[object, ...]:
     progress = campaign.progress or {}
     return (
         campaign.name,
         campaign.owner,
-        ", ".join(each["name"] for each in campaign.order["models"]),
-        ", ".join(
-            each["board_type"] + (" (simulated)" if each["simulated"] else "") for each in campaign.order["types"]
-        ),
+        ", ".join(each.name for each in campaign.order.models),
+        ", ".join(each.board_type + (" (simulated)" if each.simulated else "") for each in campaign.order.types),
         campaign.state,
         f"{progress.get('counted', 0):,}",
         "; ".join(_list_limits(campaign)),
@@ -151,17 +150,17 @@ def _row(campaign: FleetCampaign) -> tuple[object, ...]:
     )
 
 
-def _list_limits(campaign: FleetCampaign) -> list[str]:
+def _list_limits(campaign: campaigns.FleetCampaign) -> list[str]:
     limits = campaign.budget
-    texts = {
-        "trials": "{:,} trials",
-        "per_workload": "{:,} per workload",
-    }
-    found = [text.format(limits[key]) for key, text in texts.items() if limits.get(key) is not None]
-    if limits.get("wall_clock_s") is not None:
-        found.append(f"{limits['wall_clock_s'] / 3600:g} h")
-    if limits.get("board_s") is not None:
-        found.append(f"{limits['board_s'] / 3600:g} board-hours")
+    found = []
+    if limits.trials is not None:
+        found.append(f"{limits.trials:,} trials")
+    if limits.per_workload is not None:
+        found.append(f"{limits.per_workload:,} per workload")
+    if limits.wall_clock_s is not None:
+        found.append(f"{limits.wall_clock_s / 3600:g} h")
+    if limits.board_s is not None:
+        found.append(f"{limits.board_s / 3600:g} board-hours")
     return found
 
 

@@ -18,7 +18,7 @@ from farm.cli.output import stderr
 from farm.errors import PermanentError, UsageError
 from farm.report import campaign_document, campaign_table
 from farm.settings import Settings
-from farm.values import FleetCampaign
+from farm.types import campaigns
 
 # Without a terminal, one line of progress this often, and whenever the state changes.
 _PLAIN_INTERVAL_S = 10.0
@@ -37,7 +37,7 @@ class CampaignScreen:
         self.close()
         output.note(text)
 
-    def show(self, campaign: FleetCampaign) -> None:
+    def show(self, campaign: campaigns.FleetCampaign) -> None:
         """Draw the table anew, or print a line if it is due."""
         told = f"{campaign.state}: {campaign.reason}" if campaign.reason else str(campaign.state)
         changed, self._state = told != self._state, told
@@ -53,7 +53,7 @@ class CampaignScreen:
             )
             stderr.print(line, soft_wrap=True, markup=False)
 
-    def finish(self, campaign: FleetCampaign) -> None:
+    def finish(self, campaign: campaigns.FleetCampaign) -> None:
         """Leave the last table on the terminal."""
         self.close()
         stderr.print(_draw(campaign, None, stderr.width if stderr.is_terminal else None))
@@ -65,7 +65,7 @@ class CampaignScreen:
             self._live = None
 
 
-def _draw(campaign: FleetCampaign, height: int | None, width: int | None) -> RenderableType:
+def _draw(campaign: campaigns.FleetCampaign, height: int | None, width: int | None) -> RenderableType:
     return campaign_table.draw(
         campaign.name, campaign.state, campaign.reason, campaign.budget, campaign.progress, height, width
     )

@@ -12,7 +12,8 @@ from typing import Any
 from farm.search import gpus
 from farm.store import Store
 from farm.store.totals import BoardTotal, CountedTrial
-from farm.values import DEFAULT_POINT, FleetCampaign, Record
+from farm.types import campaigns
+from farm.values import DEFAULT_POINT, Record
 
 # Board type, operating point, workload; counted trials so far and latency (s).
 TaskId = tuple[str, str, str]
@@ -21,41 +22,41 @@ Gain = tuple[int, TaskId, float]
 _MOST_STEPS = 400
 
 
-def summarise(campaign: FleetCampaign) -> dict[str, Any]:
+def summarise(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
     """Return a campaign as the store has it, without fields that only its engine needs."""
     order = campaign.order
     return {
         "campaign": campaign.id,
         "name": campaign.name,
         "owner": campaign.owner,
-        "priority": order.get("priority", 0),
+        "priority": order.priority,
         "state": str(campaign.state),
         "reason": campaign.reason,
         "wanted": campaign.wanted,
         "command": campaign.command,
         "started_at": campaign.started_at,
         "finished_at": campaign.finished_at,
-        "models": [dict(model) for model in order["models"]],
+        "models": [model.model_dump(mode="json") for model in order.models],
         "types": [
             {
-                "type": each["board_type"],
-                "simulated": each["simulated"],
-                "device": gpus.device_of(each["target"]),
-                "pipeline": each["pipeline"],
-                "points": list(each["points"]),
-                "workloads": len(each["workloads"]),
+                "type": each.board_type,
+                "simulated": each.simulated,
+                "device": gpus.device_of(each.target),
+                "pipeline": each.pipeline,
+                "points": list(each.points),
+                "workloads": len(each.workloads),
             }
-            for each in order["types"]
+            for each in order.types
         ],
-        "labels": dict(order.get("labels", {})),
-        "search": dict(order["search"]),
-        "measure": dict(order["measure"]),
-        "budget": dict(campaign.budget),
+        "labels": dict(order.labels),
+        "search": order.search.model_dump(),
+        "measure": order.measure.model_dump(),
+        "budget": campaign.budget.model_dump(),
         "progress": None if campaign.progress is None else dict(campaign.progress),
     }
 
 
-def shorten(campaign: FleetCampaign) -> dict[str, Any]:
+def shorten(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
     """Return a campaign for a list: without its tasks."""
     document = summarise(campaign)
     progress = document.pop("progress") or {}
@@ -80,12 +81,12 @@ def make_document(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def _fetch_records(store: Store, campaign: FleetCampaign) -> list[Record]:
-    hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
+def _fetch_records(store: Store, campaign: campaigns.FleetCampaign) -> list[Record]:
+    hashes = sorted({each.hash for kind in campaign.order.types for each in kind.workloads})
     return store.records.fetch(workloads=hashes, simulated=None)
 
 
-def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:
+def list_winners(campaign: campaigns.FleetCampaign, records: Iterable[Record]) -> list[dict[str, Any]]:
     """For each task of a campaign the record that there is, or None for its figures; `evidence` is how it was found.
 
     `since`: whether the record was written after the campaign began, by this campaign or another. `predicted_s`: what a
@@ -93,21 +94,21 @@ def list_winners(campaign: FleetCampaign, records: Iterable[Record]) -> list[dic
     """
     known = {(r.board_type, r.workload, r.operating_point, r.simulated): r for r in records}
     rows = []
-    for kind in campaign.order["types"]:
-        for point in kind["points"]:
-            for each in kind["workloads"]:
-                found = known.get((kind["board_type"], each["hash"], point, kind["simulated"]))
+    for kind in campaign.order.types:
+        for point in kind.points:
+            for each in kind.workloads:
+                found = known.get((kind.board_type, each.hash, point, kind.simulated))
                 rows.append(
                     {
-                        "board_type": kind["board_type"],
+                        "board_type": kind.board_type,
                         "point": point,
-                        "workload": each["hash"],
-                        "name": each["name"],
-                        "weight": each["weight"],
-                        "flop": each["flop"],
+                        "workload": each.hash,
+                        "name": each.name,
+                        "weight": each.weight,
+                        "flop": each.flop,
                         "candidate": found and found.candidate,
                         "median_s": found and found.median_s,
-                        "predicted_s": each.get("predicted_s") if point == DEFAULT_POINT else None,
+                        "predicted_s": each.predicted_s if point == DEFAULT_POINT else None,
                         "max_rel_error": found and found.max_rel_error,
                         "verified_at": found and found.verified_at,
                         "since": bool(found and found.verified_at >= campaign.started_at),
@@ -135,7 +136,7 @@ class _Curve:
             self.steps.append((counted, sum(calls * self.best_s[key] for key, calls in self.calls.items())))
 
 
-def make_curves(order: Mapping[str, Any], course: Iterable[CountedTrial]) -> list[dict[str, Any]]:
+def make_curves(order: campaigns.Order, course: Iterable[CountedTrial]) -> list[dict[str, Any]]:
     """The latency of every model over the campaign's counted trials, from the one on from which all is known.
 
     `steps` are pairs of counted trials and seconds; a model of which a workload has no good trial has none. `calls` are
@@ -154,14 +155,14 @@ def list_gains(course: Iterable[CountedTrial]) -> Iterator[Gain]:
             yield counted, key, median_s
 
 
-def draw_curves(order: Mapping[str, Any], gains: Iterable[Gain]) -> list[dict[str, Any]]:
+def draw_curves(order: campaigns.Order, gains: Iterable[Gain]) -> list[dict[str, Any]]:
     """Do as `make_curves`, from the gains alone."""
     curves = [
-        _Curve(model["name"], kind["board_type"], point, calls)
-        for kind in order["types"]
-        for point in kind["points"]
-        for model in order["models"]
-        if (calls := find_calls(kind["workloads"], model["name"]))
+        _Curve(model.name, kind.board_type, point, calls)
+        for kind in order.types
+        for point in kind.points
+        for model in order.models
+        if (calls := find_calls(kind.workloads, model.name))
     ]
     by_task: dict[TaskId, list[_Curve]] = {}
     for curve in curves:
@@ -177,16 +178,16 @@ def draw_curves(order: Mapping[str, Any], gains: Iterable[Gain]) -> list[dict[st
     ]
 
 
-def find_calls(workloads: Iterable[Mapping[str, Any]], model: str) -> dict[str, float]:
+def find_calls(workloads: Iterable[campaigns.WorkloadOrder], model: str) -> dict[str, float]:
     """Return how often one inference of a model calls each workload, by hash.
 
     An order of version 0.2.0 does not say: a workload's weight is then split evenly among its models.
     """
     found = {}
     for each in workloads:
-        if model in each["models"]:
-            models, calls = list(each["models"]), list(each.get("calls") or ())
-            found[each["hash"]] = float(calls[models.index(model)] if calls else each["weight"] / len(models))
+        if model in each.models:
+            calls = each.calls[each.models.index(model)] if each.calls else each.weight / len(each.models)
+            found[each.hash] = float(calls)
     return found
 
 

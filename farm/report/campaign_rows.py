@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.points.values import format_conditions, format_threads
+from farm.types import campaigns
 from farm.units import format_latency
 from farm.values import DEFAULT_POINT
 
@@ -91,20 +92,20 @@ def list_faults(progress: Document) -> dict[str, int]:
     return {side.removesuffix("_faults"): count for side, count in progress.get("faults", {}).items() if count}
 
 
-def list_limits(progress: Document, budget: Document) -> list[str]:
+def list_limits(progress: Document, budget: campaigns.Budget) -> list[str]:
     """Say how much of each limit of the budget is used, as in `trials 812/4,000`."""
-    parts = [_of("trials", "{:,.0f}".format, progress.get("counted", 0), budget.get("trials"))]
-    if budget.get("wall_clock_s") is not None:
-        used_s, limit_s = progress.get("wall_clock_s", 0.0), budget["wall_clock_s"]
+    parts = [_of("trials", "{:,.0f}".format, progress.get("counted", 0), budget.trials)]
+    if budget.wall_clock_s is not None:
+        used_s, limit_s = progress.get("wall_clock_s", 0.0), budget.wall_clock_s
         over = f", {format_clock(used_s - limit_s)} over: winners and models are measured to their end"
         parts.append(_of("time", format_clock, used_s, limit_s) + (over if used_s > limit_s + 1 else ""))
-    parts.append(_of("board time", format_clock, progress.get("board_s", 0.0), budget.get("board_s")))
+    parts.append(_of("board time", format_clock, progress.get("board_s", 0.0), budget.board_s))
     if winners := progress.get("winners"):
         parts.append(f"winners measured {winners['measured']:,} times, at most {winners['at_most']:,}")
         if winners.get("timing"):
             parts.append(f"models compiled and timed {winners['timed']}/{winners['models']}")
-    if budget.get("per_workload") is not None:
-        parts.append(f"at most {budget['per_workload']:,} per workload")
+    if budget.per_workload is not None:
+        parts.append(f"at most {budget.per_workload:,} per workload")
     return parts
 
 

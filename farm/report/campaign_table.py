@@ -14,6 +14,7 @@ from rich.text import Text
 
 from farm.report import campaign_rows
 from farm.report.campaign_rows import RowGroup
+from farm.types import campaigns
 
 _NAME, _STATE = "Workload", "State"
 _TEXTS = (_NAME, _STATE)
@@ -42,7 +43,7 @@ def draw(
     name: str,
     state: str,
     reason: str,
-    budget: Mapping[str, Any],
+    budget: campaigns.Budget,
     progress: Mapping[str, Any] | None,
     height: int | None = None,
     width: int | None = None,
@@ -77,13 +78,13 @@ def draw(
     return Stack(table, below) if groups else below
 
 
-def summary_line(name: str, state: str, reason: str, budget: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
+def summary_line(name: str, state: str, reason: str, budget: campaigns.Budget, progress: Mapping[str, Any]) -> str:
     """Return one line: progress, faults, time left."""
     return " | ".join([_head(name, state, reason), *campaign_rows.list_limits(progress, budget), *_tail(progress)])
 
 
 def summary(
-    progress: Mapping[str, Any], budget: Mapping[str, Any], width: int | None = None, most: int | None = None
+    progress: Mapping[str, Any], budget: campaigns.Budget, width: int | None = None, most: int | None = None
 ) -> list[str]:
     """Return how much of the budget is used, faults and times; models; boards. The last two are cut to `most`
     characters.

@@ -1,6 +1,6 @@
 """Campaigns: those of one command, and those over a fleet with what operators want of them and how far they are.
 
-What an order means and what an engine does about it live in `farm.campaign`; here both are plain data.
+What an engine does about an order lives in `farm.campaign`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from farm.errors import InternalError, UsageError
 from farm.store import schema
 from farm.store.session import StorePart, StoreSession
 from farm.store.workloads import Workloads
-from farm.values import CampaignState, FleetCampaign, Workload
+from farm.types import campaigns
+from farm.values import CampaignState, Workload
 
 RUN, PAUSE, CANCEL = "run", "pause", "cancel"
 # How the reason of an interrupted campaign begins whose engine was killed, or ended by a fault of its host or store.
@@ -81,13 +82,13 @@ class Campaigns(StorePart):
 
     # Over a fleet
 
-    def submit(self, order: Mapping[str, Any], command: str, workloads: Sequence[Workload]) -> int:
+    def submit(self, order: campaigns.Order, command: str, workloads: Sequence[Workload]) -> int:
         """Put a campaign into the store for an engine to find; returns its number.
 
-        `order` has at least `name`, `owner`, `budget`, `models` and `types`; each of `workloads` has its
-        `board_type`. Raises UsageError for what is no name, and for one that any campaign ever had.
+        Each of `workloads` has its `board_type`. Raises UsageError for what is no name, and for one that any campaign
+        ever had.
         """
-        name, types = str(order["name"]), [str(each["board_type"]) for each in order["types"]]
+        name, types = order.name, [each.board_type for each in order.types]
         if not is_name(name):
             raise UsageError(f"{name!r} cannot be a campaign's name", f"A name is {NAME_RULE}.")
         with self._db.writing() as connection:
@@ -101,11 +102,11 @@ class Campaigns(StorePart):
             number = self._insert_campaign(
                 connection,
                 command=command,
-                model=", ".join(str(each["name"]) for each in order["models"]),
+                model=", ".join(each.name for each in order.models),
                 model_sha256="",
                 # Trials of a campaign for several types must say theirs: see `Trials.add`.
                 board_type=types[0] if len(types) == 1 else "",
-                trials_budget=order["budget"].get("trials") or 0,
+                trials_budget=order.budget.trials or 0,
                 settings={},
                 state=str(CampaignState.SUBMITTED),
             )
@@ -113,31 +114,31 @@ class Campaigns(StorePart):
                 schema.fleet_campaigns.insert().values(
                     campaign=number,
                     name=name,
-                    owner=str(order["owner"]),
+                    owner=order.owner,
                     reason="waits for an engine",
                     wanted=RUN,
-                    order=dict(order),
-                    budget=dict(order["budget"]),
+                    order=order.model_dump(mode="json"),
+                    budget=order.budget.model_dump(mode="json"),
                 )
             )
             self._workloads.insert(connection, number, workloads, types[0] if len(types) == 1 else "")
-            by = str(order["owner"])
-            self._add_campaign_event(connection, "campaign_submitted", name, f"by {by}: {command}", by)
+            told = f"by {order.owner}: {command}"
+            self._add_campaign_event(connection, "campaign_submitted", name, told, order.owner)
         return number
 
-    def fetch(self, *, over: bool | None = None) -> list[FleetCampaign]:
+    def fetch(self, *, over: bool | None = None) -> list[campaigns.FleetCampaign]:
         """All campaigns over a fleet, the oldest first; `over` chooses those that are, or are not, at their end."""
         query = select_fleet().order_by(schema.campaigns.c.id)
         if over is not None:
             query = query.where(_IS_OVER if over else ~_IS_OVER)
         return [to_campaign(row) for row in self._db.rows(query)]
 
-    def fetch_page(self, limit: int, offset: int) -> tuple[list[FleetCampaign], int]:
+    def fetch_page(self, limit: int, offset: int) -> tuple[list[campaigns.FleetCampaign], int]:
         """A page of fleet campaigns, newest first, and their total."""
         query = select_fleet().order_by(schema.campaigns.c.id.desc()).limit(limit).offset(offset)
         return [to_campaign(row) for row in self._db.rows(query)], self._db.count(schema.fleet_campaigns)
 
-    def require(self, name: str) -> FleetCampaign:
+    def require(self, name: str) -> campaigns.FleetCampaign:
         """One of them by name. Raises UsageError listing the names."""
         rows = self._db.rows(select_fleet().where(schema.fleet_campaigns.c.name == name))
         if not rows:
@@ -145,7 +146,7 @@ class Campaigns(StorePart):
             raise _unknown(name, names)
         return to_campaign(rows[0])
 
-    def want(self, name: str, wanted: str, by: str) -> FleetCampaign:
+    def want(self, name: str, wanted: str, by: str) -> campaigns.FleetCampaign:
         """Request `run`, `pause` or `cancel` of a campaign; return it as it is then.
 
         Its engine carries the request out. Without an engine, `cancel` ends the campaign here, and `run` submits it
@@ -178,32 +179,32 @@ class Campaigns(StorePart):
                 self._add_campaign_event(connection, f"campaign_{wanted}", name, told, by)
             return _require(connection, name)
 
-    def change_budget(self, name: str, budget: Mapping[str, Any], by: str) -> FleetCampaign:
+    def change_budget(self, name: str, budget: campaigns.Budget, by: str) -> campaigns.FleetCampaign:
         """Replace a campaign's budget; its engine notices soon. Returns the campaign.
 
         Raises UsageError for an unknown campaign, or one that is over.
         """
         with self._db.writing() as connection:
             campaign = _require_open(connection, name)
-            if dict(budget) != campaign.budget:
-                update_fleet(connection, campaign.id, budget=dict(budget))
+            if budget != campaign.budget:
+                update_fleet(connection, campaign.id, budget=budget.model_dump(mode="json"))
+                after = budget.model_dump()
                 told = ", ".join(
-                    f"{key} {campaign.budget.get(key)} -> {budget.get(key)}"
-                    for key in sorted(campaign.budget.keys() | budget.keys())
-                    if campaign.budget.get(key) != budget.get(key)
+                    f"{key} {before} -> {after[key]}" for key, before in sorted(campaign.budget) if before != after[key]
                 )
                 self._add_campaign_event(connection, "campaign_budget", name, f"{told}; changed by {by}", by)
             return _require(connection, name)
 
-    def change_folder(self, name: str, folder: str, by: str) -> FleetCampaign:
+    def change_folder(self, name: str, folder: str, by: str) -> campaigns.FleetCampaign:
         """Change the folder of a campaign's artifacts, even after its end. Returns the campaign.
 
         Raises UsageError for an unknown campaign.
         """
         with self._db.writing() as connection:
             campaign = _require(connection, name)
-            if campaign.order.get("compile_to") != folder:
-                update_fleet(connection, campaign.id, order={**campaign.order, "compile_to": folder})
+            if campaign.order.compile_to != folder:
+                order = campaign.order.model_copy(update={"compile_to": folder})
+                update_fleet(connection, campaign.id, order=order.model_dump(mode="json"))
                 self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
@@ -351,37 +352,37 @@ def select_fleet() -> sa.Select[Any]:
     )
 
 
-def to_campaign(row: Mapping[Any, Any]) -> FleetCampaign:
+def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
     """Convert a row of `select_fleet`."""
-    return FleetCampaign(**{**row, "state": CampaignState(row["state"])})
+    return campaigns.FleetCampaign(**row)
 
 
-def find_open(connection: sa.Connection, campaign: int) -> FleetCampaign | None:
+def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:
     """An open campaign by its number; None if it is unknown or over."""
     row = connection.execute(select_fleet().where(schema.campaigns.c.id == campaign)).mappings().first()
     found = None if row is None else to_campaign(row)
     return None if found is None or found.over else found
 
 
-def list_open(connection: sa.Connection) -> list[FleetCampaign]:
+def list_open(connection: sa.Connection) -> list[campaigns.FleetCampaign]:
     """Campaigns that are not over, oldest first."""
     query = select_fleet().where(~_IS_OVER).order_by(schema.campaigns.c.id)
     return [to_campaign(row) for row in connection.execute(query).mappings()]
 
 
-def _find(connection: sa.Connection, name: str) -> FleetCampaign | None:
+def _find(connection: sa.Connection, name: str) -> campaigns.FleetCampaign | None:
     row = connection.execute(select_fleet().where(schema.fleet_campaigns.c.name == name)).mappings().first()
     return None if row is None else to_campaign(row)
 
 
-def _require(connection: sa.Connection, name: str) -> FleetCampaign:
+def _require(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:
     campaign = _find(connection, name)
     if campaign is None:
         raise _unknown(name, connection.execute(sa.select(schema.fleet_campaigns.c.name)).scalars().all())
     return campaign
 
 
-def _require_open(connection: sa.Connection, name: str) -> FleetCampaign:
+def _require_open(connection: sa.Connection, name: str) -> campaigns.FleetCampaign:
     campaign = _require(connection, name)
     if campaign.over:
         raise UsageError(
@@ -391,7 +392,7 @@ def _require_open(connection: sa.Connection, name: str) -> FleetCampaign:
     return campaign
 
 
-def _was_left(campaign: FleetCampaign) -> bool:
+def _was_left(campaign: campaigns.FleetCampaign) -> bool:
     """Whether a campaign's engine was killed, or ended by a fault of its host or store: another may continue."""
     return campaign.state is CampaignState.INTERRUPTED and campaign.reason.startswith((KILLED, ENDED_BY_FAULT))
 

@@ -13,11 +13,13 @@ import pydantic
 from farm.values import Health, State, WorkKind
 
 
-class _Model(pydantic.BaseModel):
+class Model(pydantic.BaseModel):
+    """The base: frozen, with no other fields."""
+
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Problem(_Model):
+class Problem(Model):
     """RFC 9457; `hint` says what can be done."""
 
     type: str
@@ -27,7 +29,7 @@ class Problem(_Model):
     hint: str
 
 
-class LeaseInfo(_Model):
+class LeaseInfo(Model):
     """Who holds a board; times in seconds since the epoch."""
 
     token: int
@@ -39,14 +41,14 @@ class LeaseInfo(_Model):
     kind: str
 
 
-class Quarantine(_Model):
+class Quarantine(Model):
     """Of a quarantined board: its time without a fault in s, and whether an operator ordered it."""
 
     cooling_s: float
     held: bool
 
 
-class BoardInfo(_Model):
+class BoardInfo(Model):
     """A board as `store.boards` returns it and `farm board list --json` prints it; times in seconds since the epoch.
 
     `seen_at` is None before the board was first seen. `power` lists the actions of its power commands, which may be
@@ -82,7 +84,7 @@ class BoardInfo(_Model):
         return self.lease is not None and self.lease.kind == WorkKind.RESERVED and self.lease.owner == person
 
 
-class BoardEvent(_Model):
+class BoardEvent(Model):
     """What happened to a board."""
 
     id: int
@@ -102,68 +104,7 @@ class BoardInFull(BoardInfo):
     events: list[BoardEvent]
 
 
-class CampaignType(_Model):
-    """What a campaign wants of one board type."""
-
-    type: str
-    simulated: bool
-    device: str
-    pipeline: str
-    points: list[str]
-    workloads: int
-
-
-class CampaignInfo(_Model):
-    """An entry of `farm campaign list --json`."""
-
-    campaign: int
-    name: str
-    owner: str
-    priority: float
-    state: str
-    reason: str
-    wanted: str
-    command: str
-    started_at: float
-    finished_at: float | None
-    models: list[dict[str, Any]]
-    types: list[CampaignType]
-    labels: dict[str, str]
-    search: dict[str, Any]
-    measure: dict[str, Any]
-    budget: dict[str, Any]
-    progress: dict[str, Any] | None
-
-
-class Winner(_Model):
-    """What a task came to; None: no record."""
-
-    board_type: str
-    point: str
-    workload: str
-    name: str
-    weight: float
-    flop: float
-    candidate: str | None
-    median_s: float | None
-    predicted_s: float | None
-    max_rel_error: float | None
-    verified_at: float | None
-    since: bool
-    evidence: dict[str, Any] | None
-
-
-class CampaignInFull(CampaignInfo):
-    """`farm campaign show NAME --json`."""
-
-    trials: dict[str, dict[str, int]]
-    boards: list[dict[str, Any]]
-    winners: list[Winner]
-    curves: list[dict[str, Any]]
-    events: list[dict[str, Any]]
-
-
-class StoredSweep(_Model):
+class StoredSweep(Model):
     """A sweep as `store.sweeps` returns it; times in seconds since the epoch.
 
     `visits` is the number of its visits; `finished_at` is None while it runs, `summary` until it has one.
@@ -186,7 +127,7 @@ class StoredSweep(_Model):
     visits: int
 
 
-class Sweep(_Model):
+class Sweep(Model):
     """An entry of `farm sweep list --json`."""
 
     sweep: int
@@ -202,7 +143,7 @@ class Sweep(_Model):
     finished_at: float | None
 
 
-class SweepInFull(_Model):
+class SweepInFull(Model):
     """`farm sweep show ID --json`."""
 
     sweep: int
@@ -222,7 +163,7 @@ class SweepInFull(_Model):
     environment: dict[str, Any]
 
 
-class RecordInfo(_Model):
+class RecordInfo(Model):
     """An entry of `farm record list --json`."""
 
     workload: str
@@ -247,7 +188,7 @@ class RecordInFull(RecordInfo):
     evidence: dict[str, Any] | None
 
 
-class WorkloadRecords(_Model):
+class WorkloadRecords(Model):
     """`farm record show WORKLOAD --json`."""
 
     hash: str
@@ -259,7 +200,7 @@ class WorkloadRecords(_Model):
     records: list[RecordInFull]
 
 
-class Event(_Model):
+class Event(Model):
     """Something that happened in the farm."""
 
     at: float
@@ -269,7 +210,7 @@ class Event(_Model):
     by: str
 
 
-class Page(_Model):
+class Page(Model):
     """A part of a list: `total` entries there are, `next` is where it goes on."""
 
     total: int
@@ -280,12 +221,6 @@ class BoardPage(Page):
     """Boards by name."""
 
     items: list[BoardInfo]
-
-
-class CampaignPage(Page):
-    """Campaigns, the newest first."""
-
-    items: list[CampaignInfo]
 
 
 class SweepPage(Page):
@@ -300,7 +235,7 @@ class RecordPage(Page):
     items: list[RecordInfo]
 
 
-class Waiting(_Model):
+class Waiting(Model):
     """A request for boards of `farm queue --json`: `has` are those that a campaign has of them already."""
 
     id: int
@@ -318,7 +253,7 @@ class Waiting(_Model):
     why: str
 
 
-class Queued(_Model):
+class Queued(Model):
     """A board of `farm queue --json`, who has it, and to whom it goes."""
 
     name: str
@@ -331,36 +266,27 @@ class Queued(_Model):
     goes_to: int | None
 
 
-class Queue(_Model):
+class Queue(Model):
     """`farm queue --json`."""
 
     requests: list[Waiting]
     boards: list[Queued]
 
 
-class EventList(_Model):
+class EventList(Model):
     """Events, the newest first."""
 
     items: list[Event]
 
 
-class BoardOrder(_Model):
+class BoardOrder(Model):
     """What is done to a board, and why."""
 
     reason: str = pydantic.Field("", max_length=500)
 
 
-class Reservation(_Model):
+class Reservation(Model):
     """For how long a board is reserved (s, up to 7 days), and why, on one line that others see."""
 
     for_s: float = pydantic.Field(gt=0, le=7 * 86400)
     why: str = pydantic.Field("", max_length=200)
-
-
-class BudgetChange(_Model):
-    """Limits that change; what is left out stays, null takes a limit away."""
-
-    trials: int | None = pydantic.Field(None, ge=1, le=10**9)
-    per_workload: int | None = pydantic.Field(None, ge=1, le=10**9)
-    wall_clock_s: float | None = pydantic.Field(None, gt=0, le=1e9)
-    board_s: float | None = pydantic.Field(None, gt=0, le=1e9)

@@ -19,7 +19,7 @@ from farm.report.record_document import make_document as make_workload_document
 from farm.report.record_document import name_codes, require_workload
 from farm.report.record_document import to_document as to_record_document
 from farm.sweep import stored
-from farm.types import documents
+from farm.types import campaigns, documents
 from farm.web import orders
 from farm.web.tokens import Person
 from farm.web.view import RecordFilters, Text, View
@@ -107,7 +107,7 @@ def order_board(request: Request, name: Name, order: Name, body: documents.Board
         return _show(orders.order_board(store, name, order, body.reason, _who(request)))
 
 
-@router.get("/campaigns", responses=_answer(documents.CampaignPage))
+@router.get("/campaigns", responses=_answer(campaigns.CampaignPage))
 def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> JSONResponse:
     """List campaigns, the newest first, as `farm campaign list --json` does."""
     with _view(request).stores.lend() as store:
@@ -115,14 +115,14 @@ def list_campaigns(request: Request, limit: Limit = 50, offset: Offset = 0) -> J
     return _page(request, [shorten(each) for each in campaigns], total, limit, offset)
 
 
-@router.get("/campaigns/{name}", responses=_answer(documents.CampaignInFull))
+@router.get("/campaigns/{name}", responses=_answer(campaigns.CampaignInFull))
 def show_campaign(request: Request, name: Name) -> JSONResponse:
     """Show a campaign with its results, as `farm campaign show --json` does."""
     with _view(request).stores.lend() as store:
         return JSONResponse(make_document(store, name))
 
 
-@router.post("/campaigns/{name}/{order}", responses=_answer(documents.CampaignInfo) | _REFUSALS)
+@router.post("/campaigns/{name}/{order}", responses=_answer(campaigns.CampaignInfo) | _REFUSALS)
 def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
     """`pause`, `resume` or `cancel` a campaign."""
     view = _view(request)
@@ -130,8 +130,8 @@ def order_campaign(request: Request, name: Name, order: Name) -> JSONResponse:
         return JSONResponse(shorten(orders.order_campaign(view.settings, store, name, order, _who(request))))
 
 
-@router.patch("/campaigns/{name}/budget", responses=_answer(documents.CampaignInfo) | _REFUSALS)
-def change_budget(request: Request, name: Name, body: documents.BudgetChange) -> JSONResponse:
+@router.patch("/campaigns/{name}/budget", responses=_answer(campaigns.CampaignInfo) | _REFUSALS)
+def change_budget(request: Request, name: Name, body: campaigns.BudgetChange) -> JSONResponse:
     """Change limits of a campaign that is not over."""
     with _view(request).stores.lend() as store:
         changes = body.model_dump(exclude_unset=True)

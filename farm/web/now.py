@@ -15,8 +15,9 @@ from farm.crew.health import Kind
 from farm.report import campaign_rows
 from farm.store import Store
 from farm.store.standing import find_cause
+from farm.types import campaigns
 from farm.types.documents import BoardEvent, BoardInfo
-from farm.values import CampaignState, FleetCampaign, Health, State
+from farm.values import CampaignState, Health, State
 from farm.web import series
 from farm.web.series import Gauges, GoldenRuns
 
@@ -146,22 +147,22 @@ def count_boards(boards: Collection[BoardInfo]) -> dict[str, int]:
     }
 
 
-def to_campaign_row(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> dict[str, Any]:
+def to_campaign_row(campaign: campaigns.FleetCampaign, boards: Sequence[BoardInfo]) -> dict[str, Any]:
     """Return a campaign's row; `boards` are all boards of the farm."""
     progress = campaign.progress or {}
     used_s, counted = progress.get("wall_clock_s") or 0.0, progress.get("counted") or 0
     mine = progress.get("boards") or []
-    limit = campaign.budget.get("trials")
-    if limit is None and campaign.budget.get("per_workload") is not None:
-        limit = campaign.budget["per_workload"] * len(progress.get("tasks") or ()) or None
+    limit = campaign.budget.trials
+    if limit is None and campaign.budget.per_workload is not None:
+        limit = campaign.budget.per_workload * len(progress.get("tasks") or ()) or None
     return {
         "name": campaign.name,
         "owner": campaign.owner,
         "state": str(campaign.state),
         "wanted": campaign.wanted,
-        "models": [str(each["name"]) for each in campaign.order["models"]],
-        "types": [str(each["board_type"]) for each in campaign.order["types"]],
-        "simulated": any(each["simulated"] for each in campaign.order["types"]),
+        "models": [each.name for each in campaign.order.models],
+        "types": [each.board_type for each in campaign.order.types],
+        "simulated": any(each.simulated for each in campaign.order.types),
         "counted": counted,
         "limit": limit,
         "share": min(1.0, counted / limit) if limit else None,
@@ -179,7 +180,7 @@ def to_campaign_row(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> dic
     }
 
 
-def explain_idle(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> str:
+def explain_idle(campaign: campaigns.FleetCampaign, boards: Sequence[BoardInfo]) -> str:
     """Say why a campaign, or some of its boards, stands still; empty where all boards work."""
     if campaign.over:
         return ""
@@ -188,7 +189,7 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> str:
     if campaign.state not in (CampaignState.RUNNING, CampaignState.VERIFYING):
         return campaign.reason
     mine = {each["name"]: each["doing"] for each in (campaign.progress or {}).get("boards") or ()}
-    kinds = {(each["board_type"], bool(each["simulated"])) for each in campaign.order["types"]}
+    kinds = {(each.board_type, each.simulated) for each in campaign.order.types}
     counts: dict[str, int] = {}
     for board in boards:
         if (board.board_type, board.simulated) not in kinds or mine.get(board.name, "idle") != "idle":
@@ -208,7 +209,7 @@ def explain_idle(campaign: FleetCampaign, boards: Sequence[BoardInfo]) -> str:
     return ", ".join(f"{count} {why}" for why, count in sorted(counts.items(), key=lambda each: -each[1])[:4])
 
 
-def list_points(campaigns: Iterable[FleetCampaign], now: float) -> dict[str, str]:
+def list_points(campaigns: Iterable[campaigns.FleetCampaign], now: float) -> dict[str, str]:
     """Return by board the operating point that a running campaign holds."""
     return {
         each["name"]: each["point"]

@@ -14,8 +14,9 @@ from farm.crew.health import Kind, Observation, decide_by
 from farm.errors import UsageError
 from farm.settings import Settings
 from farm.store import Store
+from farm.types import campaigns
 from farm.types.documents import BoardInfo
-from farm.values import FleetCampaign, WorkKind
+from farm.values import WorkKind
 from farm.web.access import Refused
 from farm.web.tokens import Person, Role
 
@@ -26,7 +27,7 @@ _WAIT_S, _MOST_WAITING = 10.0, 3
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 
 
-def order_campaign(settings: Settings, store: Store, name: str, order: str, person: Person) -> FleetCampaign:
+def order_campaign(settings: Settings, store: Store, name: str, order: str, person: Person) -> campaigns.FleetCampaign:
     """Pause, resume or cancel a campaign; return its row. Raises what the command raises; Refused."""
     by = _check_own(store, name, person)
     if order == "pause":
@@ -40,7 +41,7 @@ def order_campaign(settings: Settings, store: Store, name: str, order: str, pers
     raise UsageError(f"invalid campaign command {order!r}", f"Known: {', '.join(CAMPAIGN_ORDERS)}.")
 
 
-def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> FleetCampaign:
+def change_budget(store: Store, name: str, changes: Mapping[str, Any], person: Person) -> campaigns.FleetCampaign:
     """Change limits of a campaign; return its row. Raises UsageError, Refused."""
     by = _check_own(store, name, person)
     if not changes:
@@ -148,11 +149,11 @@ def read_hours(form: Mapping[str, str]) -> float:
     return float(_read_number(form.get("hours", "").strip(), float)) * 3600.0
 
 
-def list_fields(campaign: FleetCampaign) -> dict[str, Any]:
+def list_fields(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
     """Return the form's initial values."""
-    budget = dict(campaign.budget)
-    hours = {name: None if budget.get(key) is None else budget[key] / 3600 for name, key in _HOURS.items()}
-    return {"trials": budget.get("trials"), "per_workload": budget.get("per_workload"), **hours}
+    budget = campaign.budget.model_dump()
+    hours = {name: None if budget[key] is None else budget[key] / 3600 for name, key in _HOURS.items()}
+    return {"trials": budget["trials"], "per_workload": budget["per_workload"], **hours}
 
 
 _HOURS = {"wall_clock_h": "wall_clock_s", "board_h": "board_s"}

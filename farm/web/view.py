@@ -25,7 +25,7 @@ from farm.store import Store
 from farm.store.events import OverviewMark
 from farm.sweep import stored
 from farm.sweep.export.document import make_document
-from farm.values import FleetCampaign
+from farm.types import campaigns
 from farm.web import now
 from farm.web.access import Access
 from farm.web.live import Part
@@ -147,7 +147,7 @@ class View:
                 with self.courses.read(store, campaign.id):
                     pass
 
-    def find_known(self, store: Store, campaigns: Sequence[FleetCampaign]) -> KnownOfBoards:
+    def find_known(self, store: Store, campaigns: Sequence[campaigns.FleetCampaign]) -> KnownOfBoards:
         """Return facts about boards beside their rows; `campaigns` are the running ones."""
         faults = store.events.fetch_last_faults(now.FAULTS)
         return KnownOfBoards(self.golden, self.gauges, faults, now.list_points(campaigns, time.time()))

@@ -25,7 +25,7 @@ from farm.sweep import rows as sweep_rows
 from farm.sweep import stored
 from farm.sweep.export import chosen as exporting
 from farm.sweep.export import compare, nvpmodel
-from farm.values import FleetCampaign
+from farm.types import campaigns
 from farm.web import charts, now, orders
 from farm.web.pages import PER_PAGE, PageNumber, get_view, read_form, run_apart, show, turn
 from farm.web.series import Course
@@ -62,7 +62,7 @@ def show_campaign(request: Request, name: str) -> HTMLResponse:
     with view.stores.lend() as store:
         campaign = store.campaigns.require(name)
         boards = [] if campaign.over else store.boards.fetch()
-        hashes = sorted({each["hash"] for kind in campaign.order["types"] for each in kind["workloads"]})
+        hashes = sorted({each.hash for kind in campaign.order.types for each in kind.workloads})
         winners = list_winners(campaign, store.records.fetch(workloads=hashes, simulated=None))
         progress = campaign.progress or {}
         with view.courses.read(store, campaign.id) as course:
@@ -138,7 +138,7 @@ class Lane:
     gaps: Sequence[tuple[float, float, str]]
 
 
-def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[list[Lane], int]:
+def _list_lanes(store: Store, campaign: campaigns.FleetCampaign, course: Course) -> tuple[list[Lane], int]:
     """Return a lane for each board, the busiest where there are too many; and how many are left out."""
     names = sorted(course.boards, key=lambda name: -course.boards[name].held_s)[:_MOST_LANES]
     until = course.ended if campaign.over else max(course.ended, min(time.time(), course.ended + 3600))
@@ -150,7 +150,7 @@ def _list_lanes(store: Store, campaign: FleetCampaign, course: Course) -> tuple[
 
 
 def _explain_gaps(
-    store: Store, campaign: FleetCampaign, gaps: Mapping[str, Sequence[tuple[float, float]]]
+    store: Store, campaign: campaigns.FleetCampaign, gaps: Mapping[str, Sequence[tuple[float, float]]]
 ) -> dict[str, list[tuple[float, float, str]]]:
     """Explain each gap of a board by what happened to the board, else to the campaign."""
     if not gaps:

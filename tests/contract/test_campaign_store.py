@@ -15,10 +15,12 @@ from device_agent.protocol import Outcome, Status
 from farm.errors import InternalError, UsageError
 from farm.settings import StoreLocation
 from farm.store import Store
+from farm.types.campaigns import Budget
 from farm.values import SEARCH_TRIAL, WINNER_TRIAL, CampaignState, Record, Trial
 from tests.contract.conftest import run_python
 from tests.places import Places, execute
 from tests.stored_workloads import make_workload
+from tests.unit.campaign_orders import make_order, make_type
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Until a child has begun; Python and SQLAlchemy take a second to load on a busy machine.
@@ -36,14 +38,7 @@ def store(place: StoreLocation) -> Iterator[Store]:
 
 
 def submit(store: Store, name: str = "fleet", types: tuple[str, ...] = (NANO, TX2)) -> int:
-    order = {
-        "name": name,
-        "owner": "ann@desk",
-        "budget": {"trials": 100, "per_workload": None},
-        "models": [{"name": "resnet18"}, {"name": "mlp"}],
-        "types": [{"board_type": kind} for kind in types],
-        "labels": {"rack": "a"},
-    }
+    order = make_order(name, owner="ann@desk", types=tuple(map(make_type, types)), labels={"rack": "a"})
     workloads = [make_workload("w1", board_type=kind, weight=2.5) for kind in types]
     workloads.append(make_workload("w2", board_type=types[0]))
     return store.campaigns.submit(order, "farm campaign run fleet.yaml", workloads)
@@ -65,8 +60,8 @@ def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
     campaign = store.campaigns.require("fleet")
     assert (campaign.id, campaign.state, campaign.wanted, campaign.over) == (1, "submitted", "run", False)
     assert (campaign.owner, campaign.command) == ("ann@desk", "farm campaign run fleet.yaml")
-    assert campaign.order["labels"] == {"rack": "a"}
-    assert campaign.budget == {"trials": 100, "per_workload": None}
+    assert campaign.order.labels == {"rack": "a"}
+    assert campaign.budget == Budget(trials=100)
     assert (campaign.engine, campaign.progress, campaign.finished_at) == (None, None, None)
     assert store.campaigns.fetch() == [campaign]
     [event] = store.events.fetch("fleet")
@@ -101,7 +96,7 @@ def test_an_unknown_name_lists_those_that_there_are(store: Store, places: Places
     calls: list[Callable[[], object]] = [
         lambda: store.campaigns.require("flet"),
         lambda: store.campaigns.want("flet", "run", "ann"),
-        lambda: store.campaigns.change_budget("flet", {}, "ann"),
+        lambda: store.campaigns.change_budget("flet", Budget(), "ann"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match="no campaign 'flet'") as caught:
@@ -200,7 +195,7 @@ def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None
     store.campaigns.note(1, state, "as it is")
     calls: list[Callable[[], object]] = [
         lambda: store.campaigns.want("fleet", "run", "ann"),
-        lambda: store.campaigns.change_budget("fleet", {"trials": 200}, "ann"),
+        lambda: store.campaigns.change_budget("fleet", Budget(trials=200), "ann"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=f"over \\({state}: as it is\\)") as caught:
@@ -210,9 +205,9 @@ def test_nothing_can_be_wanted_of_what_is_over(store: Store, state: str) -> None
 
 def test_a_budget_can_be_changed(store: Store) -> None:
     """The order stays what it was; who changed what is an event, and no change is none."""
-    store.campaigns.change_budget("fleet", {"trials": 100, "per_workload": None}, "ann")
-    campaign = store.campaigns.change_budget("fleet", {"trials": 200, "per_workload": 64}, "ann")
-    assert (campaign.budget["trials"], campaign.order["budget"]["trials"]) == (200, 100)
+    store.campaigns.change_budget("fleet", Budget(trials=100), "ann")
+    campaign = store.campaigns.change_budget("fleet", Budget(trials=200, per_workload=64), "ann")
+    assert (campaign.budget.trials, campaign.order.budget.trials) == (200, 100)
     [_, event] = store.events.fetch("fleet")
     assert (event.kind, event.message) == (
         "campaign_budget",
@@ -269,7 +264,7 @@ def test_an_engine_can_let_go_of_a_campaign(store: Store) -> None:
 
 def test_a_campaign_can_be_made_from_anothers_workloads(store: Store) -> None:
     """What the store gave of a campaign's workloads, it takes for a copy."""
-    copy = dict(store.campaigns.require("fleet").order) | {"name": "copy"}
+    copy = store.campaigns.require("fleet").order.model_copy(update={"name": "copy"})
     number = store.campaigns.submit(copy, "farm campaign clone", store.workloads.fetch(1))
     assert store.workloads.fetch(number) == store.workloads.fetch(1)
 
@@ -514,10 +509,10 @@ def test_operators_and_an_engine_share_the_store(store: Store, place: StoreLocat
     with engine_at(place) as (engine, lines):
         announced = [next(lines)]
         with Store(place) as operator:
-            for number in range(20):
-                campaign = operator.campaigns.change_budget("fleet", {"trials": number}, "bob")
-                assert (campaign.state, campaign.budget) == ("running", {"trials": number})
-                assert operator.campaigns.want("fleet", ("pause", "run")[number % 2], "bob").engine == ENGINE
+            for number in range(1, 21):
+                campaign = operator.campaigns.change_budget("fleet", Budget(trials=number), "bob")
+                assert (campaign.state, campaign.budget) == ("running", Budget(trials=number))
+                assert operator.campaigns.want("fleet", ("run", "pause")[number % 2], "bob").engine == ENGINE
             operator.campaigns.want("fleet", "cancel", "bob")
         announced += lines
         assert engine.wait(CHILD_TIMEOUT_S) == 0
@@ -559,7 +554,8 @@ import sys
 from farm.errors import UsageError
 from farm.settings import parse_store
 from farm.store import Store
-order = {"name": "same", "owner": sys.argv[2], "budget": {}, "models": [], "types": [{"board_type": "local"}]}
+from tests.unit.campaign_orders import make_order
+order = make_order("same", owner=sys.argv[2])
 with Store(parse_store(sys.argv[1])) as store:
     try:
         print(store.campaigns.submit(order, "farm campaign run", []))

@@ -27,6 +27,7 @@ from tests import later_schema
 from tests.contract.conftest import run_python
 from tests.places import Places, connect, execute
 from tests.stored_workloads import make_workload
+from tests.unit.campaign_orders import make_order, make_type
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -106,9 +107,8 @@ def test_a_new_store_has_the_schema(place: StoreLocation) -> None:
 def add_rows(store: Store) -> None:
     store.boards.save(Board("tx2", "jetson-tx2", simulated=False))
     store.events.add("kind", "subject", "message")
-    order: dict[str, Any] = {"name": "both", "owner": "me", "budget": {}, "models": [{"name": "mlp"}]}
-    order["types"] = [{"board_type": "jetson-tx2"}]
     workloads = [make_workload("w1", board_type="jetson-tx2")]
+    order = make_order("both", types=(make_type("jetson-tx2"),))
     number = store.campaigns.submit(order, "farm campaign run", workloads)
     assert store.trials.add(
         Trial(number, "w1", "c1", DEFAULT_POINT, 1, Outcome(Status.OK, latency_s=(1.0,)), "[]", board_type="jetson-tx2")

@@ -77,7 +77,7 @@ def test_a_campaigns_priority_outlasts_its_engine(store: Store) -> None:
     """It is in the order, by which another engine goes on."""
     submit(store, make_order("vision"))
     store.queue.set_priority(ask(store, campaign="vision"), -2)
-    assert store.campaigns.require("vision").order["priority"] == -2
+    assert store.campaigns.require("vision").order.priority == -2
 
 
 def test_time_at_boards_is_counted_and_fades(store: Store, clocks: Clocks) -> None:

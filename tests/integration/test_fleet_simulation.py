@@ -6,6 +6,7 @@ import time
 
 from farm.campaign.scheduler import values as v
 from farm.testing.fleet_simulation import Chances, SimulatedFleet, Simulation
+from farm.types.campaigns import Budget
 
 TRIALS, BOARDS, OWNERS = 50_000, 100, 4
 # A million trials in ten minutes are 600 microseconds each; here the machine may be busy with other tests.
@@ -29,7 +30,7 @@ def test_a_fleet_is_used_and_shared_at_little_cost() -> None:
             f"owner-{number}",
             workloads,
             ("nano", "tx2"),
-            v.Budget(trials=TRIALS // OWNERS),
+            Budget(trials=TRIALS // OWNERS),
             ("default", "maxn"),
             # A priority counts among the campaigns of one owner: between owners it buys nothing.
             priority=number,

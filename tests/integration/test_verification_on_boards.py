@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from device_agent.protocol import Limits, MeasureSpec, OperatingPoint, Outcome, Status, TensorSpec
-from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.programs import BuildWanted, MeasureWanted, Replay, ReplayWanted, Request, RunWanted
 from farm.campaign.verify.verification import Verification
 from farm.measure.asking import AgentAddress
@@ -26,9 +24,11 @@ from farm.search.graph import importer, pipeline
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Budget, Order, WorkloadOrder
 from farm.values import WINNER_TRIAL, Trial, Workload
 from tests.integration.conftest import Agent
 from tests.integration.one_search import OneSearch
+from tests.unit.campaign_orders import MEASURE, SEARCH, make_order, make_type
 
 tvm = tvm_env.load()
 
@@ -118,14 +118,23 @@ def candidates(search: OneSearch) -> list[Candidate]:
 def submit(
     store: Store, boards: Boards, workload: Workload, candidates: list[Candidate], name: str
 ) -> tuple[int, Order]:
-    about = WorkloadOrder(workload.hash, workload.name, workload.kind, workload.flop, 1.0, ("tiny-cnn",))
-    of_type = TypeOrder(NANO, True, workload.target, THREADS, workload.pipeline, {POINT: CLOCKS}, (about,))
-    measuring = MeasureOrder(1, 3, 0.02, 20.0, 1 << 30, verify_top=2)
-    order = Order(
-        name, "ann@desk", (), (of_type,), Budget(trials=3), SearchOrder("xgb", None, None, False, 1), measuring
+    about = WorkloadOrder(
+        hash=workload.hash, name=workload.name, kind=workload.kind, flop=workload.flop, weight=1.0, models=("tiny-cnn",)
+    )
+    given = {"target": workload.target, "threads": THREADS, "pipeline": workload.pipeline, "points": {POINT: CLOCKS}}
+    of_type = make_type(NANO, (about,), **given)
+    changed = {"timeout_s": 20.0, "verify_top": 2}
+    order = make_order(
+        name,
+        owner="ann@desk",
+        models=(),
+        types=(of_type,),
+        budget=Budget(trials=3),
+        search=SEARCH.model_copy(update={"warm_start": False, "seed": 1}),
+        measure=MEASURE.model_copy(update=changed),
     )
     ours = dataclasses.replace(workload, board_type=NANO)
-    campaign = store.campaigns.submit(order.to_document(), "farm campaign run tiny.yaml", [ours])
+    campaign = store.campaigns.submit(order, "farm campaign run tiny.yaml", [ours])
     for candidate in candidates:
         arguments = tuple(TensorSpec(shape, dtype) for shape, dtype in candidate.arguments)
         spec = MeasureSpec(arguments, repeat=3, min_repeat_s=0.02, limits=Limits(timeout_s=20.0, threads=THREADS))

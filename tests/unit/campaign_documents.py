@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from device_agent.protocol import OperatingPoint
 from farm.report.campaign_document import make_curves
 from farm.store.totals import CountedTrial
+from farm.types.campaigns import WorkloadOrder
+from tests.unit.campaign_orders import make_order, make_type
 
 PLACES = (("jetson-nano", "default"), ("jetson-nano", "a57=1428MHz"), ("jetson-tx2", "default"))
 MODELS = {"resnet18": 9, "detector batch 4": 5, "mlp": 3}
@@ -19,14 +22,18 @@ def make_document(
     random_ = random.Random(seed)
     workloads = _make_workloads(random_)
     kinds = list(dict.fromkeys(kind for kind, _ in places))
-    order: dict[str, Any] = {
-        "models": [{"name": name, "origin": f"zoo:{name}", "sha256": "ab" * 32, "batch": None} for name in MODELS],
-        "types": [
-            {"board_type": kind, "points": {point: {} for other, point in places if other == kind}}
-            | {"simulated": simulated, "workloads": workloads}
-            for kind in kinds
-        ],
-    }
+    models = [{"name": name, "origin": f"zoo:{name}", "sha256": "ab" * 32, "batch": None} for name in MODELS]
+    works = tuple(WorkloadOrder(**each) for each in workloads)
+    types = [
+        make_type(kind, works).model_copy(
+            update={
+                "simulated": simulated,
+                "points": {point: OperatingPoint() for other, point in places if other == kind},
+            }
+        )
+        for kind in kinds
+    ]
+    order = make_order("vision-q4", models=models, types=types)
     tasks = [(kind, point, each) for kind, point in places for each in workloads]
     course: list[CountedTrial] = []
     best: dict[Any, float] = {}
@@ -49,11 +56,11 @@ def make_document(
         "command": "campaign run vision.yaml",
         "started_at": 1_700_000_000.0,
         "finished_at": 1_700_012_000.0,
-        "models": order["models"],
+        "models": models,
         "types": [
-            {"type": each["board_type"], "simulated": simulated, "points": list(each["points"])}
+            {"type": each.board_type, "simulated": simulated, "points": list(each.points)}
             | {"workloads": len(workloads), "pipeline": "graph/2"}
-            for each in order["types"]
+            for each in order.types
         ],
         "labels": {"site": "lab"},
         "search": {"tuner": "xgb", "loss": "rank", "early_stopping": 200, "warm_start": True, "seed": 7},

@@ -8,6 +8,7 @@ from device_agent.protocol import FaultSide
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.scheduler import step
 from farm.campaign.scheduler.state import FleetState
+from farm.types.campaigns import Budget
 
 Wanted = TypeVar("Wanted")
 
@@ -21,7 +22,7 @@ def campaign(name: str = "vision", **fields: Any) -> v.ScheduledCampaign:
         "owner": f"owner of {name}",
         "workloads": workloads,
         "board_types": ("nano",),
-        "budget": v.Budget(trials=100),
+        "budget": Budget(trials=100),
     }
     return v.ScheduledCampaign(**(values | fields))
 

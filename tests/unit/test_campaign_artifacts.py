@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from farm.campaign import artifacts
-from farm.campaign.order import Order
 from farm.campaign.submit import clone
 from farm.errors import UsageError
 from farm.report.campaign_document import summarise
 from farm.store import Store
+from farm.types.campaigns import Order
 from tests.unit.campaign_orders import make_order, submit
 
 
@@ -45,10 +44,9 @@ def keep(store: Store, folder: pathlib.Path, matches: bool = True) -> pathlib.Pa
 def test_the_folder_lies_in_the_order(store: Store, tmp_path: pathlib.Path) -> None:
     """It is there on resume; orders of before have none, and a clone's artifacts are not its own."""
     campaign = store.campaigns.require("c")
-    order = Order.from_document(json.loads(json.dumps(campaign.order)))
-    assert order.compile_to == str(tmp_path / "packages") == artifacts.find_folder(campaign)
-    old = {key: value for key, value in campaign.order.items() if key not in ("compile_to", "rivals")}
-    assert Order.from_document(old).compile_to is None
+    assert campaign.order.compile_to == str(tmp_path / "packages") == artifacts.find_folder(campaign)
+    old = campaign.order.model_dump(mode="json", exclude={"compile_to", "rivals"})
+    assert Order(**old).compile_to is None
     clone(store, "c", "d", {}, "ana@desk", "campaign clone c d")
     assert artifacts.find_folder(store.campaigns.require("d")) is None
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from device_agent.protocol import OperatingPoint
 from farm.artifacts import catalogue
 from farm.report import campaign_document, campaign_rows, campaign_words, pages
 from farm.report.campaign_page import write_campaign_report
 from farm.store import Store
 from farm.store.totals import CountedTrial
+from farm.types.campaigns import ModelOrder, WorkloadOrder
 from tests.unit.campaign_documents import PLACES, make_document
-from tests.unit.campaign_orders import make_order, submit
+from tests.unit.campaign_orders import make_order, make_type, submit
 
 
 def write_page(document: dict[str, Any], gains: Sequence[campaign_rows.Gain]) -> str:
@@ -27,14 +29,13 @@ def write_page(document: dict[str, Any], gains: Sequence[campaign_rows.Gain]) ->
 
 def test_a_models_latency_starts_when_all_is_known() -> None:
     """A step is every trial that makes the sum over a model's workloads better, weighted by its own calls."""
-    workloads = [
-        {"hash": "a", "weight": 3, "models": ["m", "n"], "calls": [2, 1]},
-        {"hash": "b", "weight": 4, "models": ["m"], "calls": [4]},
-    ]
-    order = {
-        "models": [{"name": "m"}, {"name": "n"}, {"name": "o"}],
-        "types": [{"board_type": "t", "points": {"p": {}}, "workloads": workloads}],
-    }
+    workloads = (
+        WorkloadOrder(hash="a", name="a", kind="dense", flop=1e6, weight=3, models=("m", "n"), calls=(2, 1)),
+        WorkloadOrder(hash="b", name="b", kind="dense", flop=1e6, weight=4, models=("m",), calls=(4,)),
+    )
+    models = tuple(ModelOrder(name=name, origin="zoo", sha256="", batch=None) for name in "mno")
+    of_type = make_type("t", workloads).model_copy(update={"points": {"p": OperatingPoint()}})
+    order = make_order(models=models, types=(of_type,))
     course = [
         CountedTrial("t", workload, "p", median_s)
         for workload, median_s in [("a", 5.0), ("b", None), ("a", 3.0), ("b", 2.0), ("a", 4.0), ("b", 1.0)]
@@ -47,7 +48,8 @@ def test_a_models_latency_starts_when_all_is_known() -> None:
 
 def test_an_order_without_calls_shares_weights_out() -> None:
     """Where an order does not say how often each model calls a workload, its weight is divided among its models."""
-    assert campaign_document.find_calls([{"hash": "a", "weight": 3, "models": ["m", "n"]}], "n") == {"a": 1.5}
+    shared = WorkloadOrder(hash="a", name="a", kind="dense", flop=1e6, weight=3, models=("m", "n"))
+    assert campaign_document.find_calls([shared], "n") == {"a": 1.5}
 
 
 def test_gains_are_those_of_the_model_itself() -> None:

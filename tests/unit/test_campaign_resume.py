@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 
 import pytest
@@ -13,16 +12,7 @@ from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.orders import to_search_budget
 from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
-from farm.campaign.order import (
-    MeasureOrder,
-    ModelOrder,
-    Order,
-    SearchOrder,
-    TypeOrder,
-    WorkloadOrder,
-    leave_search_s,
-    list_final_s,
-)
+from farm.campaign.order import leave_search_s, list_final_s
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
@@ -31,28 +21,30 @@ from farm.report import campaign_table
 from farm.search.candidates import Candidate
 from farm.store.totals import CountedTrial
 from farm.store.trials import CandidateKey
+from farm.types.campaigns import Budget, Order, WorkloadOrder
+from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_type
+from tests.unit.campaign_orders import make_order as make_campaign_order
 
-CONV = WorkloadOrder("c1", "conv2d 3x3", "conv2d", 2e6, 5.0, ("a", "b"), (2, 3))
-DENSE = WorkloadOrder("d1", "matmul 8>8", "dense", 1e3, 1.0, ("b",), (1,))
+CONV = WorkloadOrder(hash="c1", name="conv2d 3x3", kind="conv2d", flop=2e6, weight=5.0, models=("a", "b"), calls=(2, 3))
+DENSE = WorkloadOrder(hash="d1", name="matmul 8>8", kind="dense", flop=1e3, weight=1.0, models=("b",), calls=(1,))
 SLOW = OperatingPoint(cpu_freq_hz={"*": 102_000_000})
 
 
 def make_order(**changes: object) -> Order:
-    target = {"kind": "llvm", "num-cores": 4}
+    points = {"default": OperatingPoint(), "*=102MHz": SLOW}
     fields: dict[str, object] = {
-        "name": "vision",
         "owner": "me",
-        "models": (ModelOrder("a", "zoo", "1" * 64, None), ModelOrder("b", "zoo", "2" * 64, 4)),
+        "models": (make_model("a"), make_model("b", 4)),
         "types": (
-            TypeOrder("nano", True, target, 4, "nhwc", {"default": OperatingPoint(), "*=102MHz": SLOW}, (CONV, DENSE)),
-            TypeOrder("tx2", True, target, 2, "nhwc", {"default": OperatingPoint()}, (CONV,)),
+            make_type("nano", (CONV, DENSE), threads=4, pipeline="nhwc", points=points),
+            make_type("tx2", (CONV,), pipeline="nhwc"),
         ),
-        "budget": v.Budget(trials=10),
-        "search": SearchOrder("xgb", None, 7, True, 3),
-        "measure": MeasureOrder(1, 3, 0.02, 10.0, 1 << 30, 2),
+        "budget": Budget(trials=10),
+        "search": SEARCH.model_copy(update={"early_stopping": 7, "seed": 3}),
+        "measure": MEASURE.model_copy(update={"verify_top": 2}),
         "labels": {"rack": "a"},
     }
-    return Order(**(fields | changes))  # type: ignore[arg-type]
+    return make_campaign_order("vision", **(fields | changes))
 
 
 def row(median_s: float | None, workload: str = "c1", board_type: str = "nano", point: str = "default") -> CountedTrial:
@@ -70,10 +62,8 @@ def test_orders_and_tasks_are_kept() -> None:
     """What comes back from the store's JSON equals what was put there. Tasks are workloads x types x points, as far as
     types have them; the scheduler opens the same.
     """
-    import json
-
     order = make_order()
-    assert Order.from_document(json.loads(json.dumps(order.to_document()))) == order
+    assert Order.model_validate_json(order.model_dump_json()) == order
     _, state = begin()
     expected = list_tasks(make_order())
     assert len(expected) == 5
@@ -109,20 +99,19 @@ def test_progress_tells_models_apart() -> None:
 def test_a_model_is_told_before_its_trials_are_made() -> None:
     """What has no good trial counts by its prediction, and so many are marked; nothing is known of other clocks."""
     order = make_order()
-    known = dataclasses.replace(
-        order.types[0], workloads=tuple(dataclasses.replace(each, predicted_s=0.5) for each in order.types[0].workloads)
-    )
-    order = dataclasses.replace(order, types=(known, *order.types[1:]))
+    workloads = tuple(each.model_copy(update={"predicted_s": 0.5}) for each in order.types[0].workloads)
+    known = order.types[0].model_copy(update={"workloads": workloads})
+    order = make_order(types=(known, *order.types[1:]))
     active, state = begin([row(0.1, "d1")], order=order)
     progress = to_progress(active, state, [], "running", 130.0)
     found = {(each["name"], each["board_type"], each["point"]): each for each in progress["models"]}
     assert found["b", "nano", "default"]["latency_s"] == pytest.approx(3 * 0.5 + 0.1)
     assert (found["b", "nano", "default"]["predicted"], found["b", "nano", "default"]["workloads"]) == (1, 2)
     assert found["b", "nano", "*=102MHz"]["latency_s"] is None
-    lines = list(campaign_table.summary(progress, {}))
+    lines = list(campaign_table.summary(progress, Budget()))
     assert any("b ~1.6e+03 ms on nano @ default (sum of its workloads, 1 of 2 predicted)" in line for line in lines)
     drawn = io.StringIO()
-    Console(file=drawn, width=120).print(campaign_table.draw("vision", "running", "", {}, progress))
+    Console(file=drawn, width=120).print(campaign_table.draw("vision", "running", "", Budget(), progress))
     assert "sum ~2,600,000.0" in drawn.getvalue()
 
 
@@ -130,11 +119,12 @@ def test_what_flop_count_is_said_where_it_is_not_what_is_computed() -> None:
     """Winograd's GFLOPS may exceed a core's peak: the last table of a campaign says so, and no other does."""
     for name, is_said in (("winograd4_conv2d 3x3 14x14x64>64", True), ("conv2d 3x3", False)):
         order = make_order()
-        kinds = [dataclasses.replace(each, workloads=(dataclasses.replace(CONV, name=name),)) for each in order.types]
-        active, state = begin([], order=dataclasses.replace(order, types=tuple(kinds)))
+        workloads = (CONV.model_copy(update={"name": name}),)
+        kinds = [each.model_copy(update={"workloads": workloads}) for each in order.types]
+        active, state = begin([], order=make_order(types=tuple(kinds)))
         drawn = io.StringIO()
         progress = to_progress(active, state, [], "running", 130.0)
-        Console(file=drawn, width=300).print(campaign_table.draw("vision", "finished", "", {}, progress))
+        Console(file=drawn, width=300).print(campaign_table.draw("vision", "finished", "", Budget(), progress))
         assert ("FLOP are those of the direct algorithm" in drawn.getvalue()) is is_said
 
 
@@ -151,7 +141,7 @@ def test_measuring_winners_is_part_of_the_time_that_is_left() -> None:
     winners = {"measured": 3, "at_most": 20, "eta_s": 99.0, "timed": 1, "models": 6, "timing": True}
     progress = to_progress(active, state, boards, "verifying", 130.0, winners)
     assert progress["eta_s"] == 99.0
-    line = campaign_table.summary_line("vision", "verifying", "", {}, progress)
+    line = campaign_table.summary_line("vision", "verifying", "", Budget(), progress)
     assert "winners measured 3 times, at most 20 | models compiled and timed 1/6 |" in line
 
 
@@ -168,14 +158,13 @@ def test_starting_up_is_no_part_of_the_pace() -> None:
 @pytest.mark.parametrize("limit_s", [180.0, 360.0, 7200.0])
 def test_a_wall_clock_leaves_time_for_winners_and_models(limit_s: float) -> None:
     """The search ends so early that what follows is expected to end within the limit, and so does the time left say."""
-    order = make_order()
-    order = dataclasses.replace(order, budget=v.Budget(wall_clock_s=limit_s))
+    order = make_order(budget=Budget(wall_clock_s=limit_s))
     search_s = leave_search_s(order, limit_s)
     assert search_s is not None
     after_s = 5 * CHECK_S + sum(list_final_s(order))
     assert search_s + max(search_s / 2, 5 * 4 * 0.56) + after_s == pytest.approx(limit_s)
-    budget = to_search_budget(dataclasses.asdict(order.budget), order)
-    progress = to_progress(*begin(order=dataclasses.replace(order, budget=budget)), [], "running", 80.0)
+    budget = to_search_budget(order.budget, order)
+    progress = to_progress(*begin(order=make_order(budget=budget)), [], "running", 80.0)
     assert after_s < progress["eta_s"] <= limit_s - progress["wall_clock_s"]
 
 
@@ -184,9 +173,9 @@ def test_winners_keep_their_part_of_time_and_boards() -> None:
     the search gets what measuring its winners leaves.
     """
     assert leave_search_s(make_order(), 60.0) == pytest.approx(20.0)
-    line = campaign_table.summary_line("v", "verifying", "", {"wall_clock_s": 60.0}, {"wall_clock_s": 95.0})
+    line = campaign_table.summary_line("v", "verifying", "", Budget(wall_clock_s=60.0), {"wall_clock_s": 95.0})
     assert "| time 1:35/1:00, 0:35 over: winners and models are measured to their end |" in line
-    whole = to_search_budget({"trials": 9, "board_s": 3600.0, "wall_clock_s": None, "per_workload": None}, make_order())
+    whole = to_search_budget(Budget(trials=9, board_s=3600.0), make_order())
     assert (whole.trials, whole.board_s) == (9, 2400.0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import pathlib
 import subprocess
 import sys
@@ -12,11 +10,9 @@ from typing import Any
 import pytest
 
 import farm
-from farm.campaign.order import Order
 from farm.campaign.plan import Gathered, Known, Sampling, keep_plan, plan_campaign
 from farm.campaign.plan_boards import choose_boards
 from farm.campaign.plan_models import WorkloadSurvey, read_models
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.spec import CampaignFile, CampaignSpec, check_campaign
 from farm.campaign.submit import clone, list_workloads, make_order, submit
 from farm.errors import UsageError
@@ -24,6 +20,7 @@ from farm.inventory.board_types import load_board_types
 from farm.settings import Settings
 from farm.store import Store
 from farm.store.totals import TrialCosts
+from farm.types.campaigns import Budget, Order
 from farm.values import Virtual, Workload
 from tests.board_rows import make_row
 from tests.unit import campaign_orders
@@ -87,7 +84,7 @@ def test_an_order_says_everything() -> None:
     nano, tx2 = order.types
     assert [list(each.points) for each in order.types] == [["default", "a57=1428MHz"], ["default"]]
     assert (nano.target, nano.simulated, nano.pipeline) == (TARGET, True, nano.pipeline)
-    assert Order.from_document(json.loads(json.dumps(order.to_document()))) == order
+    assert Order.model_validate_json(order.model_dump_json()) == order
     assert tx2.workloads == nano.workloads
 
 
@@ -146,15 +143,13 @@ def test_a_model_that_changed_since_the_plan_is_refused(store: Store, tmp_path: 
 def test_a_clone_is_the_same_but_for_its_name(store: Store) -> None:
     """A clone orders what its original ordered, with the budget that this has now and what was changed."""
     campaign_orders.submit(store, campaign_orders.make_order("c"))
-    store.campaigns.change_budget("c", dataclasses.asdict(Budget(trials=50, per_workload=8)), "op")
+    store.campaigns.change_budget("c", Budget(trials=50, per_workload=8), "op")
     clone(store, "c", "d", {"per_workload": None}, "bo@desk", "campaign clone c d")
     first, second = store.campaigns.fetch()
     assert (second.name, second.owner, second.state) == ("d", "bo@desk", "submitted")
-    assert Budget(**second.budget) == Budget(trials=50)
-    order = Order.from_document(first.order)
-    assert Order.from_document(second.order) == dataclasses.replace(
-        order, name="d", owner="bo@desk", budget=Budget(trials=50)
-    )
+    assert second.budget == Budget(trials=50)
+    changed = {"name": "d", "owner": "bo@desk", "budget": Budget(trials=50)}
+    assert second.order == first.order.model_copy(update=changed)
     assert store.workloads.fetch(second.id) == store.workloads.fetch(first.id)
     with pytest.raises(UsageError, match="there is a campaign d already"):
         clone(store, "c", "d", {}, "bo@desk", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import pathlib
@@ -15,14 +14,14 @@ from rich.console import Console
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine import client, control
 from farm.campaign.engine.state import ANOTHER_RUNS, engine_lock, find_engine, is_held, publish, withdraw
-from farm.campaign.scheduler.values import Budget
 from farm.cli import campaign_options
 from farm.errors import DeadlineError, FarmError, UnavailableError, UsageError
 from farm.processes.machine import process_identity
 from farm.report import campaign_table
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign, Trial
+from farm.types.campaigns import Budget, FleetCampaign
+from farm.values import CampaignState, Trial
 from tests.unit.campaign_documents import make_document
 from tests.unit.campaign_orders import make_order, submit
 
@@ -68,7 +67,7 @@ def test_what_an_engine_has_to_look_at(store: Store) -> None:
         (str(state), wanted)
         for state in CampaignState
         for wanted in ("run", "pause", "cancel")
-        if control.needs_engine(dataclasses.replace(campaign, state=state, wanted=wanted))
+        if control.needs_engine(campaign.model_copy(update={"state": state, "wanted": wanted}))
     }
     active = {"submitted", "running", "connecting", "waiting", "verifying", "paused"}
     assert needing == {
@@ -146,7 +145,7 @@ def test_a_budget_is_changed_limit_by_limit(store: Store) -> None:
         control.change_budget(store, "c", {"wall_clock_s": None}, "op")
     with pytest.raises(UsageError, match="allows nothing"):
         control.change_budget(store, "c", {"trials": 0}, "op")
-    assert store.campaigns.require("c").budget["wall_clock_s"] == 60.0
+    assert store.campaigns.require("c").budget.wall_clock_s == 60.0
 
 
 def test_a_budget_cannot_be_changed_once_the_search_is_over(store: Store) -> None:
@@ -210,20 +209,20 @@ def test_watching_notices_a_killed_engine(store: Store, settings: Settings) -> N
 )
 def test_how_an_end_is_told(store: Store, state: CampaignState, exit_code: int | None, said: str) -> None:
     """A finished campaign is no error; one that can be resumed has another exit code than one that cannot."""
-    error = client.find_error(dataclasses.replace(store.campaigns.require("c"), state=state, reason="why"))
+    error = client.find_error(store.campaigns.require("c").model_copy(update={"state": state, "reason": "why"}))
     assert (error and error.exit_code) == exit_code
     assert error is None or said in str(error)
 
 
 def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
     """It is finished, but the command that waited for it has not got what it asked for."""
-    campaign = dataclasses.replace(store.campaigns.require("c"), state=CampaignState.FINISHED)
+    campaign = store.campaigns.require("c").model_copy(update={"state": CampaignState.FINISHED})
     tasks: list[dict[str, Any]] = [{"best_s": None}, {"best_s": None}]
-    failed = client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks}))
+    failed = client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}}))
     assert failed.exit_code == 1
     tasks[1]["best_s"] = 0.001
-    assert client.find_error(dataclasses.replace(campaign, progress={"counted": 9, "tasks": tasks})) is None
-    assert client.find_error(dataclasses.replace(campaign, progress={"counted": 0, "tasks": []})) is None
+    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 9, "tasks": tasks}})) is None
+    assert client.find_error(campaign.model_copy(update={"progress": {"counted": 0, "tasks": []}})) is None
 
 
 # What is shown
@@ -232,7 +231,12 @@ def test_a_campaign_none_of_whose_trials_was_good_failed(store: Store) -> None:
 def render(width: int | None, height: int | None, **given: Any) -> list[str]:
     """What a console of this size shows of a campaign in the middle of its budget."""
     document = make_document()
-    values = {"state": "running", "reason": "", "budget": document["budget"], "progress": document["progress"]} | given
+    values = {
+        "state": "running",
+        "reason": "",
+        "budget": Budget(**document["budget"]),
+        "progress": document["progress"],
+    } | given
     file = io.StringIO()
     console = Console(file=file, width=width or 200, height=height, color_system=None)
     console.print(campaign_table.draw("vision-q4", **values, height=height, width=width))
@@ -284,8 +288,8 @@ def test_a_campaign_is_shown_before_its_first_progress(store: Store) -> None:
 def test_a_line_without_a_terminal() -> None:
     """A pipe gets one line with state, budget, faults and times, also before there is any progress."""
     progress = {"counted": 812, "faults": {"board_faults": 1}, "wall_clock_s": 4000.0, "eta_s": 7777.0, "board_s": 0.0}
-    line = campaign_table.summary_line("v", "waiting", "no board", {"trials": 4000}, progress)
+    line = campaign_table.summary_line("v", "waiting", "no board", Budget(trials=4000), progress)
     assert line == (
         "v is waiting: no board | trials 812/4,000 | board time 0:00 | faults: board 1 | elapsed 1:06:40 | ETA 2:09:37"
     )
-    assert campaign_table.summary_line("v", "submitted", "", {}, {}).startswith("v is submitted | trials 0 |")
+    assert campaign_table.summary_line("v", "submitted", "", Budget(), {}).startswith("v is submitted | trials 0 |")

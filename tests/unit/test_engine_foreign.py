@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,9 +11,9 @@ import pytest
 from device_agent.protocol import Outcome, Status
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.resume import fetch_foreign
-from farm.campaign.order import Order
 from farm.campaign.scheduler.values import TaskKey
 from farm.store import Store
+from farm.types.campaigns import Order
 from farm.values import Trial
 from tests.unit.campaign_orders import make_order, submit
 
@@ -31,7 +30,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[Store]:
 
 def order_for(target: Mapping[str, Any], name: str, **of_type: Any) -> Order:
     order = make_order(name)
-    return dataclasses.replace(order, types=(dataclasses.replace(order.types[0], target=target, **of_type),))
+    return order.model_copy(update={"types": (order.types[0].model_copy(update={"target": target, **of_type}),)})
 
 
 def try_virtually(store: Store, target: Mapping[str, Any]) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.protocol import Layer, OperatingPoint, Outcome, RunDetails, Status
+from device_agent.protocol import Layer, Outcome, RunDetails, Status
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, Contender, RecordPart
-from farm.campaign.order import MeasureOrder, ModelOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.campaign.plan_estimate import estimate_final_s
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.finals import Finals
 from farm.campaign.verify.programs import ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Running
@@ -22,27 +20,19 @@ from farm.errors import FarmError, UsageError
 from farm.models.inputs import InputSpec
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import DEFAULT_POINT, name_workloads
+from farm.types.campaigns import Order, WorkloadOrder
+from farm.values import name_workloads
+from tests.unit.campaign_orders import MEASURE, SEARCH, make_model, make_order, make_type
 
 NANO = "jetson-nano"
-ORDER = Order(
-    name="vision",
+W1 = WorkloadOrder(hash="w1", name="conv2d w1", kind="conv2d", flop=1e6, weight=1.0, models=("tiny-cnn",), calls=(1,))
+ORDER = make_order(
+    "vision",
     owner="ann@desk",
-    models=(ModelOrder("tiny-cnn", "zoo:tiny-cnn", "ab" * 32, None),),
-    types=(
-        TypeOrder(
-            board_type=NANO,
-            simulated=True,
-            target={"kind": "llvm"},
-            threads=1,
-            pipeline="graph/2",
-            points={DEFAULT_POINT: OperatingPoint()},
-            workloads=(WorkloadOrder("w1", "conv2d w1", "conv2d", 1e6, 1.0, ("tiny-cnn",), (1,)),),
-        ),
-    ),
-    budget=Budget(trials=100),
-    search=SearchOrder("xgb", "rank", None, True, 7),
-    measure=MeasureOrder(1, 3, 0.0, 10.0, 1 << 30, 3),
+    models=(make_model("tiny-cnn"),),
+    types=(make_type(NANO, (W1,), target={"kind": "llvm"}, threads=1, pipeline="graph/2"),),
+    search=SEARCH.model_copy(update={"loss": "rank", "seed": 7}),
+    measure=MEASURE.model_copy(update={"min_repeat_s": 0.0}),
 )
 PARTS = (RecordPart("w1", "conv2d w1", "c1", 1e-3, True), RecordPart("w2", "dense w2", "c2", 5e-4, True))
 
@@ -185,7 +175,7 @@ def test_on_a_real_board_functions_are_seen_within_the_model(store: Store) -> No
     parts = tuple(dataclasses.replace(part, function=f"f{part.workload}") for part in PARTS)
     lab = Lab(store, {RECORDED: 7.5, PREDICTED: 7.5, "mixed 1": 7.0}, parts)
     lab.layers_ms = {RECORDED: {"fw1_prepacked": 1.0, "fw2": 0.8}, PREDICTED: {"fw1": 1.5, "fw2": 0.6}}
-    lab.open(order=dataclasses.replace(ORDER, types=(dataclasses.replace(ORDER.types[0], simulated=False),)))
+    lab.open(order=ORDER.model_copy(update={"types": (ORDER.types[0].model_copy(update={"simulated": False}),)}))
     lab.drive()
     assert (lab.document["taken"], lab.refused(simulated=False)) == ("mixed 1", {"w2": "c2"})
     assert [(each["name"], round(each["value"], 2)) for each in lab.document["in_place"]] == [
@@ -306,10 +296,13 @@ def test_a_slow_model_runs_less_often(store: Store) -> None:
 
 def test_the_time_that_is_left_counts_down_and_is_never_nothing(store: Store) -> None:
     """Two models at one point: expected from their functions, then at the pace of the first, until both are timed."""
-    models = (*ORDER.models, ModelOrder("tiny-mlp", "zoo:tiny-mlp", "cd" * 32, None))
+    models = (*ORDER.models, make_model("tiny-mlp"))
     of_type = ORDER.types[0]
-    more = (*of_type.workloads, WorkloadOrder("w2", "dense w2", "dense", 1e6, 1.0, ("tiny-mlp",), (1,)))
-    order = dataclasses.replace(ORDER, models=models, types=(dataclasses.replace(of_type, workloads=more),))
+    more = (
+        *of_type.workloads,
+        WorkloadOrder(hash="w2", name="dense w2", kind="dense", flop=1e6, weight=1.0, models=("tiny-mlp",), calls=(1,)),
+    )
+    order = ORDER.model_copy(update={"models": models, "types": (of_type.model_copy(update={"workloads": more}),)})
     lab = Lab(store, {RECORDED: 1.0, PREDICTED: 2.0})
     lab.open(order=order)
     assert lab.finals.count == (0, 2)

@@ -12,6 +12,7 @@ from farm.campaign.scheduler.scheduler import decide, observe, step
 from farm.campaign.scheduler.state import FleetState
 from farm.campaign.scheduler.values import Status
 from farm.errors import UsageError
+from farm.types.campaigns import Budget
 from tests.unit.fleet_campaigns import Hands, campaign
 
 
@@ -61,7 +62,7 @@ def test_a_type_of_few_boards_gets_its_first_trials() -> None:
     hands = Hands()
     hands.boards(*"abcdef")
     hands.boards("slow", board_type="tx2")
-    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=v.Budget(trials=16))
+    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=Budget(trials=16))
     hands.tell(v.CampaignAdded(both))
     hands.supply()
     while quick := [each for each in hands.running() if each.board != "slow"]:
@@ -77,7 +78,7 @@ def test_no_trial_is_kept_for_boards_that_are_gone() -> None:
     """A type without boards does not delay the campaign's other trials."""
     hands = Hands()
     hands.boards("a")
-    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=v.Budget(trials=16))
+    both = campaign(workloads=6, board_types=("nano", "tx2"), budget=Budget(trials=16))
     hands.tell(v.CampaignAdded(both))
     hands.finish()
     assert len(hands.of(v.Count)) == 16
@@ -88,7 +89,7 @@ def test_what_promises_more_is_searched_more() -> None:
     hands = Hands()
     hands.boards("a")
     heavy, light = v.CampaignWorkload("heavy", "conv2d", 100.0, 1e8), v.CampaignWorkload("light", "dense", 1.0, 1e8)
-    spec = v.ScheduledCampaign("vision", "me", (light, heavy), ("nano",), v.Budget(trials=60))
+    spec = v.ScheduledCampaign("vision", "me", (light, heavy), ("nano",), Budget(trials=60))
     hands.tell(v.CampaignAdded(spec))
     hands.finish()
     counts = [count.task.workload for count in hands.of(v.Count)]
@@ -99,7 +100,7 @@ def test_a_workload_has_a_budget_of_its_own() -> None:
     """No workload counts more trials than `per_workload`, and the campaign ends when all have them."""
     hands = Hands()
     hands.boards("a", "b")
-    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(per_workload=6))))
+    hands.tell(v.CampaignAdded(campaign(budget=Budget(per_workload=6))))
     hands.finish()
     assert [count.task.workload for count in hands.of(v.Count)].count("vision-w0") == 6
     assert len(hands.of(v.Count)) == 12
@@ -134,7 +135,7 @@ def test_a_search_that_answers_again_is_forgiven() -> None:
     """Late answers of killed work, any number of them, end nothing."""
     hands = Hands()
     hands.boards("a")
-    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=12))))
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=Budget(trials=12))))
     while hands.status() is not Status.FINISHED:
         for _ in range(2 if hands.searches else 0):
             hands.tell(v.SearchFailed(hands.searches.popitem()[0]))
@@ -189,7 +190,7 @@ def test_an_idle_board_that_failed_does_not_keep_the_next_one_from_work() -> Non
     """Of two idle boards the first must not have the candidate, so that the second one gets it."""
     hands = Hands()
     hands.boards("a", "b")
-    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=2))))
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=Budget(trials=2))))
     hands.supply()
     hands.tell(v.CampaignPaused("vision"))
     failed, good = sorted(hands.running(), key=lambda m: m.board)
@@ -274,7 +275,7 @@ def test_a_straggler_is_doubled_and_counts_once() -> None:
     """What takes far too long is given to an idle board too; the first result counts, the other one is late."""
     hands = Hands(straggler_min_s=10.0)
     hands.boards("a", "b")
-    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=v.Budget(trials=4))))
+    hands.tell(v.CampaignAdded(campaign(workloads=1, budget=Budget(trials=4))))
     hands.supply()
     slow = next(m for m in hands.running() if m.board == "a")
     while len(hands.measures) > 1:
@@ -298,7 +299,7 @@ def test_boards_keep_their_clocks() -> None:
     hands = Hands(switch_s=5.0)
     hands.boards("a", point="default")
     hands.boards("b", point="maxn")
-    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=v.Budget(trials=200))))
+    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=Budget(trials=200))))
     hands.finish()
     for board in ("a", "b"):
         points = [m.task.point for m in hands.of(v.Measure) if m.board == board]
@@ -309,7 +310,7 @@ def test_a_point_without_a_board_of_its_own_is_not_starved() -> None:
     """One board, two operating points: both get about half of the trials, with few changes between them."""
     hands = Hands(switch_s=5.0)
     hands.boards("a")
-    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=v.Budget(trials=80))))
+    hands.tell(v.CampaignAdded(campaign(points=("default", "maxn"), budget=Budget(trials=80))))
     hands.finish()
     points = [count.task.point for count in hands.of(v.Count)]
     assert 24 <= points.count("maxn") <= 56
@@ -322,7 +323,7 @@ def test_owners_share_by_board_time_not_by_trials() -> None:
     hands = Hands()
     hands.boards("a", "b", "c")
     for name in ("slow", "fast"):
-        hands.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=400))))
+        hands.tell(v.CampaignAdded(campaign(name, budget=Budget(trials=400))))
     hands.supply()
     for _ in range(300):
         now = hands.running()[0]
@@ -337,7 +338,7 @@ def test_an_owner_gets_no_more_by_more_campaigns() -> None:
     hands = Hands()
     hands.boards("a", "b")
     for name, owner in (("one", "x"), ("two", "x"), ("three", "x"), ("four", "y")):
-        hands.tell(v.CampaignAdded(campaign(name, owner=owner, budget=v.Budget(trials=400))))
+        hands.tell(v.CampaignAdded(campaign(name, owner=owner, budget=Budget(trials=400))))
     hands.supply()
     for _ in range(200):
         hands.measure(hands.running()[0].assignment)
@@ -349,8 +350,8 @@ def test_priority_is_a_share_and_starves_nobody() -> None:
     """Two priorities higher is four times the trials of the same owner's other campaign, which goes on all the same."""
     hands = Hands()
     hands.boards("a", "b")
-    hands.tell(v.CampaignAdded(campaign("high", owner="x", priority=2, budget=v.Budget(trials=400))))
-    hands.tell(v.CampaignAdded(campaign("low", owner="x", budget=v.Budget(trials=400))))
+    hands.tell(v.CampaignAdded(campaign("high", owner="x", priority=2, budget=Budget(trials=400))))
+    hands.tell(v.CampaignAdded(campaign("low", owner="x", budget=Budget(trials=400))))
     hands.supply()
     for _ in range(200):
         hands.measure(hands.running()[0].assignment)
@@ -365,7 +366,7 @@ def test_who_was_away_does_not_take_the_fleet(there_before: bool, credit_s: floa
     hands = Hands(credit_s=credit_s)
     hands.boards("a", "b")
     for name in ("first", "second") if there_before else ("first",):
-        hands.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=1000))))
+        hands.tell(v.CampaignAdded(campaign(name, budget=Budget(trials=1000))))
     hands.supply()
     if there_before:
         hands.tell(v.CampaignPaused("second"))
@@ -441,7 +442,7 @@ def test_the_wall_clock_ends_a_campaign_and_pauses_do_not_count() -> None:
     """The scheduler asks to be woken at the end; a pause moves it."""
     hands = Hands()
     hands.boards("a")
-    hands.tell(v.CampaignAdded(campaign(budget=v.Budget(wall_clock_s=100.0))))
+    hands.tell(v.CampaignAdded(campaign(budget=Budget(wall_clock_s=100.0))))
     assert hands.wake_s == 100.0
     hands.supply()
     hands.tell(v.CampaignPaused("vision"), after_s=40.0)
@@ -473,16 +474,16 @@ def test_budgets_are_changed_under_way() -> None:
     """
     hands = fleet("a", "b")
     hands.measure(hands.running()[0].assignment)
-    hands.tell(v.BudgetChanged("vision", v.Budget(trials=3)))
+    hands.tell(v.BudgetChanged("vision", Budget(trials=3)))
     hands.finish()
     assert len(hands.of(v.Count)) == 3
     assert hands.status() is Status.FINISHED
     hands = fleet("a")
-    hands.tell(v.BudgetChanged("vision", v.Budget(trials=120)))
+    hands.tell(v.BudgetChanged("vision", Budget(trials=120)))
     hands.finish()
     assert len(hands.of(v.Count)) == 120
     with pytest.raises(UsageError, match="allows nothing"):
-        v.Budget(trials=0)
+        Budget(trials=0)
 
 
 def test_early_stopping_ends_a_workload_then_the_campaign() -> None:
@@ -521,7 +522,7 @@ def test_a_campaign_goes_on_after_a_restart() -> None:
     """What counted before counts still, in all budgets: only the rest is made, and less of what was done most."""
     hands = Hands(measure_limit_s=10.0)
     hands.boards("a", "b")
-    budget = v.Budget(trials=100, per_workload=60, board_s=1000.0)
+    budget = Budget(trials=100, per_workload=60, board_s=1000.0)
     first, second = (v.TaskKey("vision", f"vision-w{n}", "nano", "default") for n in (0, 1))
     done = (v.Done(first, 55, 1e-3, 3), v.Done(second, 20, 2e-3, 5))
     hands.tell(v.CampaignAdded(campaign(budget=budget), done, board_s=900.0, wall_clock_s=50.0))
@@ -558,7 +559,7 @@ def test_board_types_may_differ_in_what_is_searched_on_them() -> None:
     hands = Hands()
     one, two = v.CampaignWorkload("one", "conv2d", 1.0, 1e9), v.CampaignWorkload("two", "dense", 1.0, 1e9)
     parts = (v.Part("nano", "default", (one,)), v.Part("tx2", "slow", (one, two)))
-    spec = v.ScheduledCampaign("vision", "me", (), (), v.Budget(per_workload=8), parts=parts)
+    spec = v.ScheduledCampaign("vision", "me", (), (), Budget(per_workload=8), parts=parts)
     hands.tell(v.CampaignAdded(spec), v.BoardArrived("n", "nano"), v.BoardArrived("t", "tx2"))
     hands.finish()
     keys = {tuple(count.task)[1:] for count in hands.of(v.Count)}

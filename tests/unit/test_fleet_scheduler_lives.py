@@ -14,6 +14,7 @@ from farm.campaign.scheduler.edit import ON_BOARD
 from farm.campaign.scheduler.scheduler import decide, observe, step
 from farm.campaign.scheduler.state import BoardEntry, JobEntry
 from farm.campaign.scheduler.values import Status
+from farm.types.campaigns import Budget
 from tests.unit.fleet_campaigns import Hands, campaign
 
 NAMES = st.sampled_from(["one", "two", "three"])
@@ -78,7 +79,7 @@ class Lives(RuleBasedStateMachine):
     def add(self, name: str, fields: dict[str, Any]) -> None:
         known = self.fleet.state.campaigns.get(name)
         if known is None or known.status in v.OVER:
-            self.fleet.tell(v.CampaignAdded(campaign(name, budget=v.Budget(trials=15), **fields)))
+            self.fleet.tell(v.CampaignAdded(campaign(name, budget=Budget(trials=15), **fields)))
 
     @rule(
         name=NAMES,
@@ -96,7 +97,7 @@ class Lives(RuleBasedStateMachine):
     )
     def change_budget(self, name: str, trials: int, board_s: float | None, per_workload: int | None) -> None:
         if name in self.fleet.state.campaigns:
-            budget = v.Budget(trials=trials, board_s=board_s, per_workload=per_workload)
+            budget = Budget(trials=trials, board_s=board_s, per_workload=per_workload)
             self.fleet.tell(v.BudgetChanged(name, budget))
 
     @rule(

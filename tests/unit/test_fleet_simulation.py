@@ -8,6 +8,7 @@ from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.values import Status
 from farm.errors import InternalError
 from farm.testing.fleet_simulation import Books, Chances, SimulatedFleet, Simulation
+from farm.types.campaigns import Budget
 from tests.unit.fleet_campaigns import campaign
 
 # About every third measurement fails by a fault, and every twentieth takes its board away.
@@ -32,7 +33,7 @@ def play(seed: int, chances: Chances = BAD_DAY, trials: int = 400) -> Simulation
     simulation = Simulation(v.SchedulerSettings(builders=20), fleet, seed)
     for name in ("one", "two"):
         spec = campaign(
-            name, workloads=6, board_types=("nano", "tx2"), points=POINTS, budget=v.Budget(trials=trials // 2)
+            name, workloads=6, board_types=("nano", "tx2"), points=POINTS, budget=Budget(trials=trials // 2)
         )
         simulation.at(0.0, v.CampaignAdded(spec))
     simulation.run()
@@ -69,7 +70,7 @@ def test_a_bad_day_has_everything_and_leaves_nothing() -> None:
 def test_a_space_that_ends_ends_the_campaign() -> None:
     """Workloads with ten candidates each are measured out, and the campaign ends before its budget."""
     simulation = Simulation(v.SchedulerSettings(), SimulatedFleet({"nano": 4}, space=10))
-    simulation.at(0.0, v.CampaignAdded(campaign(workloads=3, budget=v.Budget(trials=1000))))
+    simulation.at(0.0, v.CampaignAdded(campaign(workloads=3, budget=Budget(trials=1000))))
     simulation.run()
     assert simulation.books.counted == 30
     assert simulation.state.campaigns["vision"].status is Status.FINISHED
@@ -78,7 +79,7 @@ def test_a_space_that_ends_ends_the_campaign() -> None:
 def test_a_slow_host_is_not_given_longer_queues() -> None:
     """Where two compilers serve fifty boards, boards idle, what is built goes out at once, and queues stay short."""
     simulation = Simulation(v.SchedulerSettings(builders=2), SimulatedFleet({"nano": 50}))
-    simulation.at(0.0, v.CampaignAdded(campaign(workloads=20, budget=v.Budget(trials=300))))
+    simulation.at(0.0, v.CampaignAdded(campaign(workloads=20, budget=Budget(trials=300))))
     most = 0
     while simulation.step():
         most = max(most, len(simulation.state.jobs))

@@ -14,6 +14,7 @@ from farm.cli.model_board import _say_sent
 from farm.cli.tune import _say_boards
 from farm.errors import UsageError
 from farm.settings import Settings
+from farm.types.campaigns import Budget
 
 
 @pytest.mark.parametrize("boards", [[], ["local", "jetson-nano"]])
@@ -40,11 +41,11 @@ def test_progress_is_told_now_and_then() -> None:
     said: list[str] = []
     listener = api._Listener(said.append)
     progress = {"counted": 3, "tasks": [], "boards": [], "eta_s": 60.0}
-    listener.print_progress("m", "running", "", {"trials": 8}, progress)
+    listener.print_progress("m", "running", "", Budget(trials=8), progress)
     assert said == []
     listener._printed_at -= 11.0
-    listener.print_progress("m", "running", "", {"trials": 8}, progress)
-    listener.print_progress("m", "running", "", {"trials": 8}, progress)
+    listener.print_progress("m", "running", "", Budget(trials=8), progress)
+    listener.print_progress("m", "running", "", Budget(trials=8), progress)
     assert len(said) == 1
     assert "3/8" in said[0]
 

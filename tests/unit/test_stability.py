@@ -10,15 +10,15 @@ import pydantic
 import farm
 import farm.search
 from farm import errors
-from farm.types import documents
+from farm.types import campaigns, documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What commands print with --json, an entry of it where it is a list; tests/unit/test_web.py holds them to these models.
 PRINTED: dict[str, type[pydantic.BaseModel]] = {
     "board list": documents.BoardInfo,
     "board show": documents.BoardInFull,
-    "campaign list": documents.CampaignInfo,
-    "campaign show": documents.CampaignInFull,
+    "campaign list": campaigns.CampaignInfo,
+    "campaign show": campaigns.CampaignInFull,
     "queue": documents.Queue,
     "record list": documents.RecordInfo,
     "record show": documents.WorkloadRecords,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -16,8 +15,6 @@ import numpy as np
 import pytest
 
 from device_agent.protocol import FaultSide, OperatingPoint, Outcome, Status
-from farm.campaign.order import MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
-from farm.campaign.scheduler.values import Budget
 from farm.campaign.verify.programs import (
     BuildWanted,
     MeasureWanted,
@@ -36,6 +33,7 @@ from farm.selection.rounds import SECOND_BOARD_WAIT_S, Contest
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Budget, MeasureOrder, Order, SearchOrder, TypeOrder, WorkloadOrder
 from farm.values import DEFAULT_POINT, UNTUNED, WINNER_TRIAL, Record, Trial
 from tests.stored_workloads import make_workload
 
@@ -55,7 +53,9 @@ def make_order(
         threads=4,
         pipeline="graph/1",
         points={point: OperatingPoint() for point in points},
-        workloads=(WorkloadOrder("w1", "conv2d w1", "conv2d", 1e6, 1.0, ("resnet18",)),),
+        workloads=(
+            WorkloadOrder(hash="w1", name="conv2d w1", kind="conv2d", flop=1e6, weight=1.0, models=("resnet18",)),
+        ),
     )
     return Order(
         name=name,
@@ -63,8 +63,16 @@ def make_order(
         models=(),
         types=(of_type,),
         budget=Budget(trials=100),
-        search=SearchOrder("xgb", "rank", None, True, 7),
-        measure=MeasureOrder(1, SAMPLES, 0.0, 10.0, 1 << 30, verify_top, repeat_alone),
+        search=SearchOrder(tuner="xgb", loss="rank", early_stopping=None, warm_start=True, seed=7),
+        measure=MeasureOrder(
+            number=1,
+            repeat=SAMPLES,
+            min_repeat_s=0.0,
+            timeout_s=10.0,
+            memory_bytes=1 << 30,
+            verify_top=verify_top,
+            repeat_alone=repeat_alone,
+        ),
     )
 
 
@@ -102,8 +110,8 @@ class Rack:
 
     def search(self, name: str, candidates: Iterable[str], points: tuple[str, ...] = (DEFAULT_POINT,)) -> int:
         workload = make_workload("w1", module_json="reference", board_type=NANO)
-        order = dataclasses.replace(self.order, name=name)
-        campaign = self.store.campaigns.submit(order.to_document(), "farm campaign run vision.yaml", [workload])
+        order = self.order.model_copy(update={"name": name})
+        campaign = self.store.campaigns.submit(order, "farm campaign run vision.yaml", [workload])
         for candidate, point in itertools.product(candidates, points):
             outcome = Outcome(Status.OK, latency_s=(self.latency_s[candidate],), board="nano-1", simulated=True)
             self.store.trials.add(
@@ -673,14 +681,8 @@ def test_points_share_programs(store: Store) -> None:
 def test_clocks_are_changed_as_seldom_as_can_be(store: Store) -> None:
     """A board goes on with tasks at the point that it holds, as long as there are any."""
     order = make_order(points=(DEFAULT_POINT, MAXN, "power_mode=5W"))
-    order = dataclasses.replace(
-        order,
-        types=(
-            dataclasses.replace(
-                order.types[0], points={point: OperatingPoint(point) for point in order.types[0].points}
-            ),
-        ),
-    )
+    points = {point: OperatingPoint(point) for point in order.types[0].points}
+    order = order.model_copy(update={"types": (order.types[0].model_copy(update={"points": points}),)})
     rack = Rack(store, order, dict.fromkeys("abc", 1e-3))
     rack.noise = 0.05
     assert rack.drive(rack.open(rack.search("vision", "abc", tuple(order.types[0].points))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import json
 import math
 import pathlib
@@ -24,7 +23,7 @@ from farm.cli.main import make_app
 from farm.errors import UsageError
 from farm.store import Store
 from farm.store.trials import TrialOutcome
-from farm.types import documents
+from farm.types import campaigns, documents
 from farm.values import Virtual
 from farm.web import app as web_app
 from farm.web import charts, now, orders, pages, tokens
@@ -82,9 +81,9 @@ def call(home: pathlib.Path, *words: str) -> Any:
         (("sweep", "show", "1"), "/sweeps/1", documents.SweepInFull),
         (("record", "list", "--simulated"), "/records?simulated=true&limit=500", documents.RecordPage),
         (("record", "show", "re01eeeeeeeeeeee"), "/records/re01eeeeeeeeeeee", documents.WorkloadRecords),
-        (("campaign", "list"), "/campaigns", documents.CampaignPage),
+        (("campaign", "list"), "/campaigns", campaigns.CampaignPage),
         (("queue",), "/queue", documents.Queue),
-        (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", documents.CampaignInFull),
+        (("campaign", "show", web_store.CAMPAIGN), f"/campaigns/{web_store.CAMPAIGN}", campaigns.CampaignInFull),
     ],
 )
 def test_the_api_says_what_the_command_line_prints(
@@ -316,7 +315,7 @@ def test_hostile_texts_are_shown(tmp_path: pathlib.Path) -> None:
 
             connection.execute(schema.workloads.update().values(name=HOSTILE))
             connection.execute(schema.sweeps.update().values(model=HOSTILE))
-            order = json.loads(json.dumps(campaign.order))
+            order = campaign.order.model_dump(mode="json")
             order["models"][0]["name"] = HOSTILE
             for kind in order["types"]:
                 for each in kind["workloads"]:
@@ -504,7 +503,7 @@ def test_clocks_are_not_shown_as_live_once_their_evidence_is_old(home: pathlib.P
     points = now.list_points([campaign], at + 5)
     assert points
     assert now.list_points([campaign], at + 3600) == {}
-    assert now.list_points([dataclasses.replace(campaign, engine=None)], at + 5) == {}
+    assert now.list_points([campaign.model_copy(update={"engine": None})], at + 5) == {}
 
     name, board = next(iter(boards.items()))
     gauges = Gauges()

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from device_agent.protocol import FaultSide, Limits, MeasureSpec, Outcome, TensorSpec
-from farm.campaign.order import Order, TypeOrder, WorkloadOrder
 from farm.campaign.scheduler.values import TaskKey
 from farm.inventory.board_types import require_board_type
 from farm.points.values import format_clocks
 from farm.search import gpus
+from farm.types.campaigns import Order, TypeOrder, WorkloadOrder
 
 if TYPE_CHECKING:  # loads NumPy
     from farm.campaign.engine.engine_board import TrialMeasured

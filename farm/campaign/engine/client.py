@@ -28,7 +28,8 @@ from farm.processes import children, home_log
 from farm.processes.machine import find_engines_gone, is_here, name_coordinator
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign
+from farm.values import CampaignState
 
 # Loading TVM and Ray takes 3 s; five times that on a busy machine, and an ending engine may come first.
 START_TIMEOUT_S = 60.0

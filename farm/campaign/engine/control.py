@@ -5,7 +5,6 @@ Requests go through the store, where the engine finds them. Those that need no e
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +13,12 @@ from typing import Any
 from farm import settings as farm_settings
 from farm.campaign.engine import progress
 from farm.campaign.engine.state import engine_lock, find_engine, is_held, read_last_words
-from farm.campaign.scheduler.values import Budget
 from farm.errors import StoreFaultError, TransientError, UnavailableError, UsageError
 from farm.processes.machine import find_engines_gone, is_gone, is_here
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import CampaignState, FleetCampaign
+from farm.types.campaigns import Budget, FleetCampaign
+from farm.values import CampaignState
 
 # A failover of PostgreSQL takes minutes. After that, another host's engine may reach the store where this one cannot.
 STORE_PATIENCE_S = 900.0
@@ -165,10 +164,10 @@ def change_budget(store: Store, name: str, changes: Mapping[str, Any], by: str) 
             f"the search of campaign {name} is over ({campaign.reason}): its winners are being measured",
             f"`farm campaign clone {name} NEW-NAME` goes on from all that it has measured.",
         )
-    budget = Budget(**{**campaign.budget, **changes})
+    budget = campaign.budget.change(changes)
     if budget == Budget():
         raise UsageError("a budget needs a limit", "Leave one of trials, wall clock, board-hours or per workload.")
-    store.campaigns.change_budget(name, dataclasses.asdict(budget), by)
+    store.campaigns.change_budget(name, budget, by)
     return budget
 
 

@@ -24,7 +24,6 @@ from farm.campaign.engine.orders import CampaignOrders, to_search_settings
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
-from farm.campaign.order import Order, SearchOrder
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
@@ -33,6 +32,7 @@ from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import SearchOrder
 from farm.values import Trial
 
 
@@ -99,7 +99,7 @@ def run_engine(
     submit a campaign for this machine, whose agent starts at once. Raises UnavailableError where a part of the farm is
     missing.
     """
-    orders = [Order.from_document(each.order) for each in store.campaigns.fetch(over=False)]
+    orders = [each.order for each in store.campaigns.fetch(over=False)]
     expected = is_expected()
     on_host = for_host and expected
     only_host = on_host or (orders and not expected and all(of.is_host for order in orders for of in order.types))
@@ -157,7 +157,7 @@ class CampaignEngine:
 
     def prepare(self, on_host: bool) -> None:
         """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
-        search = SearchOrder(XGB, None, None, True, self._settings.seed)
+        search = SearchOrder(tuner=XGB, loss=None, early_stopping=None, warm_start=True, seed=self._settings.seed)
         self._searches.prepare(to_search_settings(search, self._settings, on_host))
         if on_host:
             self._boards.want({BOARD_TYPE: [self._boards.want_host(True)]})

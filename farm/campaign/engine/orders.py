@@ -6,10 +6,9 @@ Between two engines a campaign exists in the store alone.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farm.campaign.engine import resume
@@ -19,7 +18,7 @@ from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
-from farm.campaign.order import Order, SearchOrder, leave_search_s
+from farm.campaign.order import leave_search_s
 from farm.campaign.plan_estimate import leave_room
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
@@ -27,7 +26,8 @@ from farm.errors import FarmError, StoreFaultError, UsageError
 from farm.processes.machine import is_gone, process_identity
 from farm.settings import Settings
 from farm.store import Store
-from farm.values import SEARCH_TRIAL, FleetCampaign
+from farm.types.campaigns import Budget, FleetCampaign, Order, SearchOrder
+from farm.values import SEARCH_TRIAL
 
 # How often the store is read and written. An operator waits for the sum at most.
 _LOOK_S = 0.5
@@ -198,14 +198,14 @@ class CampaignOrders:
             events.append(v.CampaignPaused(row.name))
         if row.wanted == "run" and known.status is v.Status.PAUSED:
             events.append(v.CampaignResumed(row.name))
-        if dict(row.budget) != self._budgets.get(row.name) and known.status not in v.OVER:
-            self._budgets[row.name] = dict(row.budget)
+        if row.budget != self._budgets.get(row.name) and known.status not in v.OVER:
+            self._budgets[row.name] = row.budget
             events.append(v.BudgetChanged(row.name, to_search_budget(row.budget, active.order)))
         return events
 
     def _begin(self, row: FleetCampaign) -> v.Event:
         """Begin a campaign, or continue where it left off."""
-        order = Order.from_document(row.order)
+        order = row.order
         counted = self._store.totals.fetch_course(row.id)
         progress = row.progress or {}
         used_s = float(progress.get("wall_clock_s", 0.0))
@@ -220,7 +220,7 @@ class CampaignOrders:
         active.recorded = fetch_recorded(self._store, order)
         active.process = order.process if row.progress is None else None
         self.active[row.name] = active
-        self._budgets[row.name] = dict(row.budget)
+        self._budgets[row.name] = row.budget
         self._open_search(active)
         self._store.campaigns.note(row.id, "running", "", process_identity())
         self._note(f"{row.name}: {len(list_tasks(order))} workloads to search, {len(counted)} trials exist")
@@ -286,8 +286,7 @@ def to_search_settings(search: SearchOrder, settings: Settings, on_host: bool) -
     }
 
 
-def to_search_budget(budget: Mapping[str, Any], order: Order) -> v.Budget:
+def to_search_budget(budget: Budget, order: Order) -> Budget:
     """Return the search's part of a budget: verification needs board-hours and wall clock too."""
-    whole = v.Budget(**budget)
-    wall_clock_s = leave_search_s(order, whole.wall_clock_s)
-    return dataclasses.replace(whole, board_s=leave_room(whole.board_s), wall_clock_s=wall_clock_s)
+    wall_clock_s = leave_search_s(order, budget.wall_clock_s)
+    return budget.change({"board_s": leave_room(budget.board_s), "wall_clock_s": wall_clock_s})

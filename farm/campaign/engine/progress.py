@@ -11,13 +11,14 @@ from typing import Any
 
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
-from farm.campaign.order import Order, count_tasks, list_final_s
+from farm.campaign.order import count_tasks, list_final_s
 from farm.campaign.plan_estimate import CHECK_S, plan_allowance
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
-from farm.campaign.scheduler.values import Budget, Done, TaskKey
+from farm.campaign.scheduler.values import Done, TaskKey
 from farm.selection.tie import LOOKS
 from farm.store import Store
-from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState, FleetCampaign
+from farm.types.campaigns import FleetCampaign, Order
+from farm.values import DEFAULT_POINT, SEARCH_TRIAL, CampaignState
 
 # The fewest trials that show a pace.
 _LEAST_PACE = 4
@@ -64,8 +65,8 @@ def to_progress(
 
 def recount(store: Store, campaign: FleetCampaign) -> dict[str, Any]:
     """Return the document of a campaign without an engine, from its trials."""
-    order = Order.from_document(campaign.order)
-    added = resume.to_added(order, Budget(**campaign.budget), store.totals.fetch_course(campaign.id), 0.0, 0.0)
+    order = campaign.order
+    added = resume.to_added(order, campaign.budget, store.totals.fetch_course(campaign.id), 0.0, 0.0)
     tasks = to_rows(order, added.done)
     fill_in(tasks, fetch_recorded(store, order), decided=campaign.state is CampaignState.FINISHED)
     counts = store.trials.count(campaign.id, purpose=SEARCH_TRIAL)

@@ -12,22 +12,14 @@ from typing import Any
 
 from device_agent.protocol import EVERY_CLUSTER, OperatingPoint
 from farm.campaign.engine.active import Active
-from farm.campaign.order import Order, TypeOrder
-from farm.campaign.scheduler.values import (
-    Budget,
-    CampaignAdded,
-    CampaignWorkload,
-    Done,
-    Part,
-    ScheduledCampaign,
-    TaskKey,
-)
+from farm.campaign.scheduler.values import CampaignAdded, CampaignWorkload, Done, Part, ScheduledCampaign, TaskKey
 from farm.inventory.board_types import load_board_types
 from farm.search.tuners import campaign_search
 from farm.search.tuners.cost_model import Traits, derive_traits
 from farm.store import Store
 from farm.store.totals import CountedTrial
 from farm.store.trials import CandidateKey
+from farm.types.campaigns import Budget, Order, TypeOrder
 from farm.values import Workload, operator_kind
 
 # Replaying one trace takes some 10 ms, and a campaign begins with all of its tasks at once.

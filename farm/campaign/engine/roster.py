@@ -15,11 +15,11 @@ from farm.campaign.engine import boards
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.board_keeping import BoardsAsked
 from farm.campaign.engine.resume import to_labels, to_names
-from farm.campaign.order import Order
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.crew.choice import find_reason, find_unusable
 from farm.store import Store
+from farm.types.campaigns import Order
 from farm.types.documents import BoardInfo
 from farm.values import CampaignState
 

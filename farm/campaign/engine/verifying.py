@@ -15,7 +15,6 @@ from farm.campaign.engine import boards, builds
 from farm.campaign.engine.active import Active
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Replayed, Searches
-from farm.campaign.order import Order
 from farm.campaign.plan_estimate import CHECK_S
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
@@ -34,6 +33,7 @@ from farm.processes.compile_subprocess import TIMEOUT_S, Apart
 from farm.search import tvm_env
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Order
 
 
 class ModelCompiles:

@@ -11,15 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from farm.campaign.scheduler.priority import WorkloadState
-from farm.campaign.scheduler.values import (
-    Budget,
-    Decision,
-    Phase,
-    ScheduledCampaign,
-    SchedulerSettings,
-    Status,
-    TaskKey,
-)
+from farm.campaign.scheduler.values import Decision, Phase, ScheduledCampaign, SchedulerSettings, Status, TaskKey
+from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
 
 K = TypeVar("K", int, str)

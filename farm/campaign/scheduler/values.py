@@ -9,7 +9,7 @@ import dataclasses
 from typing import NamedTuple
 
 from device_agent.protocol import FaultSide, StrEnum
-from farm.errors import UsageError
+from farm.types.campaigns import Budget
 from farm.values import DEFAULT_POINT
 
 
@@ -76,30 +76,6 @@ class CampaignWorkload:
     kind: str
     weight: float
     flop: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The limits of a campaign; None: unlimited. The first limit reached ends it.
-
-    `trials` and `per_workload` count trials that ended well or by the candidate's fault; `per_workload` is per
-    workload, board type and operating point. `wall_clock_s` runs from the start, pauses left out. `board_s` is time
-    that boards were held for it, repeated and abandoned measurements included.
-    """
-
-    trials: int | None = None
-    wall_clock_s: float | None = None
-    board_s: float | None = None
-    per_workload: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise UsageError(
-                    f"a budget of {value:g} for {field.name} allows nothing",
-                    "Give more than zero, or leave it out for no limit.",
-                )
 
 
 class Part(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any
 from farm.artifacts.contenders import PREDICTED, RECORDED, BuiltContenders, RecordPart
 from farm.artifacts.timing import ROUNDS, Timed, describe_runs
 from farm.artifacts.verify import OutputComparison
-from farm.campaign.order import TypeOrder
 from farm.selection import tie
 from farm.selection.rounds import LEAST_ROUNDS
 from farm.selection.tie import Ratio, Round, TieRule
+from farm.types.campaigns import TypeOrder
 
 # Models are compared after the rounds of any model timing, and if undecided, after as many more.
 RULE = TieRule(looks=(ROUNDS, 2 * ROUNDS))

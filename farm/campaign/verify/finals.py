@@ -27,7 +27,7 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
-from farm.campaign.order import Order, TypeOrder, find_final_s
+from farm.campaign.order import find_final_s
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Promise, until
@@ -38,6 +38,7 @@ from farm.points.values import format_clocks
 from farm.selection.tie import Round
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Order, TypeOrder
 from farm.values import ModelDecision, name_workloads
 
 # How long a final waits for a free board; its campaign stays open until then.

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from device_agent.protocol import Outcome, Status
-from farm.campaign.order import Order
 from farm.campaign.verify.programs import Program, RecordKey
 from farm.store import Store
 from farm.store.trials import KnownCandidate
+from farm.types.campaigns import Order
 from farm.values import WINNER_TRIAL, Record, Trial, Workload
 
 # The attempt number of a failed check's trial; rounds are numbered from 1.

@@ -27,13 +27,13 @@ from device_agent.protocol import (
     TensorSpec,
 )
 from farm.artifacts.verify import OutputComparison, compare
-from farm.campaign.order import Order, TypeOrder
 from farm.crew.coroutines import Loop, Promise, Running, until
 from farm.errors import InternalError
 from farm.measure.arrays import Arrays, read_arguments
 from farm.search import gpus
 from farm.search.build.build_pool import BuildResult
 from farm.settings import Settings
+from farm.types.campaigns import Order, TypeOrder
 from farm.values import UNTUNED, Workload
 
 # Board type and workload (hash).

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from device_agent.protocol import FaultSide, OperatingPoint, Status
-from farm.campaign.order import Order
 from farm.campaign.verify.programs import Failure, Program, RecordKey
 from farm.crew.coroutines import until
 from farm.errors import InternalError
@@ -21,6 +20,7 @@ from farm.selection.decision import Decision
 from farm.selection.rounds import MAX_TIMEOUTS, Contest
 from farm.selection.tie import Judgement, Round, TieRule
 from farm.store.trials import KnownCandidate
+from farm.types.campaigns import Order
 from farm.values import UNTUNED, Record, Workload
 
 # This many candidates beyond the ordered number replace failed ones.

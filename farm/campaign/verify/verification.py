@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from device_agent.protocol import FaultSide, Outcome, Status
-from farm.campaign.order import Order
 from farm.campaign.plan_estimate import Allowance, plan_allowance
 from farm.campaign.verify import programs
 from farm.campaign.verify.finals import Finals
@@ -39,6 +38,7 @@ from farm.selection.rounds import RoundRun
 from farm.selection.tie import TieRule
 from farm.settings import Settings
 from farm.store import Store
+from farm.types.campaigns import Order
 
 # Tasks of a board type that are prepared beyond one per board, so that boards find work.
 _AHEAD = 2
