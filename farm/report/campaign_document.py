@@ -36,7 +36,7 @@ def summarise(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
         "command": campaign.command,
         "started_at": campaign.started_at,
         "finished_at": campaign.finished_at,
-        "models": [model.model_dump(mode="json") for model in order.models],
+        "models": [model.model_dump(mode="json", exclude_unset=True) for model in order.models],
         "types": [
             {
                 "type": each.board_type,
@@ -49,9 +49,9 @@ def summarise(campaign: campaigns.FleetCampaign) -> dict[str, Any]:
             for each in order.types
         ],
         "labels": dict(order.labels),
-        "search": order.search.model_dump(),
-        "measure": order.measure.model_dump(),
-        "budget": campaign.budget.model_dump(),
+        "search": order.search.model_dump(exclude_unset=True),
+        "measure": order.measure.model_dump(exclude_unset=True),
+        "budget": campaign.budget.model_dump(exclude_unset=True),
         "progress": None if campaign.progress is None else dict(campaign.progress),
     }
 

@@ -204,7 +204,7 @@ class Campaigns(StorePart):
             campaign = _require(connection, name)
             if campaign.order.compile_to != folder:
                 order = campaign.order.model_copy(update={"compile_to": folder})
-                update_fleet(connection, campaign.id, order=order.model_dump(mode="json"))
+                update_fleet(connection, campaign.id, order=order.model_dump(mode="json", exclude_unset=True))
                 self._add_campaign_event(connection, "campaign_compile", name, f"artifacts go to {folder}, by {by}", by)
             return _require(connection, name)
 
@@ -354,7 +354,7 @@ def select_fleet() -> sa.Select[Any]:
 
 def to_campaign(row: Mapping[Any, Any]) -> campaigns.FleetCampaign:
     """Convert a row of `select_fleet`."""
-    return campaigns.FleetCampaign(**row)
+    return campaigns.FleetCampaign.from_row(row)
 
 
 def find_open(connection: sa.Connection, campaign: int) -> campaigns.FleetCampaign | None:

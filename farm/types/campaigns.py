@@ -12,9 +12,12 @@ from typing import Any
 import pydantic
 
 from device_agent.protocol import OperatingPoint
-from farm.errors import UsageError
+from farm.errors import PermanentError, UsageError
 from farm.types import documents
 from farm.values import CampaignState
+
+# A number as stored: an integer stays one.
+Number = int | float
 
 
 class _Stored(pydantic.BaseModel):
@@ -32,8 +35,8 @@ class Budget(_Stored):
     """
 
     trials: int | None = None
-    wall_clock_s: float | None = None
-    board_s: float | None = None
+    wall_clock_s: Number | None = None
+    board_s: Number | None = None
     per_workload: int | None = None
 
     @pydantic.model_validator(mode="after")
@@ -60,11 +63,11 @@ class WorkloadOrder(_Stored):
     hash: str
     name: str
     kind: str
-    flop: float
-    weight: float
+    flop: Number
+    weight: Number
     models: tuple[str, ...]
-    calls: tuple[int, ...] = ()
-    predicted_s: float | None = None
+    calls: tuple[Number, ...] = ()
+    predicted_s: Number | None = None
 
 
 class TypeOrder(_Stored):
@@ -104,8 +107,8 @@ class MeasureOrder(_Stored):
 
     number: int
     repeat: int
-    min_repeat_s: float
-    timeout_s: float
+    min_repeat_s: Number
+    timeout_s: Number
     memory_bytes: int
     verify_top: int
     repeat_alone: bool = True
@@ -169,6 +172,18 @@ class FleetCampaign(_Stored):
     engine: dict[str, Any] | None
     started_at: float
     finished_at: float | None
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> FleetCampaign:
+        """Read a stored row. Raises PermanentError, which names the campaign, for one that does not fit."""
+        try:
+            return cls(**row)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except UsageError as error:
+            told = error.message
+        raise PermanentError(f"the stored campaign {row['name']!r} cannot be read: {told}")
 
     @property
     def over(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from device_agent.protocol import Outcome, Status
-from farm.errors import InternalError, UsageError
+from farm.errors import InternalError, PermanentError, UsageError
+from farm.report import campaign_document
 from farm.settings import StoreLocation
 from farm.store import Store
 from farm.types.campaigns import Budget
@@ -66,6 +67,15 @@ def test_a_campaign_comes_back_as_it_was_ordered(store: Store) -> None:
     assert store.campaigns.fetch() == [campaign]
     [event] = store.events.fetch("fleet")
     assert (event.kind, "ann@desk" in event.message) == ("campaign_submitted", True)
+
+
+def test_an_order_that_cannot_be_read_names_its_campaign(store: Store, place: StoreLocation) -> None:
+    """As after a change by hand; a row that reads well keeps integers as integers."""
+    execute(place, """UPDATE fleet_campaigns SET budget = '{"board_s": 3600}'""")
+    assert repr(campaign_document.summarise(store.campaigns.require("fleet"))["budget"]) == "{'board_s': 3600}"
+    execute(place, """UPDATE fleet_campaigns SET budget = '{"trials": "many"}'""")
+    with pytest.raises(PermanentError, match=r"'fleet' cannot be read: budget\.trials"):
+        store.campaigns.fetch()
 
 
 def test_workloads_come_back_for_each_board_type(store: Store) -> None:
