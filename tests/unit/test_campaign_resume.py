@@ -12,8 +12,7 @@ from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.orders import to_search_budget
 from farm.campaign.engine.progress import fill_in, find_latencies, sum_latencies, to_progress, to_rows
 from farm.campaign.engine.resume import list_tasks, to_added
-from farm.campaign.order import leave_search_s, list_final_s
-from farm.campaign.plan_estimate import CHECK_S
+from farm.campaign.plan_estimate import CHECK_S, leave_search_s, list_final_s
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState

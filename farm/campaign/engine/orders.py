@@ -18,8 +18,7 @@ from farm.campaign.engine.resume import list_tasks, to_added
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.searches import Known, Searches, SearchPlan
 from farm.campaign.engine.verifying import Verifying
-from farm.campaign.order import leave_search_s
-from farm.campaign.plan_estimate import leave_room
+from farm.campaign.plan_estimate import leave_room, leave_search_s
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
 from farm.errors import FarmError, StoreFaultError, UsageError

@@ -11,8 +11,7 @@ from typing import Any
 
 from farm.campaign.engine import resume
 from farm.campaign.engine.active import Active
-from farm.campaign.order import count_tasks, list_final_s
-from farm.campaign.plan_estimate import CHECK_S, plan_allowance
+from farm.campaign.plan_estimate import CHECK_S, count_tasks, list_final_s, plan_allowance
 from farm.campaign.scheduler.state import CampaignEntry, FleetState
 from farm.campaign.scheduler.values import Done, TaskKey
 from farm.selection.tie import LOOKS

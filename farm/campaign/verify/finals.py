@@ -27,7 +27,7 @@ from farm.artifacts.contenders import (
 from farm.artifacts.manifest import ModelFacts
 from farm.artifacts.timing import Timed, Turns, Variant
 from farm.artifacts.verify import compare
-from farm.campaign.order import find_final_s
+from farm.campaign.plan_estimate import find_final_s
 from farm.campaign.verify import final_rules
 from farm.campaign.verify.programs import MAX_FAULTS, MAX_LOSSES, ModelWanted, Outbox, RunWanted
 from farm.crew.coroutines import Loop, Promise, until
