@@ -239,6 +239,9 @@ def test_the_check_finds_and_removes_what_came_in_before(
     store.workloads.save(number, [other])
     assert _call(home, "db", "check")[0] == 0
     with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
+        connection.execute("UPDATE workloads SET arguments = '[7]' WHERE hash = ?", (workload.hash,))
+    assert "its arguments are not those of its module" in _call(home, "db", "check")[1]
+    with contextlib.closing(sqlite3.connect(home / "farm.db")) as connection, connection:
         connection.execute(
             "UPDATE workloads SET module_json = ? WHERE hash = ?", (contain_itself(workload.module_json), workload.hash)
         )
