@@ -150,21 +150,28 @@ def make_quickstart(results: list[dict[str, Any]]) -> str:
 
 def make_utilisation(results: list[dict[str, Any]]) -> str:
     """Say how busy the boards of a campaign are."""
-    head = ("machine", "boards", "s per measurement", "busy", "throughput over N boards", "CPU s per trial")
+    head = ("machine", "boards", "s per measurement", "busy", "throughput over N boards", "host CPU s per trial")
     paths = ("boards", "timing_s", "steady busy", "share_of_n_boards")
     rows = (
-        (each["on"], *(find_figure(row, path) for path in paths), sum(row.get("core_s_per_trial", {}).values()) or None)
+        (each["on"], *(find_figure(row, path) for path in paths), _sum_host(row.get("core_s_per_trial", {})))
         for each in results
         for row in each["figures"]["campaigns"]
     )
     return to_table(head, rows)
 
 
+def _sum_host(core_s: Mapping[str, float]) -> float | str:
+    """Sum what the host used for a trial; simulated boards are no part of it."""
+    return round(sum(value for name, value in core_s.items() if name != "boards"), 2) or "–"
+
+
 def make_metaschedule(results: list[dict[str, Any]]) -> str:
     """Compare campaigns with stock MetaSchedule on the same boards."""
-    head = ("boards", "ours, s", "stock, s", "ratio", "goal (at most)", "without stock's imports", "with verification")
     ratios = ("ratio", "goal", "ratio_without_imports", "ratio_with_winners_checked")
-    return to_table(head, _rows(results, "runs", ("boards", "wall_s ours", "wall_s stock", *ratios)))
+    paths = ("boards", "wall_s ours", "wall_s stock", *ratios)
+    head = ("boards", "ours, s", "stock, s", "ratio", "goal (at most)", "without stock's imports", "with verification")
+    rows = ((each["on"], *row) for each in results for row in _rows([each], "runs", paths))
+    return to_table(("machine", *head), rows)
 
 
 def make_stock(results: list[dict[str, Any]]) -> str:
