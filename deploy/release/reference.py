@@ -177,7 +177,7 @@ def _read_members(kind: type) -> dict[str, str]:
 def _read_deadlines(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
-    for node in ast.parse(source).body:
+    for node in ast.parse(source).body if re.search(rf"(?m)^{_DEADLINE.pattern}\b", source) else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and _DEADLINE.fullmatch(target.id):
             above = node.lineno - 1

@@ -28,6 +28,7 @@ def list_files() -> tuple[str, ...]:
     return tuple(each for each in listed.stdout.split("\0") if each and (ROOT / each).is_file())
 
 
+@functools.cache
 def read(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
@@ -59,9 +60,11 @@ def test_local_imports() -> None:
 
 
 def find_local_imports(path: str) -> Iterator[int]:
+    # Only modules with an import that is indented are parsed.
+    text = read(path) if re.search(r"(?m)^[ \t]+(import|from) ", read(path)) else ""
     lines = {
         inner.lineno
-        for node in ast.walk(ast.parse(read(path)))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(node)
         if isinstance(inner, ast.Import | ast.ImportFrom)
@@ -77,13 +80,16 @@ def test_words_of_documents() -> None:
 
 def test_words_of_the_list() -> None:
     """Documents and code use the field's words: each find is a file, a line and the better word."""
-    patterns = {re.compile(pattern): better for pattern, better in WORDS.items()}
+    assert all(pattern.startswith(r"\b") for pattern in WORDS)
+    # One search for all of them, ten times as fast as one for each.
+    anything = re.compile(rf"\b({'|'.join(pattern.removeprefix(chr(92) + 'b') for pattern in WORDS)})")
     found = [
         f"{path}:{number}: {match[0]!r}: write {better}"
         for path in list_files()
         if pathlib.PurePath(path).suffix in READ and not UNREAD.fullmatch(path)
+        if anything.search(read(path).lower())
         for number, line in enumerate(read(path).lower().splitlines(), 1)
-        for pattern, better in patterns.items()
-        for match in pattern.finditer(line)
+        for pattern, better in WORDS.items()
+        for match in re.finditer(pattern, line)
     ]
     assert len(found) <= CAPS["words_of_the_list"], "\n".join(found)
