@@ -23,8 +23,7 @@ import _machine
 import psycopg
 from store_scale import begin, make_trial, open_server
 
-from farm.campaign.engine.board_keeping import TrialQueue
-from farm.campaign.engine.roster import BoardsAsked
+from farm.campaign.engine.board_keeping import BoardsAsked, TrialQueue
 from farm.crew.choice import plan_choice
 from farm.crew.health import Kind, Observation, decide_by
 from farm.crew.leased_board import name_owner
