@@ -126,7 +126,7 @@ lint:
 	$(BIN)/lint-imports --no-cache
 
 unit:
-	$(BIN)/python -m pytest -q --numprocesses=$(JOBS) tests/unit
+	$(BIN)/python -m pytest -q --numprocesses=$(JOBS) --dist=loadfile tests/unit
 
 bench: setup
 	@for script in $(filter-out benchmarks/tables.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$script" >&2; $(BIN)/python $$script; done

@@ -59,27 +59,27 @@ def test_a_board_that_attacked_is_out_until_an_operator_clears_it(health: Health
 # One step from everywhere
 
 
-@pytest.mark.parametrize("standing", STANDINGS, ids=lambda s: f"{s.state}-{s.leased}-{s.health}")
 @pytest.mark.parametrize("kind", Kind)
-def test_every_step_is_one_change_with_a_reason(standing: Standing, kind: Kind) -> None:
+def test_every_step_is_one_change_with_a_reason(kind: Kind) -> None:
     """Each observation of each board gives one standing; a change has a reason; only commands are ever refused."""
     history = HealthHistory(faults_s=(1.0, 2.0), passes=5)
-    try:
-        after = transition(standing, Observation(kind), history, LIMITS, 60.0)
-    except UsageError:
-        assert kind in COMMANDS
-        return
-    assert isinstance(after.standing.state, State)
-    assert isinstance(after.standing.health, Health)
-    if after.standing != standing:
-        assert after.reason
-    # An observation moves the health or the lease; only coming back moves two things at once.
-    moved = [
-        field.name
-        for field in dataclasses.fields(Standing)
-        if getattr(standing, field.name) != getattr(after.standing, field.name)
-    ]
-    assert len(moved) <= 1 or (kind is Kind.BACK and moved == ["reachable", "health"])
+    for standing in STANDINGS:
+        try:
+            after = transition(standing, Observation(kind), history, LIMITS, 60.0)
+        except UsageError:
+            assert kind in COMMANDS, standing
+            continue
+        assert isinstance(after.standing.state, State), standing
+        assert isinstance(after.standing.health, Health), standing
+        if after.standing != standing:
+            assert after.reason, standing
+        # An observation moves the health or the lease; only coming back moves two things at once.
+        moved = [
+            field.name
+            for field in dataclasses.fields(Standing)
+            if getattr(standing, field.name) != getattr(after.standing, field.name)
+        ]
+        assert len(moved) <= 1 or (kind is Kind.BACK and moved == ["reachable", "health"]), standing
 
 
 @pytest.mark.parametrize(

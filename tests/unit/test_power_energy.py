@@ -168,7 +168,7 @@ def draw(kind: str, draws: random.Random, seconds: float) -> Signal:
             return Signal(level, wake, wave=(draws.uniform(0.5, 3), draws.uniform(0.3, 0.9), 0.5, draws.random()))
 
 
-WINDOWS = 60
+WINDOWS = 30
 KINDS = ("constant", "kernel", "steps", "ramp", "bursts", "slow")
 
 
@@ -183,7 +183,7 @@ KINDS = ("constant", "kernel", "steps", "ramp", "bursts", "slow")
     ids=["nano", "orin", "orin averaging", "triggered"],
 )
 def test_truth_lies_in_the_interval(period_s: float, averaging: bool, driver: str, widest: float) -> None:
-    """Of 60 windows over constant, stepping, rising and bursting power at least 95 % cover the exact integral, and the
+    """Of 30 windows over constant, stepping, rising and bursting power at least 95 % cover the exact integral, and the
     intervals are narrow enough to be of use.
     """
     draws = random.Random(7)

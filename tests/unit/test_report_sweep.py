@@ -240,13 +240,10 @@ def test_pictures_are_repeatable(tmp_path: pathlib.Path) -> None:
     """The same document gives the same bytes."""
     document, again = sweep_documents.nano(every=5, variants=("tuned",)), tmp_path / "again"
     again.mkdir()
-    pictures, same = (
-        [drawing.save(chart, folder) for chart in sweep_charts.plan_charts(document)] for folder in (tmp_path, again)
-    )
-    assert pictures == same
-    for picture in pictures:
-        name = f"{picture.name}.png"
-        assert (tmp_path / name).read_bytes() == (again / name).read_bytes()
+    picture, same = (drawing.save(next(sweep_charts.plan_charts(document)), folder) for folder in (tmp_path, again))
+    assert picture == same
+    name = f"{picture.name}.png"
+    assert (tmp_path / name).read_bytes() == (again / name).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["nano, a third measured", "tx2, three clocks"])
