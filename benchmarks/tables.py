@@ -14,7 +14,8 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
-    ROOT / "docs" / name for name in ("performance.md", "fidelity.md", "gpu.md", "sweeps.md", "kernels/arm.md")
+    ROOT / "docs" / name
+    for name in ("performance.md", "fidelity.md", "gpu.md", "sweeps.md", "tests.md", "kernels/arm.md")
 )
 # The folder of results that are counted, not timed, and so do not depend on the machine.
 _ANY = "any"
@@ -57,6 +58,16 @@ _SWEEPS = (
     ("95 % intervals that hold: predicted latency", "interval_coverage predicted_latency", "0.93-0.97"),
     ("95 % intervals that hold: predicted energy", "interval_coverage predicted_energy", "0.93-0.97"),
     ("sweeps voided for drift", "voided", ""),
+)
+
+_COSTS = ("seconds", "CPU s", "processes", "Ray starts", "links")
+_COST_PATHS = ("wall_s", "processor_s", "processes", "ray_starts", "links")
+# Tables of a run of the tests: key, head, paths.
+_TESTS = (
+    ("files", ("file", "tests", *_COSTS), ("file", "tests", *_COST_PATHS)),
+    ("tests", ("test", *_COSTS), ("test", *_COST_PATHS)),
+    ("fixtures", ("fixture", "scope", "times", "seconds"), ("fixture", "scope", "setups", "wall_s")),
+    ("programs", ("program", "processes", "CPU s"), ("program", "processes", "processor_s")),
 )
 
 Row = tuple[object, ...]
@@ -239,6 +250,13 @@ def make_single(_: list[dict[str, Any]]) -> str:
     return to_table(("figure", "value", "goal", "benchmark", "machine"), rows)
 
 
+def make_tests(results: list[dict[str, Any]]) -> str:
+    """Say what the newest kept run of all tests spent its time on: files, tests, fixtures, programs."""
+    newest = max(results, key=lambda each: each["date"])
+    results[:] = [newest]
+    return "\n".join(to_table(head, _rows([newest], key, paths)) for key, head, paths in _TESTS)
+
+
 def _rows(results: Iterable[Mapping[str, Any]], key: str, paths: Iterable[str]) -> Iterator[Row]:
     wanted = tuple(paths)
     for each in results:
@@ -261,6 +279,7 @@ TABLES = {
     "published_prices": make_published,
     "sweep_accuracy": make_sweeps,
     "single_figures": make_single,
+    "test_durations": make_tests,
 }
 
 
