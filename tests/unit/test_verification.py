@@ -288,6 +288,16 @@ def test_the_best_alone_is_checked_and_believed(store: Store) -> None:
     assert evidence["boards"] == {"nano-1": {"median_s": 1e-3, "latency_s": [1e-3]}}
 
 
+def test_a_plan_that_no_trial_beats_is_checked_only(store: Store) -> None:
+    """Its trial counts where the best one's is faster by less than the advantage: no contest would change it."""
+    rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR | {"c": 1.04e-3})
+    rack.planned = True
+    campaign = rack.search("vision", "cbad")
+    assert rack.drive(rack.open(campaign))
+    assert (rack.record().candidate, rack.evidence()["decided"]) == ("c", "alone")
+    assert rack.winner_trials(campaign) == []
+
+
 def test_the_best_alone_has_to_beat_what_was_tried_first(store: Store) -> None:
     """What a workload is compiled to without a record is tried first: where its trial was unlucky, it wins later."""
     rack = Rack(store, make_order(verify_top=1, repeat_alone=False), FOUR | {"a": 4e-3})

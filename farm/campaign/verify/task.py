@@ -143,8 +143,12 @@ class VerificationTask:
             # win.
             first = known[0].candidate
             self._first = first if rule.is_marked(traces.get(first, "")) else ""
-            order += [*([self._first] if self._first else []), fresh[0]]
-            self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
+            order += [self._first] if self._first else []
+            if self._is_undisputed(fresh[0]) and not doubted and not before:
+                self._top = 1
+            else:
+                order.append(fresh[0])
+                self._top = min(self._top + 1, len({*order, *fresh[: self._top]}))
         seats = list(dict.fromkeys([*order, *fresh]))[: self._top]
         self._top += len(set(doubted) - set(seats))
         order += [*doubted, *fresh, *(name for name in traces if name in self._settled)]
@@ -209,6 +213,12 @@ class VerificationTask:
             return False
         known = [self._known_s[name] for name in live if name in self._known_s]
         return reference.latency_s is None or not known or reference.latency_s < FAR_SLOWER * min(known)
+
+    def _is_undisputed(self, best: str) -> bool:
+        """Whether the baseline's trial is so near the best one's that a contest would keep the baseline."""
+        if not self._first or self._repeat_alone or self._first not in self._known_s:
+            return False
+        return self._known_s[self._first] <= self._known_s[best] * (1 + self._rule.advantage)
 
     def _live(self) -> list[str]:
         gone = {*self.contest.failed, *self.contest.beaten}
