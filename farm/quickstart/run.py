@@ -25,6 +25,7 @@ from farm.artifacts.timing import ordered
 from farm.campaign import one_model
 from farm.campaign.plan_models import to_variant
 from farm.campaign.tune import Tuned, TuneListener, tune
+from farm.connectivity.services import using_services
 from farm.errors import FarmError, PermanentError
 from farm.inventory.board_types import BoardType, require_board_type
 from farm.models.inputs import InputSpec, make_inputs
@@ -71,7 +72,7 @@ def sweep_virtual_board(
 ) -> dict[str, Any]:
     """Sweep, and write the page into `folder`; return its part of the quickstart's document. Raises FarmError.
 
-    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is registered meanwhile.
+    `compiled` has `untuned`, `compiled` or both, `inputs` the arrays in call order. The board is registered.
     """
     began = time.monotonic()
     made = [SweepProgram(name, 1, each.library, inputs, _describe(each)) for name, each in compiled.items()]
@@ -83,8 +84,7 @@ def sweep_virtual_board(
         exhaustive=True,
     )
     where = SweepPlace(BOARD_TYPE, BOARD, None, _WAIT_S)
-    with _registered(store):
-        number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
+    number = runner.run_sweep(order, where, Goal(), False, settings, store, listener.note, made)
     document = make_document(store, number)
     paths = write_sweep_report(document, folder)
     return {
@@ -185,32 +185,31 @@ def run(
     decided = store.decisions.fetch(model_sha256=source.sha256, board_type=kind, simulated=False)
     book = Records(records, decisions=decided)
     shapes = {spec.name: spec.static_shape for spec in request.inputs}
-    jobs: dict[str, Callable[[], Any]] = {
-        "as it was fastest": functools.partial(_compile, source, shapes, target, workloads, book, board_type)
-    }
+    main = functools.partial(_compile, source, shapes, target, workloads, book, board_type)
+    others: dict[str, Callable[[], Any]] = {}
     if request.sweep:
-        jobs[f"for a virtual {BOARD_TYPE}"] = functools.partial(_compile_own, source, shapes)
-        jobs["as untuned TVM does, for the same"] = functools.partial(
-            _compile_untuned, source, shapes, target, board_type
-        )
-    compiled, *others = _compile_all(jobs, source.name, listener)
-    to_sweep = {UNTUNED: others[1], COMPILED: others[0] or compiled} if others else {}
+        others[UNTUNED] = functools.partial(_compile_untuned, source, shapes, target, board_type)
+        others[COMPILED] = functools.partial(_compile_own, source, shapes)
+    for name in find_slow(final):
+        others.pop(name, None)
+    # The virtual board and its agent start while the model is compiled, on two cores.
+    with Apart([main]) as first, Apart(list(others.values())) as second, contextlib.ExitStack() as held:
+        if others:
+            held.enter_context(_registered(store))
+            with contextlib.suppress(FarmError):  # the sweep says what is missing
+                held.enter_context(using_services(settings, [BOARD], listener.note))
+        listener.note("compiling the model as it was fastest")
+        compiled = first.take_compiled(source.name, say=listener.note)
+        to_sweep = {}
+        for name in others:
+            listener.note(f"compiling {name} code for a virtual {BOARD_TYPE}")
+            to_sweep[name] = second.take_compiled(source.name, say=listener.note) or compiled
+        swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     notes = [f"{name}: {reason}" for name, reason in final["missing"].items()]
-    swept, left_out = _sweep(request, settings, store, listener, to_sweep, final)
     document = _document(request, settings, tuned, final, compiled, records, notes)
     document |= {"sweep": swept, "left_out": left_out}
     _write(request.out, document, tuned, compiled)
     return document
-
-
-def _compile_all(jobs: Mapping[str, Callable[[], Any]], name: str, listener: TuneListener) -> list[Any]:
-    """Run the jobs one after the other in one process; `listener` gets how many are left."""
-    made = []
-    with Apart(list(jobs.values())) as apart:
-        for number, what in enumerate(jobs, 1):
-            listener.note(f"compiling the model {what} ({number} of {len(jobs)})")
-            made.append(apart.take_compiled(name, say=listener.note))
-    return made
 
 
 def _compile(
@@ -258,24 +257,23 @@ def _sweep(
     Returns the result with what is left out, why, and the commands that make it. None where no sweep was requested, it
     failed, or nothing is left out.
     """
-    if not compiled:
+    if not request.sweep:
         return None, None
     shapes = to_variant(request.source, request.inputs).shapes
     commands = list_commands(request.source, shapes)
     slow = find_slow(final)
-    quick = {name: each for name, each in compiled.items() if name not in slow}
-    what = "Untuned code was" if quick else "The model was"
+    what = "Untuned code was" if compiled else "The model was"
     left_out = {"what": what, "why": "; ".join(slow.values()), "commands": commands} if slow else None
-    if not quick:
+    if not compiled:
         return None, left_out
-    named = " and ".join(quick)
+    named = " and ".join(compiled)
     listener.note(f"sweeping {named} code over the CPU clocks of a virtual {BOARD_TYPE} (simulated)")
     arrays = ordered(make_inputs(request.inputs, settings.seed))
     try:
         swept = sweep_virtual_board(
             request.source,
             arrays,
-            quick,
+            compiled,
             settings,
             store,
             listener,
