@@ -24,7 +24,7 @@ TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reru
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch \
-	test-ray-floor check lint unit bench generated docs pictures images dist dist-check sbom release lock clean
+	test-ray-floor check lint unit bench generated kept-emulations docs pictures images dist dist-check sbom release lock clean
 
 help:
 	@echo "make quickstart   set up .venv, then tune, compile and time a real model on this machine"
@@ -145,6 +145,10 @@ build/docs/packages: requirements/docs.txt | setup
 		echo "error: the pages take Python 3.11 or later in .venv: make clean setup PYTHON=python3.11" >&2; exit 2; }
 	@rm -rf $@ && $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --only-binary=:all: \
 		--no-deps --require-hashes --requirement requirements/docs.txt --target $@
+
+# What the emulator finds in quickstart's sweep, which is the same everywhere. A unit test fails where the emulator changed.
+kept-emulations: setup
+	@$(BIN)/python deploy/release/kept_emulations.py
 
 docs: build/docs/packages
 	@rm -rf build/docs/html build/docs/trees

@@ -80,8 +80,8 @@ class Rig:
         self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
         return VIRTUAL_PREFIX + path
 
-    def start_emulator(self, folder: Path, clusters: Sequence[Cluster]) -> Emulator | None:
-        """Start the aarch64 emulator for these clusters; None if a core cannot be emulated.
+    def start_emulator(self, folder: Path, clusters: Sequence[Cluster], kept: Path) -> Emulator | None:
+        """Start the aarch64 emulator for these clusters; None if a core cannot be emulated. `kept` caches outputs.
 
         Raises HelperUnavailableError.
         """
@@ -96,7 +96,7 @@ class Rig:
         command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
         self._start([*command, "--exit-with-parent"], path.exists)
         core = next(cores[each.name] for each in clusters if not each.isolated)
-        return Emulator(path, core, cores, kept=self.folder / "outputs")
+        return Emulator(path, core, cores, kept=kept / folder.name)
 
     def start_helper(self, root: str) -> str:
         """Start a private clock helper for the tree `root`; return its socket. Raises HelperUnavailableError."""
@@ -247,7 +247,7 @@ def _assemble(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> Board:
         socket_path = socket_path or beside.start_helper(root)
         work_folder = work_folder or beside.folder / "work"
         if folder := getattr(chosen, "emulator_folder", None):
-            emulator = beside.start_emulator(folder, types[chosen.virtual].clusters)
+            emulator = beside.start_emulator(folder, types[chosen.virtual].clusters, work_folder / "outputs")
     elif socket_path is None and root == "/" and (service := find_service_socket()):
         socket_path = service
     elif socket_path is None and (os.geteuid() == 0 or root != "/") and _writes_clocks(chosen):

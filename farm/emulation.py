@@ -5,20 +5,25 @@ The emulator is `device_agent/emulated/`, in its own process, since Unicorn is u
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import platform
 import tempfile
+import zipfile
 from pathlib import Path
 
 from farm import folders, linker, settings
 from farm.errors import UnavailableError
 from farm.inventory.board_types import BoardType
 from farm.inventory.core_types import CoreType, find_core_type, load_core_types
+from farm.inventory.documents import require_inventory_folder
 
 # How records of simulated boards name their code; only records of version 0.1 and 0.2 have `NATIVE`.
 NATIVE, EMULATED = "native", "emulated"
 WORLD, HOOKS = "world.elf", "hooks.so"
+# What the emulator found for the programs of quickstart's sweep (`make kept-emulations`): a minute of work.
+KEPT = "kept_emulations.zip"
 _MODULES = ("unicorn", "capstone")
 _WORLD_OPTIONS = [
     *("-ffreestanding", "-fno-builtin", "-nostdlib", "-static", "-fno-stack-protector"),
@@ -95,6 +100,28 @@ def prepare(loaded: settings.Settings) -> Path:
     return folder
 
 
+def find_work_folder(home: Path) -> Path:
+    """Return the folder where virtual boards cache what programs cost and compute."""
+    return home / "cache" / "work"
+
+
+def take_kept(home: Path) -> None:
+    """Add the kept emulations of quickstart's own model to a home; nothing where another emulator made them."""
+    path = require_inventory_folder() / KEPT
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        if archive.comment.decode() == find_version():
+            archive.extractall(find_work_folder(home))
+
+
+def find_version() -> str:
+    """Return a hash over all sources of the emulator and its estimates."""
+    digest = hashlib.sha256()
+    for path in sorted(_find_sources().iterdir()):
+        if path.suffix in (".c", ".inc", ".py"):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def require_installed() -> None:
     """Raise UnavailableError where the emulator is not installed."""
     if missing := [name for name in _MODULES if importlib.util.find_spec(name) is None]:
@@ -104,8 +131,11 @@ def require_installed() -> None:
 
 
 def _list_sources() -> list[Path]:
+    return [_find_sources() / name for name in ("caches.inc", "hooks.c", "math.inc", "world.c")]
+
+
+def _find_sources() -> Path:
     spec = importlib.util.find_spec("device_agent")
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError("the package device_agent is not installed")
-    folder = Path(next(iter(spec.submodule_search_locations))) / "emulated"
-    return [folder / name for name in ("caches.inc", "hooks.c", "math.inc", "world.c")]
+    return Path(next(iter(spec.submodule_search_locations))) / "emulated"

@@ -83,7 +83,7 @@ def _find(reader: _Reader) -> bytes:
 # model's function may take more.
 _MOST_IN_CANDIDATE, _MOST_IN_MODEL = 200_000_000, 10_000_000_000
 # Limits on cached outputs.
-_MOST_KEPT, _MOST_KEPT_BYTES = 64, 16 << 20
+_MOST_KEPT, _MOST_KEPT_BYTES = 64, 4 << 20
 # The session kills a worker that takes too long, and this process with it.
 _ANSWER_TIMEOUT_S = 3600.0
 _HEAP_BYTES = 1 << 30
@@ -210,7 +210,7 @@ class Execution:
         if self._path is None or not plain or sum(each.nbytes for each in outputs) > _MOST_KEPT_BYTES:
             return
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             for old in sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
                 old.unlink(missing_ok=True)
             part = self._path.with_suffix(f".{os.getpid()}.npz")

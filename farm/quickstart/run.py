@@ -195,6 +195,7 @@ def run(
     # The virtual board and its agent start while the model is compiled, on two cores.
     with Apart([main]) as first, Apart(list(others.values())) as second, contextlib.ExitStack() as held:
         if others:
+            emulation.take_kept(settings.home_path)
             held.enter_context(_registered(store))
             with contextlib.suppress(FarmError):  # the sweep says what is missing
                 held.enter_context(using_services(settings, [BOARD], listener.note))

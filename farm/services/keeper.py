@@ -284,7 +284,7 @@ class Keeper:
                 self._boards[name] = KeptBoard(name, row.board_type, transport, route, route.look())
                 continue
             tracker = (self.tracker.host, self.tracker.port)
-            work = self._settings.home_path / "cache" / "work"
+            work = emulation.find_work_folder(self._settings.home_path)
             gpu = code.find_folder(self._settings.home_path)
             emulator = functools.partial(self._find_emulator, row.board_type)
             about = (name, row.board_type, transport)
