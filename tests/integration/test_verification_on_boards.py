@@ -193,13 +193,13 @@ def test_a_winner_is_checked_and_measured_on_both_boards(
         drive(verification, boards, replay)
         assert verification.verdict.to_document()["rejected"] == 1
         (record,) = store.records.fetch(board_type=NANO, operating_point=POINT, simulated=True)
-        assert record.candidate != best["candidate"]
+        assert record.candidate != best.candidate
         assert len(record.evidence["boards"]) == 2
         assert record.evidence["rounds"] >= 4
         assert record.evidence["rivals"]
         assert 0 <= record.max_rel_error < 1e-4
         rows = [row for row in store.trials.fetch(campaign) if row["purpose"] == WINNER_TRIAL]
-        assert [row["candidate"] for row in rows if row["status"] == Status.WRONG_RESULT] == [best["candidate"]]
+        assert [row["candidate"] for row in rows if row["status"] == Status.WRONG_RESULT] == [best.candidate]
         timed = [json.dumps(row["outcome"]["point"]) for row in rows if row["median_s"] is not None]
         assert set(timed) == {json.dumps(CLOCKS.to_dict())}
 
