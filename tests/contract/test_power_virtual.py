@@ -16,7 +16,7 @@ from device_agent.virtual.tree import VirtualTree
 from tests.clocks import Clock
 
 _TYPES = load_board_types()
-WINDOWS = 204
+WINDOWS = 102
 WINDOW_S, IDLE_S = 4.0, 2.0
 
 
@@ -36,7 +36,7 @@ def make(name: str, seed: int) -> tuple[VirtualBoard, PowerSensors, Clock]:
     [("jetson-nano", 25.0, 0.08), ("jetson-tx2", 25.0, 0.06), ("jetson-orin-nano-8gb", 50.0, 0.03)],
 )
 def test_truth_lies_in_the_interval(name: str, rate_hz: float, widest: float) -> None:
-    """Of 204 windows over kernels of every load, that begin and end with the window or within it, at least 95 % cover
+    """Of 102 windows over kernels of every load, that begin and end with the window or within it, at least 95 % cover
     the exact integral; so do the idle windows before them.
     """
     draws = random.Random(11)
