@@ -39,7 +39,6 @@ _OPTIONS = {
     "listen_addresses": "127.0.0.1",
 }
 _TEMPLATE = "farm_template"
-_MEMORY_BYTES = 2 << 30
 
 
 def find_programs() -> pathlib.Path | None:
@@ -163,7 +162,7 @@ def running(**changed: str) -> Iterator[Cluster]:
 def _find_memory() -> pathlib.Path | None:
     """A folder in memory with room for a cluster: there a database is made in a tenth of a disk's processor time."""
     memory = pathlib.Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _MEMORY_BYTES else None
+    return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30 else None
 
 
 def _find_user() -> pwd.struct_passwd | None:

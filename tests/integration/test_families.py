@@ -25,8 +25,7 @@ from farm.values import Workload
 tvm = tvm_env.load()
 
 AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
-# What is run here is compiled in a third of the time: LLVM's optimiser is not what these tests look at.
-RUN = AVX2 | {"opt-level": 0}
+RUN = AVX2 | {"opt-level": 0}  # LLVM's optimiser is not what is tested here
 AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 1}
 NANO = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57", "mattr": ["+neon"], "num-cores": 4}
 

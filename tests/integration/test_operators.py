@@ -27,8 +27,7 @@ tvm = tvm_env.load()
 RNG = np.random.default_rng(5)
 HOST_CONFIG = target.host_target(1)
 HOST = target.make_target(HOST_CONFIG)
-# What LLVM optimises is not what these tests look at, and takes most of their time.
-PLAIN = target.make_target(HOST_CONFIG | {"opt-level": 0})
+PLAIN = target.make_target(HOST_CONFIG | {"opt-level": 0})  # the optimiser is not what is tested here
 Array = npt.NDArray[Any]
 
 

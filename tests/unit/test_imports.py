@@ -152,10 +152,7 @@ def test_commands_are_listed_as_they_are() -> None:
 
 
 def test_code_in_strings_names_what_is_there() -> None:
-    """Programs for child processes are text, which no checker reads: what they import, or run by `-m`, exists.
-
-    Imports of the modules themselves are found as well, and exist.
-    """
+    """Programs for child processes are text, which no checker reads: what they import, or run by `-m`, exists."""
     missing = []
     others = [path for folder in ("benchmarks", "deploy", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     for path in (*MODULES, *others):
