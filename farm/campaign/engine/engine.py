@@ -20,14 +20,13 @@ from farm.campaign.engine.active import Active, Work, to_measure_spec
 from farm.campaign.engine.client import is_expected
 from farm.campaign.engine.control import needs_engine
 from farm.campaign.engine.host import BOARD_TYPE, HostBoard, KeptServices
-from farm.campaign.engine.orders import CampaignOrders, to_search_settings
+from farm.campaign.engine.orders import CampaignOrders
 from farm.campaign.engine.ray_nodes import farm_ray
 from farm.campaign.engine.roster import Roster
 from farm.campaign.engine.verifying import Verifying
 from farm.campaign.scheduler import scheduler as fleet_scheduler
 from farm.campaign.scheduler import values as v
 from farm.campaign.scheduler.state import FleetState
-from farm.campaign.spec import XGB
 from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
@@ -157,8 +156,7 @@ class CampaignEngine:
 
     def prepare(self, on_host: bool) -> None:
         """Prepare for a campaign that is about to be ordered: its search's process, and this machine's session."""
-        search = SearchOrder(tuner=XGB, loss=None, early_stopping=None, warm_start=True, seed=self._settings.seed)
-        self._searches.prepare(to_search_settings(search, self._settings, on_host))
+        self._searches.prepare()
         if on_host:
             self._boards.want({BOARD_TYPE: [self._boards.want_host(True)]})
             self._boards.poll()

@@ -72,17 +72,14 @@ class SearchPlan:
 class SearchActor:
     """A campaign's search in a Ray worker; see `farm.search.tuners.campaign_search.CampaignSearch`."""
 
-    def __init__(self, settings: Mapping[str, Any], logs: str) -> None:
+    def __init__(self, logs: str) -> None:
         """`logs` is the folder of the home's log."""
         home_log.start_log("search", Path(logs))
-        self._campaign = ""
         tvm_env.load()
 
-        self._search = campaign_search.CampaignSearch(**settings)
-
-    def serve(self, campaign: str) -> None:
-        """Name the campaign that this actor searches for; it may have been started before there was one."""
-        self._campaign = campaign
+    def serve(self, campaign: str, settings: Mapping[str, Any]) -> None:
+        """Search for a campaign; the actor may have been started before there was one."""
+        self._campaign, self._search = campaign, campaign_search.CampaignSearch(**settings)
         self._say("searches for %s", campaign)
 
     def open(
@@ -138,7 +135,7 @@ class Searches:
     def __init__(self, note: Callable[[str, str, str], None], logs: Path) -> None:
         """`note` gets events: kind, campaign, message; the searches write to `log`."""
         self._note, self._logs = note, logs
-        self._spare: tuple[dict[str, Any], Any] | None = None
+        self._spare: Any = None
         self._plans: dict[str, SearchPlan] = {}
         self._actors: dict[str, Any] = {}
         # The tasks that each actor has opened. Opening one takes a second or two: it is done on the first request.
@@ -163,10 +160,10 @@ class Searches:
         self._busy.pop(plan.campaign, None)
         self._start(plan)
 
-    def prepare(self, settings: Mapping[str, Any]) -> None:
-        """Have the search of a campaign with these settings load TVM before that is opened."""
+    def prepare(self) -> None:
+        """Have the search of the next campaign load TVM before that is opened."""
         if self._spare is None:
-            self._spare = (dict(settings), _start_actor(settings, self._logs))
+            self._spare = _start_actor(self._logs)
 
     def close(self, campaign: str) -> None:
         """End a campaign's search; its open requests fail."""
@@ -252,7 +249,7 @@ class Searches:
         for campaign in list(self._actors):
             self.close(campaign)
         if self._spare is not None:
-            ray_calls.kill(self._spare[1])
+            ray_calls.kill(self._spare)
             self._spare = None
 
     def _open(self, task: TaskKey) -> Any:
@@ -270,11 +267,9 @@ class Searches:
         return actor
 
     def _start(self, plan: SearchPlan) -> None:
-        if self._spare is not None and self._spare[0] == plan.settings:
-            actor, self._spare = self._spare[1], None
-        else:
-            actor = _start_actor(plan.settings, self._logs)
-        actor.serve.remote(plan.campaign)
+        actor = _start_actor(self._logs) if self._spare is None else self._spare
+        self._spare = None
+        actor.serve.remote(plan.campaign, plan.settings)
         self._actors[plan.campaign] = actor
         self._opened[plan.campaign] = set()
 
@@ -333,8 +328,8 @@ class Searches:
             self._note("search_remark", campaign, f"{name}: {remark}")
 
 
-def _start_actor(settings: Mapping[str, Any], logs: Path) -> Any:
-    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(settings, str(logs))
+def _start_actor(logs: Path) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, **here())(SearchActor).remote(str(logs))
 
 
 def to_key(task: TaskKey) -> str:
