@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Compiled:
 
     Of the model's `workloads` distinct functions, `applied` are from records and `by_rule` predicted; `served` has all.
     `outputs` are shapes and NumPy's types. `activations_bytes` are allocated per inference; `usages` are the kernels'
-    GPU resources; `half_bytes` are 16-bit weights.
+    GPU resources; `half_bytes` are 16-bit weights. Compiling took `seconds`.
     """
 
     library: bytes = dataclasses.field(repr=False)
@@ -73,6 +74,7 @@ class Compiled:
     activations_bytes: int = 0
     usages: tuple[Usage, ...] = ()
     half_bytes: int = 0
+    seconds: float = 0.0
 
     @property
     def imported(self) -> int:
@@ -99,11 +101,15 @@ def compile_model(
 
 
 def compile_prepared(
-    prepared: Prepared, target_config: Mapping[str, Any], records: Records | Sequence[Record], link_triple: str | None
+    prepared: Prepared,
+    target_config: Mapping[str, Any],
+    records: Records | Sequence[Record],
+    link_triple: str | None,
+    known: dict[tuple[str, ...], Compiled] | None = None,
 ) -> Compiled:
-    """Compile a model prepared for the same target, like `compile_model`; leaves `prepared` unchanged."""
+    """Compile a prepared model, which stays as it is, like `compile_model`; `known` keeps programs by their code."""
     tvm_env.load()
-
+    began = time.monotonic()
     module, compile_target, used, found = prepared.module, prepared.target, prepared.pipeline, prepared.workloads
     book = records if isinstance(records, Records) else Records(records)
     database = ms.database.MemoryDatabase()
@@ -117,6 +123,9 @@ def compile_prepared(
             latency_s = one.choice.record.median_s if one.choice else 1.0
             database.commit_tuning_record(traces.as_record(item, entry, compile_target, latency_s))
     applied, by_rule = (sum(bool(getattr(one, name)) for one in served) for name in ("choice", "by_rule"))
+    codes = tuple(one.code for one in served)
+    if known is not None and codes in known:
+        return dataclasses.replace(known[codes], served=tuple(served), applied=applied, by_rule=by_rule)
     finished = pipeline.finish(module, compile_target, database if applied or by_rule else None, used)
     # TVM silently drops a schedule that it cannot apply.
     scheduled = _count_scheduled(finished)
@@ -127,13 +136,15 @@ def compile_prepared(
             finished = lowering.bind_rest(finished, compile_target)
         compiled = build_library(finished, make_code_target(target_config), link_triple, used.name, tuple(served))
     usages = tuple(usage for each in made for usage in each.usages)
-    return dataclasses.replace(
+    compiled = dataclasses.replace(
         compiled,
         applied=min(applied, scheduled),
         by_rule=min(by_rule, scheduled),
         usages=usages,
         half_bytes=half_precision.count_bytes(module),
+        seconds=time.monotonic() - began,
     )
+    return compiled if known is None else known.setdefault(codes, compiled)
 
 
 def build_library(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,9 +85,7 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
     """
     opened = _open_model(order)
     recorded = _compile(order, opened, {})
-    began = time.monotonic()
     predicted = _compile(order, opened, None)
-    seconds = time.monotonic() - began
     contenders = {RECORDED: _to_contender(opened, recorded), PREDICTED: _to_contender(opened, predicted)}
     codes = {each.workload.hash: each.code for each in predicted.served}
     parts = tuple(
@@ -102,13 +99,13 @@ def build(order: ContenderOrder, rivals: Sequence[str], plan: Plan) -> BuiltCont
         )
         for each in recorded.served
     )
-    mixes = plan(parts, seconds)
+    mixes = plan(parts, predicted.seconds)
     contenders |= build_mixes(order, mixes)
     if UNTUNED in rivals:
         contenders[UNTUNED] = _to_contender(opened, _compile(order, opened, None, compile.UNTUNED_PIPELINE))
     if ONNXRUNTIME in rivals:
         contenders[ONNXRUNTIME] = Contender(opened.source.onnx_bytes)
-    return BuiltContenders(contenders, parts, opened.inputs, mixes, seconds)
+    return BuiltContenders(contenders, parts, opened.inputs, mixes, predicted.seconds)
 
 
 def build_mixes(order: ContenderOrder, mixes: Mixes) -> dict[str, Contender]:
@@ -126,25 +123,28 @@ def _compile(
 ) -> compile.Compiled:
     """Compile from the records except the refused ones; None: from no record."""
     kind = order.board_type
+    prepared, known = _prepare(order, opened, pipeline or kind.pipeline)
     return compile.compile_prepared(
-        _prepare(order, opened, pipeline or kind.pipeline),
+        prepared,
         order.config,
         [] if refused is None else make.make_book(kind, order.point, order.candidates, refused),
         make.find_triple(kind, make.find_target(kind, order.simulated)),
+        known,
     )
 
 
-# The last prepared model by model, target and pipeline: contenders differ in their schedules only.
-_latest: tuple[tuple[ModelFacts, str, str], search_workloads.Prepared] | None = None
+_Programs = dict[tuple[str, ...], Any]
+# The last prepared model by what it was prepared for, and its programs by their code: contenders differ in those only.
+_latest: tuple[tuple[Any, ...], search_workloads.Prepared, _Programs] | None = None
 
 
-def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> search_workloads.Prepared:
+def _prepare(order: ContenderOrder, opened: GivenModel, pipeline: str) -> tuple[search_workloads.Prepared, _Programs]:
     global _latest
-    key = (order.model, json.dumps(order.config, sort_keys=True), pipeline)
+    key = (order.model, json.dumps(order.config, sort_keys=True), pipeline, order.simulated)
     if _latest is None or _latest[0] != key:
         shapes = {spec.name: spec.static_shape for spec in opened.inputs}
-        _latest = key, search_workloads.prepare_model(opened.source.load(), shapes, order.config, pipeline)
-    return _latest[1]
+        _latest = key, search_workloads.prepare_model(opened.source.load(), shapes, order.config, pipeline), {}
+    return _latest[1:]
 
 
 def _to_contender(opened: GivenModel, compiled: compile.Compiled) -> Contender:
