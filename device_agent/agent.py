@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from device_agent.clocks.client import HelperClient
 from device_agent.errors import AgentError, BadPointError, HelperUnavailableError, UnsafeError
 from device_agent.protocol import ProtocolError
 from device_agent.protocol.hardware import Cluster
-from device_agent.protocol.interpreters import python_command
+from device_agent.protocol.interpreters import python_command, skip_missing_types
 from device_agent.sysfs import VIRTUAL_PREFIX, open_tree
 
 if TYPE_CHECKING:
@@ -281,6 +282,8 @@ def _host_name() -> str:
 
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
+    gc.disable()  # until TVM is loaded
+    skip_missing_types()
     from device_agent.listener import rpc
     from device_agent.platforms import gpu
     from device_agent.session import session

@@ -1,4 +1,4 @@
-"""Start Python without the current folder on the child's module path.
+"""Start Python without the current folder on the child's module path, and TVM without its slowest look-up.
 
 `python -m` and `python -c` search the current folder first: a `json.py` beside a model would run.
 """
@@ -31,3 +31,17 @@ def python_command(*arguments: str, has_safe_path: bool = sys.version_info >= (3
 def folder_command(folder: str) -> list[str]:
     """Return the command that runs `__main__.py` of a folder; the folder takes the place of the current one."""
     return [sys.executable, folder]
+
+
+def skip_missing_types() -> None:
+    """Have TVM ask only for types that its library has: for the first failure it reads 28 MB of debug information."""
+    from tvm_ffi import core, registry
+
+    find_type, types = core._object_type_key_to_index, set[str]()
+
+    def find_known_type(key: str) -> int | None:
+        if key not in types:
+            types.update(registry.get_registered_type_keys())
+        return find_type(key) if key in types else None
+
+    core._object_type_key_to_index = find_known_type  # type: ignore[assignment]

@@ -148,6 +148,7 @@ def load_tvm(board: Board) -> None:
     _rehearse(board)
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy every page it visits
+    gc.enable()
 
 
 def _rehearse(board: Board) -> None:

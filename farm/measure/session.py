@@ -32,6 +32,7 @@ from device_agent.protocol import (
     ProtocolError,
     RunSpec,
 )
+from device_agent.protocol.interpreters import skip_missing_types
 from farm.closing import Closing
 from farm.connectivity.relay import Relay
 from farm.connectivity.tracker import Tracker
@@ -372,6 +373,7 @@ def _import_rpc() -> Any:
     chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
     if "tvm" not in sys.modules:
         os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
+        skip_missing_types()
     try:
         from tvm import rpc
     finally:

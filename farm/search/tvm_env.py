@@ -84,6 +84,7 @@ def _imported_quickly() -> Iterator[None]:
         yield
     finally:
         inspect.getmodule, registry.list_global_func_names = find_module, list_names
+        gc.freeze()  # it stays to the end
         if collecting:
             gc.enable()
         _LOADING.release()

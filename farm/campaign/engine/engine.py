@@ -31,7 +31,6 @@ from farm.crew.coroutines import Waiter
 from farm.errors import InternalError, UsageError
 from farm.settings import Settings
 from farm.store import Store
-from farm.types.campaigns import SearchOrder
 from farm.values import Trial
 
 
