@@ -283,7 +283,9 @@ def _host_name() -> str:
 
 def _serve(chosen: argparse.Namespace, board: Board, parent: int) -> int:
     gc.disable()  # until TVM is loaded
-    skip_missing_types()
+    from tvm_ffi import core, registry
+
+    skip_missing_types(core, registry)
     from device_agent.listener import rpc
     from device_agent.platforms import gpu
     from device_agent.session import session

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 # `-P` for Python 3.10: runpy is imported once the folder is off the path.
 _WITHOUT_FOLDER = """
@@ -33,10 +34,11 @@ def folder_command(folder: str) -> list[str]:
     return [sys.executable, folder]
 
 
-def skip_missing_types() -> None:
-    """Have TVM ask only for types that its library has: for the first failure it reads 28 MB of debug information."""
-    from tvm_ffi import core, registry
+def skip_missing_types(core: Any, registry: Any) -> None:
+    """Have TVM ask only for types that its library has: for the first failure it reads 28 MB of debug information.
 
+    `core` and `registry` are modules of `tvm_ffi`, before `tvm` is imported.
+    """
     find_type, types = core._object_type_key_to_index, set[str]()
 
     def find_known_type(key: str) -> int | None:
@@ -44,4 +46,4 @@ def skip_missing_types() -> None:
             types.update(registry.get_registered_type_keys())
         return find_type(key) if key in types else None
 
-    core._object_type_key_to_index = find_known_type  # type: ignore[assignment]
+    core._object_type_key_to_index = find_known_type

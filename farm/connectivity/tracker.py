@@ -29,7 +29,8 @@ _SUCCESS = 0
 _PROGRAM = """
 import sys
 from device_agent.protocol.interpreters import skip_missing_types
-skip_missing_types()
+from tvm_ffi import core, registry
+skip_missing_types(core, registry)
 from tvm.rpc.tracker import PopenTrackerServerState
 host, port = sys.argv[1], int(sys.argv[2])
 PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()

@@ -373,7 +373,9 @@ def _import_rpc() -> Any:
     chosen = os.environ.get("TVM_USE_RUNTIME_LIB")
     if "tvm" not in sys.modules:
         os.environ["TVM_USE_RUNTIME_LIB"] = chosen or "1"
-        skip_missing_types()
+        from tvm_ffi import core, registry
+
+        skip_missing_types(core, registry)
     try:
         from tvm import rpc
     finally:

@@ -30,7 +30,7 @@ ALLOWED = {
         r"|device_agent/(virtual/pace|emulated/runs|platforms/gpu|(listener|session|worker)/\w+)\.py"
     ),
 }
-ALLOWED["tvm_ffi"] = ALLOWED["tvm"] + r"|device_agent/protocol/interpreters\.py"
+ALLOWED["tvm_ffi"] = ALLOWED["tvm"] + r"|device_agent/agent\.py"
 # The page's server, which a farm without `farm web` does without; a check whether it runs loads none of it.
 for _package in ("fastapi", "starlette", "uvicorn", "anyio"):
     ALLOWED[_package] = r"farm/web/(?!running)\w+\.py"
