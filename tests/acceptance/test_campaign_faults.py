@@ -46,7 +46,7 @@ def clean() -> Iterator[Run]:
     with campaign_rack() as rack:
         done = rack.home.run("campaign", "run", "vision.yaml", timeout_s=RUN_S)
         assert done.code == 0, done.err
-        rack.home.run("down")
+        wait_until(lambda: rack.home.run("down").code == 0, "its boards to be given back and its services to end")
         yield read(rack)
 
 
