@@ -28,9 +28,6 @@ _SUCCESS = 0
 # What `python -m tvm.exec.rpc_tracker` runs in a second process, which would survive a kill of the first.
 _PROGRAM = """
 import sys
-from device_agent.protocol.interpreters import skip_missing_types
-from tvm_ffi import core, registry
-skip_missing_types(core, registry)
 from tvm.rpc.tracker import PopenTrackerServerState
 host, port = sys.argv[1], int(sys.argv[2])
 PopenTrackerServerState(host, port, port + 1, silent=True).thread.join()
