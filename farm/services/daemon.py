@@ -94,6 +94,7 @@ _LOOP_TIMEOUT_S = 40.0
 _FIRST_HOLD_S = 30.0
 # Under the system's temporary folder: a Unix socket's path has at most 107 bytes, and FARM_HOME may be longer.
 _FOLDER = "farm-services-"
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +141,9 @@ class Daemon:
     def run(self) -> None:
         """Start, serve, and clean up."""
         home = self._settings.home_path
+        signals: list[int] = []  # while it starts: what is made meanwhile is cleaned up, too
+        for number in _ENDING:
+            signal.signal(number, lambda *_: signals.append(1))
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(Store(self._settings.store_location))
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
@@ -156,8 +160,10 @@ class Daemon:
             self._keeper.probing.on_report = telemetry.note_report
             self._metrics = telemetry.address
             stack.callback(Notifier(self._settings).close)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in _ENDING:
                 signal.signal(number, lambda *_: self._keeper.stop())
+            if signals:
+                self._keeper.stop()
             self._control = ControlServer(folder / "control", self.handle, self._keeper.wake)
             stack.callback(self._control.close)
             tracker = self._keeper.tracker

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import psutil
 import pytest
 
@@ -43,6 +48,17 @@ def test_services_that_were_killed_are_replaced(settings: Settings) -> None:
         wait_until(lambda: not _answers(kept), "their end")
     assert find_services(settings) is None
     assert notes == said
+
+
+def test_services_that_are_ended_while_they_start_leave_nothing(settings: Settings, tmp_path: pathlib.Path) -> None:
+    """Ctrl-C reaches a command that waits for them at any moment."""
+    environment = {"TMPDIR": str(tmp_path), "FARM_HOME": settings.home, "FARM_TRACKER_PORT": str(find_free_port())}
+    command = [sys.executable, "-m", "farm.services", "--stay", "--boards", ""]
+    with subprocess.Popen(command, env=os.environ | environment) as process:
+        wait_until(lambda: any(tmp_path.iterdir()) or process.poll() is not None, "its folder")
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def kill(services: Services) -> None:
