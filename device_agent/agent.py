@@ -81,7 +81,7 @@ class Rig:
         self._start([*command, "--exit-with-parent"], lambda: Path(path).exists() and Path(path + ".root").exists())
         return VIRTUAL_PREFIX + path
 
-    def start_emulator(self, folder: Path, clusters: Sequence[Cluster], kept: Path) -> Emulator | None:
+    def start_emulator(self, folder: Path, clusters: Sequence[Cluster], kept: Path | None = None) -> Emulator | None:
         """Start the aarch64 emulator for these clusters; None if a core cannot be emulated. `kept` caches outputs.
 
         Raises HelperUnavailableError.
@@ -97,7 +97,7 @@ class Rig:
         command = ["-m", "device_agent.emulated", "--socket", str(path), "--natives", str(folder)]
         self._start([*command, "--exit-with-parent"], path.exists)
         core = next(cores[each.name] for each in clusters if not each.isolated)
-        return Emulator(path, core, cores, kept=kept / folder.name)
+        return Emulator(path, core, cores, kept=kept and kept / folder.name)
 
     def start_helper(self, root: str) -> str:
         """Start a private clock helper for the tree `root`; return its socket. Raises HelperUnavailableError."""

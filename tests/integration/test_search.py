@@ -22,7 +22,7 @@ from farm.search import target, tvm_env, workloads
 from farm.search.build import builder
 from farm.search.candidates import Candidate
 from farm.search.graph import importer, pipeline
-from farm.values import Workload
+from farm.values import Workload, operator_kind
 from tests.integration.one_search import OneSearch
 
 tvm = tvm_env.load()
@@ -116,7 +116,7 @@ def test_what_computes_is_named_behind_what_moves(
     """A depthwise convolution is called so wherever its data come from, and `ops` finds it; one channel makes none."""
     made = workloads.readable_name(function, [source, kernel, (1, 9, 9, kernel[3])], "HWIO")
     assert made == name
-    assert workloads.operator_kind(made) == ("depthwise_conv2d" if "depthwise" in name else "conv2d")
+    assert operator_kind(made) == ("depthwise_conv2d" if "depthwise" in name else "conv2d")
 
 
 def test_a_depthwise_convolution_that_ends_in_another_form_is_named() -> None:
