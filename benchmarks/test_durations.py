@@ -48,7 +48,7 @@ def summarise(runs: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, Any
 def main() -> None:
     """Print the summary."""
     parser = _machine.parser(__doc__)
-    parser.add_argument("--most", type=int, default=25, help="rows of each list (default: 25)")
+    parser.add_argument("--most", type=int, default=12, help="rows of each list (default: 12)")
     options = parser.parse_args()
     with _machine.only_json() as emit:
         if not PATH.exists():

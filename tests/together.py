@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         # A shell has what it runs in the background ignore it, and so would all that tests start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise, by nohup
         os.environ[_RUN] = tempfile.mkdtemp(prefix="farm-tests-")
 
 
