@@ -11,6 +11,7 @@ import importlib.util
 import platform
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from farm import folders, linker, settings
@@ -66,10 +67,7 @@ def name_code(board_type: BoardType, mtriple: str) -> str:
 
 def find_folder(home: Path) -> Path:
     """Return the folder of the emulator's parts, named by a hash of their sources."""
-    digest = hashlib.sha256()
-    for path in _list_sources():
-        digest.update(path.name.encode() + path.read_bytes())
-    return home / "cache" / "emulator" / digest.hexdigest()[:16]
+    return home / "cache" / "emulator" / _hash(_list_sources())[:16]
 
 
 def prepare(loaded: settings.Settings) -> Path:
@@ -110,15 +108,21 @@ def take_kept(home: Path) -> None:
     path = require_inventory_folder() / KEPT
     with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         if archive.comment.decode() == find_version():
-            archive.extractall(find_work_folder(home))
+            folder = find_work_folder(home)
+            for name in archive.namelist():
+                if not (folder / name).exists():  # a board may be reading it
+                    archive.extract(name, folder)
 
 
 def find_version() -> str:
     """Return a hash over all sources of the emulator and its estimates."""
+    return _hash(path for path in sorted(_find_sources().iterdir()) if path.suffix in (".c", ".inc", ".py"))
+
+
+def _hash(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(_find_sources().iterdir()):
-        if path.suffix in (".c", ".inc", ".py"):
-            digest.update(path.name.encode() + path.read_bytes())
+    for path in paths:
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -1,4 +1,7 @@
-"""Frozen value types shared by the whole coordinator. They hold facts and do nothing."""
+"""Frozen value types shared by the whole coordinator. They hold facts and do nothing.
+
+One module: any layer may use any of them.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.artifacts import checking, make
 from farm.artifacts.catalogue import ToCompile, list_artifacts
@@ -21,9 +21,6 @@ from farm.settings import Settings
 from farm.store import Store
 from farm.types.campaigns import FleetCampaign
 from farm.values import CampaignState
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)

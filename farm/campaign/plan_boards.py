@@ -163,7 +163,7 @@ def _filter(rows: Sequence[BoardInfo], board_type: BoardType, spec: BoardsSpec) 
     mine = [row for row in rows if row.board_type == board_type.name]
     if not mine and board_type.host_is_board and not spec.labels:
         return [_this_machine(board_type)]
-    chosen = [row for row in mine if board_choice.has_labels(row.labels, spec.labels)]
+    chosen = [row for row in mine if spec.labels.items() <= row.labels.items()]
     if mine and not chosen:
         wanted = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
         raise UsageError(

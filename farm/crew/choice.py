@@ -55,11 +55,6 @@ class TargetPlan:
         return self.config is None or gpus.is_virtual(self.config)
 
 
-def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a board with these labels has all the wanted ones."""
-    return wanted.items() <= labels.items()
-
-
 def plan_pool(
     rows: Sequence[BoardInfo], board_type: str, name: str | None, *, simulated: bool | None = None
 ) -> tuple[str, ...]:

@@ -102,7 +102,8 @@ class SearchOrder(_Stored):
 class MeasureOrder(_Stored):
     """How a candidate is timed, in seconds. `verify_top` of a workload's best are verified.
 
-    Without `repeat_alone` a candidate without a rival, not even a baseline, is checked only: its trial counts.
+    Without `repeat_alone` what has no rival is checked only, and its trial counts: a candidate alone, or a baseline
+    that no trial beats by the rule's advantage.
     """
 
     number: int
