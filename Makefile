@@ -17,10 +17,11 @@ STAMP := .venv/.complete
 UV_VERSION := 0.13.8
 # Only `make sbom` uses it, in the same way.
 CYCLONEDX_VERSION := 7.5.0
-# So many test files run beside each other. Most tests wait, but what they wait for are processes of their own.
+# So many test files run beside each other. The core tests compute; the others mostly wait, on two cores, too.
 JOBS ?= 2
+MORE_JOBS ?= 4
 # A file's tests stay together, and files come in the order of tests/conftest.py. What fails runs once more.
-TOGETHER := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --reruns=1
+TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
 .PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch \
@@ -78,13 +79,13 @@ quickstart: setup
 	@$(BIN)/farm quickstart
 
 test: setup
-	@$(BIN)/python -m pytest $(TOGETHER) -m core $(SUITE) $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) --numprocesses=$(JOBS) -m core $(SUITE) $(ARGS)
 
 test-all: setup
-	@$(BIN)/python -m pytest $(TOGETHER) $(SUITE) $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) --numprocesses=$(MORE_JOBS) $(SUITE) $(ARGS)
 
 test-rest: setup
-	@$(BIN)/python -m pytest $(TOGETHER) -m "not core" $(SUITE) $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) --numprocesses=$(MORE_JOBS) -m "not core" $(SUITE) $(ARGS)
 
 # By themselves, one after the other: deadlines of a second are kept on the board, whose processors are this machine's.
 test-real-kernel: setup

@@ -25,7 +25,9 @@ SIZE = 64
 # Times fork + exit of a process as the agent's: TVM's runtime loaded, one thread.
 _FORK = """
 import json, os, statistics, time
-from device_agent import agent, board, processes, session, sysfs
+from device_agent import agent, processes, sysfs
+from device_agent.platforms import board
+from device_agent.session import session
 os.environ.update(agent._ENVIRONMENT)
 session.load_tvm(board.Board("bench", "local", "0", sysfs.FileTree()))
 def once():

@@ -22,6 +22,8 @@ import pytest
 STOP_TIMEOUT_S = 60.0
 # More than so many that pass only at their second try are no accident of the machine.
 MOST_UNSTEADY = 8
+# So much of its failure is shown.
+_LINES = 30
 # All processes of a run carry it: the folder that they share.
 _RUN = "TVM_FARM_TEST_RUN"
 _workers: list[Any] = []
@@ -55,7 +57,9 @@ def pytest_keyboard_interrupt() -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for name in _find_unsteady(terminalreporter):
-        terminalreporter.write_line(f"unsteady: {name} failed beside the other tests and passed the second time")
+        terminalreporter.write_line(f"unsteady: {name} failed beside the other tests and passed the second time:")
+        first = next(report for report in terminalreporter.stats["rerun"] if report.nodeid == name)
+        terminalreporter.write_line("\n".join(first.longreprtext.splitlines()[-_LINES:]))
 
 
 @pytest.hookimpl(trylast=True)

@@ -24,6 +24,7 @@ from typing import Any
 _FAMILIES = ("x86", "arm_cpu")
 _BY_MACHINE = {"x86_64": ("x86",), "aarch64": ("arm_cpu",)}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
+_AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
 # `_imported_quickly` changes global state, so one thread at a time.
 _LOADING = threading.RLock()
 
@@ -39,6 +40,12 @@ def load() -> Any:
 def load_compiler() -> Any:
     """Return the `tvm` module; its compiler and MetaSchedule were imported with this module."""
     return tvm
+
+
+def load_gpu() -> None:
+    """Load TVM's code generation for NVIDIA GPUs. Idempotent."""
+    with _imported_quickly():
+        importlib.import_module("tvm.backend.loader").load("cuda")
 
 
 def load_for(target: Any) -> None:
@@ -91,8 +98,20 @@ def _imported_quickly() -> Iterator[None]:
 
 
 def _import_compiler() -> Any:
+    # By itself TVM would load the backends of nine kinds of devices, a quarter of its time: `load_gpu` loads ours.
+    asked = os.environ.get(_AUTOLOAD)
+    os.environ[_AUTOLOAD] = "0"
     import tvm
     import tvm.s_tir
+    from tvm.backend import _autoload_backends
+
+    if asked is None:
+        del os.environ[_AUTOLOAD]
+    else:
+        os.environ[_AUTOLOAD] = asked
+    # Then only the runtime's further functions are loaded: sorting, random numbers.
+    _autoload_backends._BUILTIN_BACKENDS = ()
+    _autoload_backends._load_builtin_backends()
 
     if _INTRINSICS not in sys.modules:
         # A stub package satisfies the `import tvm.s_tir.tensor_intrin` in TuneContext.
