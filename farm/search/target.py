@@ -9,11 +9,11 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from tvm.backend import loader as backends
 from tvm.target import Target, codegen
 
 from farm.errors import UsageError
 from farm.inventory.core_types import find_core_type
-from farm.search import tvm_env
 
 
 def host_target(cores: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def host_target(cores: int) -> dict[str, Any]:
 def make_target(config: Mapping[str, Any]) -> Any:
     """Make a `tvm.target.Target` from its dict form. Raises UsageError where TVM refuses it."""
     if config.get("kind") == "cuda":
-        tvm_env.load_gpu()
+        backends.load("cuda")
     try:
         return Target(dict(config))
     except (ValueError, TypeError, RuntimeError) as error:

@@ -24,7 +24,6 @@ from typing import Any
 _FAMILIES = ("x86", "arm_cpu")
 _BY_MACHINE = {"x86_64": ("x86",), "aarch64": ("arm_cpu",)}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
-_AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
 # `_imported_quickly` changes global state, so one thread at a time.
 _LOADING = threading.RLock()
 
@@ -40,12 +39,6 @@ def load() -> Any:
 def load_compiler() -> Any:
     """Return the `tvm` module; its compiler and MetaSchedule were imported with this module."""
     return tvm
-
-
-def load_gpu() -> None:
-    """Load TVM's code generation for NVIDIA GPUs. Idempotent."""
-    with _imported_quickly():
-        importlib.import_module("tvm.backend.loader").load("cuda")
 
 
 def load_for(target: Any) -> None:
@@ -98,18 +91,11 @@ def _imported_quickly() -> Iterator[None]:
 
 
 def _import_compiler() -> Any:
-    # By itself TVM would load the backends of nine kinds of devices, a quarter of its time: `load_gpu` loads ours.
-    asked = os.environ.get(_AUTOLOAD)
-    os.environ[_AUTOLOAD] = "0"
     import tvm
     import tvm.s_tir
     from tvm.backend import _autoload_backends
 
-    if asked is None:
-        del os.environ[_AUTOLOAD]
-    else:
-        os.environ[_AUTOLOAD] = asked
-    # Then only the runtime's further functions are loaded: sorting, random numbers.
+    # Of all that TVM loads by itself only the runtime's further functions: sorting, random numbers.
     _autoload_backends._BUILTIN_BACKENDS = ()
     _autoload_backends._load_builtin_backends()
 
@@ -125,6 +111,8 @@ def _import_compiler() -> Any:
     return tvm
 
 
+# TVM would load the backends of nine kinds of devices, a seventh of its time; `farm.search.target` loads ours.
+os.environ.setdefault("TVM_DEVICE_BACKEND_AUTOLOAD", "0")
 # XGBoost and TVM share the cores with the compilers.
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() or 1)))
 with _imported_quickly():

@@ -64,13 +64,8 @@ def making(target: Mapping[str, Any]) -> Iterator[list[Made]]:
 
 def bind_rest(module: Any, target: Any) -> Any:
     """Schedule the unscheduled functions of a model with TVM's defaults for GPUs (DLight)."""
-    rules = (
-        dlight.gpu.Matmul(),
-        dlight.gpu.GEMV(),
-        dlight.gpu.Reduction(),
-        dlight.gpu.GeneralReduction(),
-        dlight.gpu.Fallback(),
-    )
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     with target:
         return dlight.ApplyDefaultSchedule(*rules)(module)
 
@@ -107,7 +102,6 @@ PIPELINE = "farm"
 STACK_BYTES = 4096
 # Architectures whose narrow cores gain from fewer instructions.
 _FEW_AT_A_TIME = ("aarch64",)
-# With this annotation TVM skips the allocation (`LowerTVMBuiltin`) and LLVM puts it on the stack.
 # TVM leaves an allocation with this annotation alone (`LowerTVMBuiltin`), and LLVM puts it on the stack.
 _ON_STACK = "disable_lower_builtin"
 
