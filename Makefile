@@ -24,7 +24,7 @@ MORE_JOBS ?= 4
 TOGETHER := --dist=loadfile --no-loadscope-reorder --reruns=1
 SUITE := tests/acceptance tests/integration tests/contract tests/unit
 
-.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-gpu test-torch \
+.PHONY: help setup quickstart test test-all test-rest test-real-kernel test-real-kernel-core test-onnx test-gpu test-torch \
 	test-ray-floor check lint unit bench generated kept-emulations docs pictures images dist dist-check sbom release lock clean
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make test-rest    what \`make test-all\` runs and \`make test\` does not"
 	@echo "make test-real-kernel  the tests on a board with a real kernel; deploy/real-kernel-board/build makes it"
 	@echo "make test-real-kernel-core  the quick core of them"
+	@echo "make test-onnx    ONNX's own tests of its operators, against the verdicts that are expected"
 	@echo "make test-gpu     the tests on this machine's NVIDIA GPU"
 	@echo "make test-torch   the tests with PyTorch: 5 GB to fetch on x86-64"
 	@echo "make test-ray-floor  the tests of builds and of Ray with the oldest Ray: 70 MB to fetch; RAY=x.y.z for another"
@@ -94,6 +95,10 @@ test-real-kernel: setup
 # Without images the tests fail instead of being skipped; what fails runs once more.
 test-real-kernel-core: setup
 	@FARM_REQUIRE_REAL_KERNEL=1 $(BIN)/python -m pytest -v --reruns=1 -m core tests/real_kernel $(ARGS)
+
+# All of ONNX's own tests of its operators, by two processes; ARGS='--only resize' for some of them.
+test-onnx: setup
+	@$(BIN)/python -m tests.onnx_suite.suite $(ARGS)
 
 # On a machine with an NVIDIA GPU and its driver.
 test-gpu: setup

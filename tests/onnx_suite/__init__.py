@@ -1,0 +1,1 @@
+"""ONNX's own tests of its operators, compiled and run here; `make test-onnx` runs them all."""

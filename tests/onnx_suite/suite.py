@@ -1,0 +1,104 @@
+"""Run ONNX's tests of its operators by several processes; print a table; compare with the verdicts that are expected.
+
+`make test-onnx` runs all of them; `--sample N` every fifth case from the N-th on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import queue
+import select
+import statistics
+import subprocess
+import sys
+
+from tests.onnx_suite.cases import list_cases
+
+EXPECTED = pathlib.Path(__file__).with_name("expected.tsv")
+KINDS = ("right", "refused", "internal", "wrong")
+_CASE_S = 120.0
+_SHARE = 5
+
+
+def judge_all(names: list[str], jobs: int) -> dict[str, dict[str, object]]:
+    """Judge cases by `jobs` processes; a process that a case ends, or that takes too long, is replaced."""
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        waiting.put(name)
+    found: dict[str, dict[str, object]] = {}
+
+    def work() -> None:
+        child = None
+        while True:
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                break
+            if child is None:
+                command = [sys.executable, "-m", "tests.onnx_suite.judging"]
+                child = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+                )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(f"{name}\n".encode())
+            ready, _, _ = select.select([child.stdout], [], [], _CASE_S)
+            line = child.stdout.readline() if ready else b""
+            if line:
+                found[name] = json.loads(line)
+                continue
+            child.kill()
+            how = f"ended with {child.wait()}" if ready else f"took more than {_CASE_S:g} s"
+            found[name] = {"name": name, "kind": "internal", "reason": f"its process {how}", "seconds": 0.0}
+            child = None
+        if child is not None:
+            child.communicate(timeout=_CASE_S)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(work) for _ in range(jobs)]:
+            done.result()
+    return found
+
+
+def read_expected() -> dict[str, str]:
+    """Read the cases that are not right: name and kind."""
+    lines = EXPECTED.read_text().splitlines() if EXPECTED.exists() else []
+    return dict(line.split("\t")[:2] for line in lines if not line.startswith("#"))  # type: ignore[misc]
+
+
+def main() -> int:
+    """Run it; 1 where a verdict is not the expected one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes beside each other")
+    parser.add_argument("--sample", type=int, help="only every fifth case, from this one on")
+    parser.add_argument("--only", default="", help="only cases whose name holds this text")
+    parser.add_argument("--save", action="store_true", help="write the verdicts as the expected ones")
+    options = parser.parse_args()
+    names = [case.name for case in list_cases() if options.only in case.name]
+    if options.sample is not None:
+        names = names[options.sample % _SHARE :: _SHARE]
+    found = judge_all(names, options.jobs)
+    counts = collections.Counter(str(each["kind"]) for each in found.values())
+    expected = read_expected()
+    for name in names:
+        kind, reason = str(found[name]["kind"]), str(found[name]["reason"])
+        if kind != expected.get(name, "right"):
+            print(f"{name}: {kind}, not {expected.get(name, 'right')}: {reason}")
+    seconds = statistics.median(float(str(each["seconds"])) for each in found.values())
+    print(
+        f"{len(names)} cases: " + ", ".join(f"{counts[k]} {k}" for k in KINDS) + f"; median {seconds:.2f} s to compile"
+    )
+    if options.save:
+        expected |= {name: str(found[name]["kind"]) for name in names}
+        rows = (f"{name}\t{kind}\n" for name, kind in sorted(expected.items()) if kind != "right")
+        EXPECTED.write_text("".join(rows))
+    return int(any(found[n]["kind"] != expected.get(n, "right") for n in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
