@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import bindings, recurrent
+from farm.search.graph import bindings, recurrent, resizing
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def importer_class() -> Any:
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             convert = _CONVERTERS.get(op_name)
-            converted = convert(inputs, attrs) if convert else None
+            converted = convert(inputs, attrs | {"opset": opset}) if convert else None
             if converted is None:
                 converted = super()._convert_operator(op_name, inputs, attrs, opset)
                 if op_name == "Gather":
@@ -189,6 +189,8 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Min": functools.partial(_convert_variadic, "minimum"),
     "Pad": _convert_pad,
     "RMSNormalization": _convert_rms_norm,
+    "Resize": resizing.convert_resize,
     "Sum": functools.partial(_convert_variadic, "add"),
+    "Upsample": resizing.convert_upsample,
     **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},
 }

@@ -1,0 +1,101 @@
+"""Attributes, ranks and types of operators that ONNX's own cases leave out compute what ONNX's reference computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tests.onnx_suite import judging
+from tests.onnx_suite.cases import Case
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(7)
+
+
+def image(*shape: int) -> Array:
+    return RNG.normal(size=shape).astype("float32")
+
+
+def reals(*values: float) -> Array:
+    return np.array(values, "float32")
+
+
+def whole(*values: int) -> Array:
+    return np.array(values, "int64")
+
+
+def form(op: str, *given: Array | None, held: tuple[int, ...] = (), outputs: int = 1, **attributes: Any) -> Any:
+    """One node: its inputs, of which those at `held` are constants, its outputs and attributes."""
+    return op, given, held, outputs, attributes
+
+
+def make_case(forms: list[Any], opset: int) -> Case:
+    """All nodes in one model, each with inputs of its own."""
+    graph, values = onnx.GraphProto(name="forms"), {}
+    for number, (op, given, held, outputs, attributes) in enumerate(forms):
+        names = []
+        for at, array in enumerate(given):
+            names.append("" if array is None else f"{op}{number}_{at}")
+            if array is None:
+                continue
+            if at in held:
+                graph.initializer.append(numpy_helper.from_array(array, names[-1]))
+                continue
+            values[names[-1]] = array
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            graph.input.append(helper.make_tensor_value_info(names[-1], kind, array.shape))
+        results = [f"{op}{number}_out{at}" for at in range(outputs)]
+        graph.node.append(helper.make_node(op, names, results, **attributes))
+        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    wanted = ReferenceEvaluator(model).run(None, values)
+    return Case("forms", model, values, tuple(map(np.asarray, wanted)), 1e-4, 1e-5)
+
+
+def resize(data: Array, scales: Array | None, sizes: Array | None = None, roi: Array | None = None, **more: Any) -> Any:
+    return form("Resize", data, roi, scales, sizes, held=(1, 2, 3), **more)
+
+
+PHOTO = image(1, 3, 6, 7)
+RESIZES = [
+    resize(image(7), reals(1.6), mode="linear"),
+    resize(image(2, 3, 7), reals(1, 1, 2.4), mode="cubic", coordinate_transformation_mode="asymmetric"),
+    resize(image(1, 2, 3, 4, 5), reals(1, 1, 2, 1.5, 0.7), mode="linear"),
+    resize(image(1, 2, 3, 4, 5), reals(1, 1, 2, 2, 2), mode="nearest"),
+    resize(PHOTO, reals(1, 1.5, 0.7, 2), mode="linear", coordinate_transformation_mode="align_corners"),
+    resize(PHOTO, reals(2, 3), mode="linear", axes=[3, 2], exclude_outside=1),
+    resize(PHOTO, reals(2, 3), mode="linear", axes=[2, 3]),
+    resize(PHOTO, None, whole(9, 5), mode="cubic", axes=[2, 3], antialias=1, exclude_outside=1, cubic_coeff_a=-0.5),
+    resize(PHOTO, None, whole(9, 5), mode="cubic", axes=[3, 2], keep_aspect_ratio_policy="not_smaller"),
+    resize(PHOTO, None, whole(1, 3, 11, 13), mode="nearest", nearest_mode="ceil"),
+    resize(PHOTO, None, whole(1, 3, 1, 1), mode="linear", coordinate_transformation_mode="align_corners"),
+    *(
+        resize(
+            PHOTO,
+            None,
+            whole(5, 9),
+            reals(-0.1, 0.2, 0.8, 1.3),
+            mode=mode,
+            axes=[2, 3],
+            coordinate_transformation_mode="tf_crop_and_resize",
+            extrapolation_value=10.0,
+        )
+        for mode in ("nearest", "linear", "cubic")
+    ),
+    resize(RNG.integers(0, 255, (1, 3, 4, 4)).astype("uint8"), reals(1, 1, 2, 2), mode="linear"),
+    resize(RNG.integers(0, 99, (1, 3, 4, 4)), reals(1, 1, 2, 1.5), mode="nearest"),
+    resize(image(1, 2, 4, 4).astype("float16"), reals(1, 1, 2, 1.5), mode="cubic"),
+]
+
+
+@pytest.mark.parametrize(("forms", "opset"), [(RESIZES, 19)], ids=["resizing"])
+def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
+    """Each output of each node, by the users' pipeline."""
+    verdict = judging.judge(make_case(forms, opset))
+    assert (verdict.kind, verdict.reason) == ("right", "")
