@@ -124,7 +124,7 @@ def _map_names(instructions: _Instructions, module: Any, context: Any) -> Mappin
     blocks, asked = workloads.list_blocks(module), _list_asked(instructions)
     if all(map(workloads.is_canonical, asked)):
         return {number: name for name, number in workloads.number_blocks(blocks).items()}
-    if set(asked) <= {*blocks, workloads.ROOT}:
+    if set(asked) <= {*blocks, facts.ROOT}:
         return {}
     wanted = shape(instructions)
     for space in context.generate_design_space():

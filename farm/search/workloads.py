@@ -15,14 +15,13 @@ import tvm_ffi
 from tvm.s_tir.analysis import estimate_tir_flops
 
 from farm.search import target as search_target
+from farm.search.families import facts
 from farm.search.families.winograd import count_direct_flop
 from farm.search.graph import half_precision, importer, in_place_concat, recurrent
 from farm.search.graph import pipeline as graph_pipeline
 from farm.search.tvm_env import ms
 from farm.values import COMPUTED_PREFIX, Workload
 
-# MetaSchedule's post-processors look this block up by name.
-ROOT = "root"
 _CANONICAL = re.compile(r"block_\d+|root")
 
 
@@ -40,7 +39,7 @@ def canonical_json(module: Any) -> str:
             field, kind = "name", "buffer" if buffer else "index"
         else:
             continue
-        if kind == "block" and nodes[node["data"][field]]["data"] == ROOT:
+        if kind == "block" and nodes[node["data"][field]]["data"] == facts.ROOT:
             continue
         number = counts[kind] = counts.get(kind, -1) + 1
         # Other nodes may share the old string, so it stays.
@@ -53,7 +52,7 @@ def list_blocks(module: Any) -> list[str]:
     """List the names of a function's blocks without the root, in the order in which `canonical_json` numbers them."""
     nodes = json.loads(tvm.ir.save_json(module))["nodes"]
     found = [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"] == "s_tir.SBlock"]
-    return [name for name in found if name != ROOT]
+    return [name for name in found if name != facts.ROOT]
 
 
 def is_canonical(block: str) -> bool:
@@ -139,6 +138,8 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
         if in_place_concat.is_join(mod["main"]) or recurrent.is_loop(mod["main"]):
             continue
         arguments = list_arguments(mod)
+        if not facts.is_schedulable(mod["main"]) or any(0 in shape for shape, _ in arguments):
+            continue
         name = str(task.task_name).replace(half_precision.PREFIX, "", 1)
         computed = known is not None and half_precision.is_computed(known.weights, arguments)
         name = readable_name(name, [shape for shape, _ in arguments], kernel_layout, casts=not computed)

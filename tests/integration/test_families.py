@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.search import cores, tvm_env, workloads
+from farm.search import cores, default_schedule, tvm_env, workloads
 from farm.search.build import lowering
 from farm.search.families import rule
 from farm.search.families.dense import PAD_ALL, PAD_SKEWED
+from farm.search.families.elementwise import Elementwise
 from farm.search.graph import canonical, channel_padding
 from farm.search.tuners.decisions import Genome
 from farm.search.tuners.schedule_space import ScheduleSpace
@@ -250,6 +251,39 @@ def test_a_function_that_tvm_trips_over_is_left_to_the_others() -> None:
     result = topi.strided_slice(rows, [0], [32], [2], axes=[3])
     module = tvm.IRModule({"main": canonical.canonicalise(te.create_prim_func([data, result]))})
     assert [each.family.name for each in rule.list_outlooks(module, cores.core_of(AVX2))] == ["elementwise"]
+
+
+class Unable(Elementwise):
+    """A family that cannot do one of its acts."""
+
+    name = "unable"
+
+    def __init__(self, act: str) -> None:
+        setattr(self, act, self.fail)
+
+    def fail(self, *_: Any) -> Any:
+        raise IndexError("list index out of range")
+
+
+@pytest.mark.parametrize("act", ["read", "options", "predict", "apply"])
+def test_what_a_family_cannot_do_is_left_to_others(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the next family, and without one to TVM; a search likewise."""
+    from tvm import te, topi
+
+    data = te.placeholder((4, 64), name="data")
+    module = tvm.IRModule({"main": canonical.canonicalise(te.create_prim_func([data, topi.nn.relu(data)]))})
+    workload, target = make_workload(module, AVX2), tvm.target.Target(AVX2)
+
+    def find() -> Any:
+        entry = tvm_env.ms.database.MemoryDatabase().commit_workload(module)
+        return default_schedule.find_default(workload, entry, target)
+
+    monkeypatch.setattr(rule, "FAMILIES", (Unable(act),))
+    assert find() is None
+    assert ScheduleSpace(workload).ranked == []
+    monkeypatch.setattr(rule, "FAMILIES", (Unable(act), Elementwise()))
+    assert find().family == "elementwise"
+    assert ScheduleSpace(workload).ranked
 
 
 @pytest.mark.parametrize(

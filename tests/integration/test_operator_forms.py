@@ -93,8 +93,34 @@ RESIZES = [
     resize(image(1, 2, 4, 4).astype("float16"), reals(1, 1, 2, 1.5), mode="cubic"),
 ]
 
+# What no schedule family takes, or only one that once failed.
+SMALL, MAPS = image(4, 5, 6), image(1, 8, 8, 8)
+UNUSUAL = [
+    *(form(name, SMALL, axis=axis) for name in ("ArgMax", "ArgMin") for axis in range(3)),
+    form("GroupNormalization", MAPS, image(8), image(8), held=(1, 2), num_groups=4),
+    form("ScatterElements", SMALL, whole(0, 1).reshape(2, 1, 1), image(2, 1, 1), held=(1,)),
+    form("ScatterND", SMALL, whole(0, 1, 0, 3).reshape(2, 2), image(2, 6), held=(1,)),
+    form("MatMul", image(7), image(7)),
+    form("Einsum", image(7), image(7), equation="i,i->"),
+    form("Split", SMALL, num_outputs=3, axis=1, outputs=3),
+]
+EMPTY = [
+    form("Relu", image(2, 0, 3)),
+    form("LayerNormalization", image(0, 4), image(4), held=(1,)),
+    form("MatMul", image(3, 0), image(0, 4)),
+    form("ReduceSum", image(3, 0), whole(1), held=(1,)),
+    form("Concat", SMALL, image(4, 0, 6), held=(1,), axis=1),
+    form("Identity", image(0, 4), held=(0,)),
+    form("Slice", SMALL, whole(3), whole(3), whole(1), held=(1, 2, 3)),
+    form("Split", SMALL, whole(2, 0, 3), held=(1,), axis=1, outputs=3),
+]
 
-@pytest.mark.parametrize(("forms", "opset"), [(RESIZES, 19)], ids=["resizing"])
+
+@pytest.mark.parametrize(
+    ("forms", "opset"),
+    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21)],
+    ids=["resizing", "unusual functions", "without elements"],
+)
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""
     verdict = judging.judge(make_case(forms, opset))

@@ -9,11 +9,14 @@ import dataclasses
 import math
 from typing import Any
 
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm_ffi import dtype as ffi_dtype
 
 from farm.search.families import expressions
+
+# MetaSchedule's post-processors look this block up by name.
+ROOT = "root"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +91,17 @@ class Contraction:
         return math.prod(a.extent for a in (*self.batch, *self.pixels, *self.channels, *self.sums))
 
 
+def is_schedulable(function: Any) -> bool:
+    """Say whether a function has a root block; TVM writes scatters and sorts as programs without one."""
+    body = function.body
+    return isinstance(body, s_tir.SBlockRealize) and str(body.block.name_hint) == ROOT
+
+
 def list_blocks(schedule: Any) -> list[str]:
-    """List the names of a function's blocks, in order."""
-    root = schedule.get_sblock("root")
+    """List the names of a function's blocks, in order; none where it is one program that nothing can schedule."""
+    if not is_schedulable(schedule.mod["main"]):
+        return []
+    root = schedule.get_sblock(ROOT)
     return [str(schedule.get(block).name_hint) for block in schedule.get_child_blocks(root)]
 
 
@@ -100,7 +111,7 @@ def read_contraction(schedule: Any, names: list[str] | None = None) -> Contracti
     `names` are the blocks considered, by default all.
     """
     names = list_blocks(schedule) if names is None else names
-    if len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         return None
     blocks = {name: schedule.get(schedule.get_sblock(name)) for name in names}
     mains = [name for name in names if any(is_sum(v) for v in blocks[name].iter_vars)]
@@ -133,10 +144,9 @@ def _read(
     axes = {v.var: Axis(at, int(v.dom.extent)) for at, v in enumerate(block.iter_vars)}
     sums = [v.var for v in block.iter_vars if is_sum(v)]
     store = block.body
-    final = list(store.indices)[-1]
     used = [_used(load.indices, variables) for load in operands]
     # The weight is the operand that alone uses the last dimension of the result, or the one without pixels.
-    ends = [v for v in variables if expressions.mentions(final, v)]
+    ends = [v for v in variables if any(expressions.mentions(final, v) for final in list(store.indices)[-1:])]
     if len(ends) != 1 or ends[0] in sums:
         return None
     owners = [which for which in (0, 1) if ends[0] in used[which]]

@@ -185,7 +185,11 @@ def read_norm(schedule: Any) -> Norm | None:
 def _sums_neighbours(block: Any) -> bool:
     """Say whether the reduced elements are contiguous."""
     sums = [v.var for v in block.iter_vars if reading.is_sum(v)]
-    ends = [load.indices[-1] for load in expressions.read_value(block.body.value)[0] if len(load.indices)]
+    # Several are stored where a block finds an index beside its value, or sums with sums of squares.
+    loads = [
+        load for store in expressions.list_statements(block.body) for load in expressions.read_value(store.value)[0]
+    ]
+    ends = [load.indices[-1] for load in loads if len(load.indices)]
     return any(expressions.mentions(end, v) for end in ends for v in sums)
 
 

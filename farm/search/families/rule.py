@@ -1,9 +1,13 @@
-"""The registered schedule families, and the plans of a function in order of predicted time."""
+"""The registered schedule families, and the plans of a function in order of predicted time.
+
+A function that a family cannot read, predict or schedule is left to the next family, and last to TVM's default.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +23,8 @@ from farm.search.families.reduce import Reduce
 from farm.search.families.strips import Pooled, Separable
 from farm.search.families.winograd import Winograd
 from farm.search.gpus import TargetGpu
+
+_log = logging.getLogger(__name__)
 
 # Annotation of the root block, so that the trace names the plan.
 MARK = "farm.plan"
@@ -74,11 +80,18 @@ class Outlook:
 
     def predict(self, plan: Plan) -> Prediction | None:
         """Predict a plan's cost; None for an invalid plan."""
-        return self.family.predict(self.facts, plan, self.core)
+        try:
+            return self.family.predict(self.facts, plan, self.core)
+        except Exception as error:  # noqa: BLE001 - see `_read`
+            _log.debug("%s cannot predict %s: %r", self.family.name, dict(plan), error)
+            return None
 
     def apply(self, schedule: Any, plan: Plan) -> None:
-        """Schedule the function and annotate the plan. Raises TVM's errors where it refuses."""
-        self.family.apply(schedule, self.facts, plan)
+        """Schedule the function and annotate the plan. Raises RuntimeError where TVM or the family cannot."""
+        try:
+            self.family.apply(schedule, self.facts, plan)
+        except Exception as error:
+            raise RuntimeError(str(error)) from error
         words = [self.family.name, *(f"{knob}={option}" for knob, option in plan.items())]
         schedule.annotate(schedule.get_sblock("root"), MARK, " ".join(words))
 
@@ -86,8 +99,18 @@ class Outlook:
 def list_outlooks(module: Any, core: Unit) -> list[Outlook]:
     """Read the only function of a module by each family that matches, in the order of the families."""
     schedule = tvm.s_tir.Schedule(module, error_render_level="none")
-    read = ((family, family.read(schedule)) for family in list_families(core))
-    return [Outlook(family, facts, core, family.options(facts, core)) for family, facts in read if facts is not None]
+    read = (_read(family, schedule, core) for family in list_families(core))
+    return [outlook for outlook in read if outlook is not None]
+
+
+def _read(family: Family, schedule: Any, core: Unit) -> Outlook | None:
+    """Read a function by one family; None where it does not match, or is of a form that the family cannot read."""
+    try:
+        facts = family.read(schedule)
+        return None if facts is None else Outlook(family, facts, core, family.options(facts, core))
+    except Exception as error:  # noqa: BLE001 - functions have any form, and TVM's default schedules each of them
+        _log.debug("%s cannot read a function: %r", family.name, error)
+        return None
 
 
 def read_outlook(module: Any, core: Unit) -> Outlook | None:

@@ -53,6 +53,34 @@ def fold_shapes() -> Any:
     return tvm.transform.module_pass(fold, opt_level=0, name="FoldConstantShapes")
 
 
+@functools.cache
+def allocate_empty() -> Any:
+    """Make a Relax pass that allocates constants without elements at run time: TVM cannot load them from a library."""
+
+    @mutator
+    class Emptier(PyExprMutator):
+        def visit_generic_const_(self, constant: Any) -> Any:
+            if not is_empty(constant.ty):
+                return constant
+            return self.builder_.emit(relax.op.zeros(static_shape(constant.ty), constant.ty.dtype))
+
+    def allocate(module: Any, _: Any) -> Any:
+        emptier = Emptier(module)
+        for variable, function in list_functions(module):
+            found: list[bool] = []
+            relax.analysis.post_order_visit(function, lambda node, found=found: found.append(is_empty(node.ty)))
+            if any(found):
+                emptier.builder_.update_func(variable, emptier.visit_expr(function))
+        return emptier.builder_.get()
+
+    return tvm.transform.module_pass(allocate, opt_level=0, name="AllocateEmpty")
+
+
+def is_empty(type_: Any) -> bool:
+    """Say whether a type is of tensors without elements."""
+    return 0 in (static_shape(type_) or ())
+
+
 def _permuted(array: npt.NDArray[Any], call: Any) -> npt.NDArray[Any]:
     axes = call.attrs.axes
     return np.transpose(array, None if axes is None else [int(axis) for axis in axes])
@@ -145,6 +173,28 @@ def rewriting_pass(run: Callable[[Any, Any], Mapping[Any, Sequence[Any]]], name:
         return tvm.transform.Sequential(tidy)(builder.get())
 
     return tvm.transform.module_pass(apply, opt_level=0, name=name)
+
+
+def fold_empty() -> Any:
+    """Make a pass that turns results without elements into constants, and concatenates none of them.
+
+    TVM has no code for such intermediate buffers.
+    """
+
+    def fold(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+        others = {}
+        for binding in list_bindings(function):
+            variable, value = binding.var, binding.value
+            if is_empty(variable.ty):
+                value = relax.const(tvm.runtime.empty(static_shape(variable.ty), variable.ty.dtype.dtype))
+            elif is_call(value, "relax.concat") and any(is_empty(part.ty) for part in value.args[0]):
+                kept = [part for part in value.args[0] if not is_empty(part.ty)]
+                value = relax.op.concat(kept, value.attrs.axis) if len(kept) > 1 else kept[0]
+            if value is not binding.value:
+                others[variable] = [relax.VarBinding(variable, builder.normalize(value))]
+        return others
+
+    return rewriting_pass(fold, "FoldEmpty")
 
 
 def list_functions(module: Any) -> Iterator[tuple[Any, Any]]:

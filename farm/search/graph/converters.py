@@ -9,6 +9,7 @@ several dimensions without its weights, which gives wrong results.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -123,6 +124,23 @@ def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.op.nn.pad(data, pairs, "constant", number)
 
 
+def _convert_split(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Split into parts of which one is empty or the last is smaller; None for others, which TVM handles."""
+    data, sizes = inputs[0], inputs[1]
+    shape, axis = bindings.static_shape(data.ty), int(attributes.get("axis", 0))
+    if shape is None or not (sizes is None or isinstance(sizes, GenericConst)):
+        return None
+    count, given = attributes["tvm_custom"]["num_outputs"], attributes.get("split")
+    size = -(-shape[axis] // count)
+    parts = [size] * (count - 1) + [shape[axis] - size * (count - 1)] if sizes is None else sizes.value.numpy().tolist()
+    parts = parts if given is None else list(given)
+    if min(parts) > 0 and (sizes is not None or given is not None or len(set(parts)) == 1):
+        return None
+    ends = list(itertools.accumulate(parts))
+    bounds = zip([0, *ends[:-1]], ends, strict=True)
+    return relax.Tuple([relax.op.strided_slice(data, [axis], [begin], [end]) for begin, end in bounds])
+
+
 def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
     """Chain a binary operator, with ONNX's broadcasting."""
     return functools.reduce(getattr(relax.op, name), list(inputs))
@@ -190,6 +208,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Pad": _convert_pad,
     "RMSNormalization": _convert_rms_norm,
     "Resize": resizing.convert_resize,
+    "Split": _convert_split,
     "Sum": functools.partial(_convert_variadic, "add"),
     "Upsample": resizing.convert_upsample,
     **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},

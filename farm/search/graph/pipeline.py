@@ -244,6 +244,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     # Before constants are folded, which would turn 8-bit weights into float32.
     passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
     passes += [
+        bindings.fold_empty(),
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
@@ -293,7 +294,7 @@ def finish(module: Any, target: Any, database: Any | None, pipeline: GraphPipeli
             passes += [_split_preprocessing(), transform.LiftTransformParams(), transform.FoldConstant()]
         if pipeline.canonical:
             passes.append(in_place_concat.share())
-        return tvm.transform.Sequential(passes)(module) if passes else module
+        return tvm.transform.Sequential([*passes, bindings.allocate_empty()])(module)
 
 
 def _split_preprocessing() -> Any:
