@@ -1,4 +1,7 @@
-"""Attributes, ranks and types of operators that ONNX's own cases leave out compute what ONNX's reference computes."""
+"""Attributes, ranks and types of operators that ONNX's own cases leave out compute what a reference computes.
+
+That is ONNX's reference implementation; ONNX Runtime for pools, of whose attributes the former ignores some.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -35,7 +39,7 @@ def form(op: str, *given: Array | None, held: tuple[int, ...] = (), outputs: int
     return op, given, held, outputs, attributes
 
 
-def make_case(forms: list[Any], opset: int) -> Case:
+def make_case(forms: list[Any], opset: int, by_runtime: bool = False) -> Case:
     """All nodes in one model, each with inputs of its own."""
     graph, values = onnx.GraphProto(name="forms"), {}
     for number, (op, given, held, outputs, attributes) in enumerate(forms):
@@ -54,7 +58,12 @@ def make_case(forms: list[Any], opset: int) -> Case:
         graph.node.append(helper.make_node(op, names, results, **attributes))
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    wanted = ReferenceEvaluator(model).run(None, values)
+    if by_runtime:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
+    else:
+        wanted = ReferenceEvaluator(model).run(None, values)
     return Case("forms", model, values, tuple(map(np.asarray, wanted)), 1e-4, 1e-5)
 
 
@@ -116,6 +125,38 @@ EMPTY = [
 ]
 
 
+def pool(op: str, **attributes: Any) -> Any:
+    return form(op, image(1, 2, 7, 8), **({"kernel_shape": [3, 2], "strides": [3, 2]} | attributes))
+
+
+REGIONS = np.array([[1, 2, 30, 33], [0, 0, 12, 8]], "float32")
+POOLS = [
+    *(pool(op, auto_pad="SAME_LOWER") for op in ("MaxPool", "AveragePool", "LpPool")),
+    *(pool(op, ceil_mode=1) for op in ("MaxPool", "AveragePool", "LpPool")),
+    *(pool(op, ceil_mode=1, kernel_shape=[2, 2], pads=[0, 0, 1, 1]) for op in ("MaxPool", "AveragePool", "LpPool")),
+    *(pool(op, ceil_mode=1, dilations=[2, 2], pads=[1, 1, 1, 1]) for op in ("MaxPool", "AveragePool", "LpPool")),
+    pool("AveragePool", ceil_mode=1, pads=[1, 1, 1, 1], count_include_pad=1),
+    pool("MaxPool", outputs=2, pads=[1, 1, 1, 0], dilations=[2, 1]),
+    pool("MaxPool", outputs=2, storage_order=1),
+    form("MaxPool", image(1, 2, 5, 6, 7), outputs=2, kernel_shape=[3, 2, 2], strides=[2, 2, 1], ceil_mode=1),
+    form("MaxPool", RNG.integers(0, 3, (1, 2, 6, 6)).astype("uint8"), outputs=2, kernel_shape=[3, 3], pads=[1] * 4),
+    form("AveragePool", image(1, 2, 9), kernel_shape=[4], strides=[3], ceil_mode=1),
+    *(
+        form(
+            "RoiAlign",
+            image(2, 3, 9, 10),
+            REGIONS,
+            whole(1, 0),
+            output_height=3,
+            output_width=2,
+            spatial_scale=0.25,
+            coordinate_transformation_mode=mode,
+        )
+        for mode in ("half_pixel", "output_half_pixel")
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("forms", "opset"),
     [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21)],
@@ -124,4 +165,11 @@ EMPTY = [
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""
     verdict = judging.judge(make_case(forms, opset))
+    assert (verdict.kind, verdict.reason) == ("right", "")
+
+
+@pytest.mark.parametrize(("forms", "opset"), [(POOLS, 21)], ids=["pooling"])
+def test_forms_compute_what_onnx_runtime_computes(forms: list[Any], opset: int) -> None:
+    """Each output of each node, by the users' pipeline."""
+    verdict = judging.judge(make_case(forms, opset, by_runtime=True))
     assert (verdict.kind, verdict.reason) == ("right", "")

@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import bindings, recurrent, resizing
+from farm.search.graph import bindings, pooling, recurrent, resizing
 
 
 @functools.cache
@@ -197,16 +197,20 @@ def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...
 
 
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
+    "AveragePool": pooling.convert_average_pool,
     "Clip": _convert_clip,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
     "LayerNormalization": _convert_layer_norm,
+    "LpPool": pooling.convert_lp_pool,
     "Max": functools.partial(_convert_variadic, "maximum"),
+    "MaxPool": pooling.convert_max_pool,
     "Mean": _convert_mean,
     "Min": functools.partial(_convert_variadic, "minimum"),
     "Pad": _convert_pad,
     "RMSNormalization": _convert_rms_norm,
+    "RoiAlign": pooling.convert_roi_align,
     "Resize": resizing.convert_resize,
     "Split": _convert_split,
     "Sum": functools.partial(_convert_variadic, "add"),

@@ -1,0 +1,192 @@
+"""Pools that TVM 0.27 computes otherwise than ONNX: dilated SAME pads, windows past the end, indices, regions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import relax
+
+from farm.search.graph import bindings
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One pooled axis: `before` and `after` are pads, `results` the windows."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    results: int
+
+    @property
+    def overhang(self) -> int:
+        """Elements that the last window reads past the data."""
+        return max(0, self._end - self.before - self.size)
+
+    @property
+    def _end(self) -> int:
+        return (self.results - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether the last window ends inside the pads."""
+        return self._end <= self.before + self.size + self.after
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Return the first element of each window, which may lie in the pads."""
+        return np.arange(self.results, dtype="int64") * self.stride - self.before
+
+    def counts(self, includes_pads: bool) -> npt.NDArray[np.float64]:
+        """Return the elements of each window that an average counts."""
+        read = self.starts()[:, None] + np.arange(self.kernel) * self.dilation
+        low, high = (-self.before, self.size + self.after) if includes_pads else (0, self.size)
+        counted: npt.NDArray[np.float64] = ((read >= low) & (read < high)).sum(axis=1).astype("float64")
+        return counted
+
+
+def plan_sides(shape: tuple[int, ...], attributes: dict[str, Any]) -> list[Side]:
+    """Return the pooled axes as ONNX's attributes define them."""
+    kernels = [int(size) for size in attributes["kernel_shape"]]
+    rank = len(kernels)
+    strides, dilations = ([int(n) for n in attributes.get(name, [1] * rank)] for name in ("strides", "dilations"))
+    pads = [int(n) for n in attributes.get("pads", [0] * (2 * rank))]
+    mode = attributes.get("auto_pad", b"NOTSET").decode()
+    sides = []
+    for at, (size, kernel, stride, dilation) in enumerate(zip(shape[2:], kernels, strides, dilations, strict=True)):
+        extent = (kernel - 1) * dilation + 1
+        before, after = (pads[at], pads[at + rank]) if mode == "NOTSET" else (0, 0)
+        if mode.startswith("SAME"):
+            both = max(0, (-(-size // stride) - 1) * stride + extent - size)
+            before, after = (both - both // 2, both // 2) if mode == "SAME_LOWER" else (both // 2, both - both // 2)
+        steps = (size + before + after - extent) / stride
+        results = (math.ceil(steps) if attributes.get("ceil_mode") else math.floor(steps)) + 1
+        if (results - 1) * stride >= size + before:  # no window starts past the data
+            results -= 1
+        sides.append(Side(size, kernel, stride, dilation, before, after, results))
+    return sides
+
+
+def convert_max_pool(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert MaxPool; None where TVM's converter is right."""
+    data = inputs[0]
+    sides = plan_sides(bindings.static_shape(data.ty) or (), attributes)
+    if attributes["tvm_custom"]["num_outputs"] > 1:
+        return _find_maxima(data, sides, bool(attributes.get("storage_order")))
+    if _is_plain(attributes) and not attributes.get("ceil_mode"):
+        return None
+    if _is_plain(attributes) and all(side.results == _ceil_results(side) for side in sides):
+        return None
+    pads = [*(side.before for side in sides), *(side.overhang for side in sides)]
+    operator = getattr(relax.op.nn, f"max_pool{len(sides)}d")
+    return operator(data, *_windows(sides), pads, [side.dilation for side in sides])
+
+
+def convert_average_pool(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert AveragePool; None where TVM's converter is right."""
+    data, includes_pads = inputs[0], bool(attributes.get("count_include_pad"))
+    sides = plan_sides(bindings.static_shape(data.ty) or (), attributes)
+    if all(side.is_floor for side in sides):
+        if _is_plain(attributes):
+            return None
+        pads = [*(side.before for side in sides), *(side.after for side in sides)]
+        dilations = [side.dilation for side in sides]
+        operator = getattr(relax.op.nn, f"avg_pool{len(sides)}d")
+        return operator(data, *_windows(sides), pads, dilations, False, includes_pads)
+    counts = np.ones(())
+    for side in sides:
+        counts = np.multiply.outer(counts, side.kernel / side.counts(includes_pads))
+    return relax.op.multiply(_average(data, sides), relax.const(counts, data.ty.dtype))
+
+
+def convert_lp_pool(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert LpPool, whose sums leave the pads out."""
+    data, order = inputs[0], float(attributes.get("p", 2))
+    dtype = data.ty.dtype
+    sides = plan_sides(bindings.static_shape(data.ty) or (), attributes)
+    powers = relax.BlockBuilder.current().normalize(relax.op.power(relax.op.abs(data), relax.const(order, dtype)))
+    taps = math.prod(side.kernel for side in sides)
+    sums = relax.op.multiply(_average(powers, sides), relax.const(float(taps), dtype))
+    return relax.op.power(sums, relax.const(1 / order, dtype))
+
+
+def convert_roi_align(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert RoiAlign: half a pixel of the scaled image is more in the regions' own coordinates."""
+    data, rois, batch = inputs[0], inputs[1], inputs[2]
+    scale = float(attributes.get("spatial_scale", 1.0))
+    default = b"half_pixel" if attributes["opset"] >= 16 else b"output_half_pixel"
+    aligned = attributes.get("coordinate_transformation_mode", default) == b"half_pixel"
+    if aligned:
+        rois = relax.op.subtract(rois, relax.const(0.5 / scale, rois.ty.dtype))
+    rows = relax.op.astype(relax.op.expand_dims(batch, 1), inputs[1].ty.dtype)
+    return relax.op.vision.roi_align(
+        data,
+        relax.op.concat([rows, rois], 1),
+        pooled_size=(int(attributes.get("output_height", 1)), int(attributes.get("output_width", 1))),
+        spatial_scale=scale,
+        sample_ratio=int(attributes.get("sampling_ratio", 0)),
+        aligned=aligned,
+        layout="NCHW",
+        mode="avg",
+    )
+
+
+def _is_plain(attributes: dict[str, Any]) -> bool:
+    return not attributes.get("auto_pad", b"").startswith(b"SAME")
+
+
+def _ceil_results(side: Side) -> int:
+    extent = (side.kernel - 1) * side.dilation + 1
+    return math.ceil((side.size + side.before + side.after - extent) / side.stride) + 1
+
+
+def _windows(sides: list[Side]) -> tuple[list[int], list[int]]:
+    return [side.kernel for side in sides], [side.stride for side in sides]
+
+
+def _pad(data: Any, sides: list[Side], value: float) -> Any:
+    """Pad the data to whole windows."""
+    width = [0, 0, 0, 0, *(pad for side in sides for pad in (side.before, side.overhang))]
+    return relax.BlockBuilder.current().normalize(relax.op.nn.pad(data, width, "constant", value))
+
+
+def _average(data: Any, sides: list[Side]) -> Any:
+    """Average each window, zeros of pads included."""
+    operator = getattr(relax.op.nn, f"avg_pool{len(sides)}d")
+    return operator(_pad(data, sides, 0.0), *_windows(sides), dilation=[side.dilation for side in sides])
+
+
+def _find_maxima(data: Any, sides: list[Side], is_column_major: bool) -> Any:
+    """Return the maxima and their places in the flat data; a column-major image counts its last two axes reversed."""
+    builder, dtype = relax.BlockBuilder.current(), data.ty.dtype
+    shape = bindings.static_shape(data.ty) or ()
+    wide = data if str(dtype).startswith("float") else relax.op.astype(data, "float32")
+    padded = _pad(wide, sides, -math.inf)
+    axes = list(range(2, len(shape)))
+    steps = [math.prod(shape[2:axis] if is_column_major else shape[axis + 1 :]) for axis in axes]
+    first: npt.NDArray[np.int64] = np.zeros((), "int64")
+    for side, step in zip(sides, steps, strict=True):
+        first = np.add.outer(first, side.starts() * step)
+    images = np.arange(math.prod(shape[:2])).reshape(*shape[:2], *(1 for _ in sides)) * math.prod(shape[2:])
+    best = places = None
+    for offsets in itertools.product(*(range(side.kernel) for side in sides)):
+        begin = [offset * side.dilation for offset, side in zip(offsets, sides, strict=True)]
+        end = [at + (side.results - 1) * side.stride + 1 for at, side in zip(begin, sides, strict=True)]
+        tap = relax.op.strided_slice(padded, axes, begin, end, [side.stride for side in sides])
+        tap = builder.normalize(tap)
+        place = relax.const(sum(at * step for at, step in zip(begin, steps, strict=True)), "int64")
+        if best is None:
+            best, places = tap, relax.op.zeros_like(tap, "int64")
+            continue
+        is_more = builder.normalize(relax.op.greater(tap, best))
+        best, places = (builder.normalize(relax.op.where(is_more, *pair)) for pair in ((tap, best), (place, places)))
+    for start in (first, images):
+        places = builder.normalize(relax.op.add(places, relax.const(start, "int64")))
+    return relax.Tuple([builder.normalize(relax.op.astype(best, dtype)), places])
