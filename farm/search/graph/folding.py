@@ -26,6 +26,24 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
 SIZED_BY_VALUES = frozenset({"Compress", "If", "NonZero", "Unique"})
 
 
+# Operators without a converter of TVM's, whose bodies replace them; of others TVM computes the first result alone.
+_REPLACED = frozenset(
+    {
+        "AffineGrid", "Attention", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad", "HammingWindow",
+        "HannWindow", "LinearAttention", "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss",
+        "SwiGLU", "Swish",
+    }
+)  # fmt: skip
+_REPLACED_FOR_MORE = frozenset({"LayerNormalization"})
+
+
+def is_replaced(node: onnx.NodeProto) -> bool:
+    """Say whether a node stands for its body (`expansions`)."""
+    if node.domain not in STANDARD_DOMAINS:
+        return False
+    return node.op_type in _REPLACED or (node.op_type in _REPLACED_FOR_MORE and any(node.output[1:]))
+
+
 def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Return the graphs inside a node: branches of If, bodies of Loop and Scan."""
     return [*(a.g for a in node.attribute if a.HasField("g")), *(g for a in node.attribute for g in a.graphs)]
@@ -97,7 +115,7 @@ def is_needed(model: onnx.ModelProto) -> bool:
     """Say whether the graph computes with shapes, or computes inputs that TVM needs as constants."""
     made = {value.name for value in model.graph.input}
     for node in list_nodes(model.graph):
-        if node.op_type in _ASKING:
+        if node.op_type in _ASKING or is_replaced(node):
             return True
         if any(name in made for at, name in enumerate(node.input) if at in NUMBERS.get(node.op_type, ())):
             return True

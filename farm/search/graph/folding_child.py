@@ -16,11 +16,13 @@ import numpy.typing as npt
 import onnx
 import onnx.reference
 
+from farm.search.graph import expansions
 from farm.search.graph.folding import (
     NUMBERS,
     SIZED_BY_VALUES,
     STANDARD_DOMAINS,
     bodies,
+    is_replaced,
     names_read_by,
     node_label,
     renamed,
@@ -155,6 +157,8 @@ class Folder:
                 return
             if node.op_type == "Loop" and self._replace_loop(node):
                 return
+        if is_replaced(node) and self._replace_by_body(node):
+            return
         types = self._infer(node)
         self.fits = self.fits and self._is_possible(node, types)
         self._types |= types
@@ -243,6 +247,20 @@ class Folder:
             return {node.output[0]: np.array(math.prod(sizes), "int64")}
         bounds = {each.name: each.i for each in node.attribute}
         return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], "int64")}
+
+    def _replace_by_body(self, node: onnx.NodeProto) -> bool:
+        """Put an operator's body in its place, where its inputs' types are known."""
+        types = [self._types.get(name) for name in node.input]
+        if any(name and kind is None for name, kind in zip(node.input, types, strict=True)):
+            return False
+        body = expansions.find_body(node, self._versions[""], types)
+        if body is None:
+            return False
+        given = [*node.input, *([""] * len(body.input))]
+        bound = dict(zip((value.name for value in body.input), given, strict=False))
+        found = self._inline(body, f"{node_label(node)}/", bound)
+        self._names.update((name, value) for name, value in zip(node.output, found, strict=False) if name)
+        return True
 
     def _replace_if(self, node: onnx.NodeProto) -> bool:
         """Inline the branch taken, where the condition is known."""
