@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 
-from farm.search.graph.folding import bodies
+from farm.search.graph.folding import STANDARD_DOMAINS, bodies
 
 
-def find_body(node: onnx.NodeProto, opset: int, types: Sequence[onnx.TypeProto | None]) -> onnx.GraphProto | None:
+def find_body(
+    node: onnx.NodeProto, opsets: Mapping[str, int], types: Sequence[onnx.TypeProto | None]
+) -> onnx.GraphProto | None:
     """Return the body of a node whose inputs have `types`, its attributes filled in; None where there is none.
 
-    Names of the graph's inputs and outputs are the operator's own; inputs that the node does not give are left out.
+    `opsets` are the model's by domain, "" for ONNX's own. Names of the graph's inputs and outputs are the operator's;
+    inputs that the node does not give are left out.
     """
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    opset = opsets[""]
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         return None
     versions = schema.context_dependent_function_opset_versions or schema.function_opset_versions

@@ -40,7 +40,7 @@ _REPLACED_FOR_MORE = frozenset({"LayerNormalization"})
 def is_replaced(node: onnx.NodeProto) -> bool:
     """Say whether a node stands for its body (`expansions`)."""
     if node.domain not in STANDARD_DOMAINS:
-        return False
+        return (node.domain, node.op_type) == ("ai.onnx.preview", "FlexAttention")
     return node.op_type in _REPLACED or (node.op_type in _REPLACED_FOR_MORE and any(node.output[1:]))
 
 
@@ -108,7 +108,7 @@ _TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
 _MEMORY_BYTES = 6 << 30
 _CHILD = f"{__package__}.folding_child"
 # Operators that read shapes, or may depend on them.
-_ASKING = frozenset({"Loop", "Shape", "Size"}) | SIZED_BY_VALUES
+_ASKING = frozenset({"Loop", "Scan", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_needed(model: onnx.ModelProto) -> bool:

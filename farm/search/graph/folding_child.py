@@ -157,6 +157,8 @@ class Folder:
                 return
             if node.op_type == "Loop" and self._replace_loop(node):
                 return
+            if node.op_type == "Scan" and self._replace_scan(node):
+                return
         if is_replaced(node) and self._replace_by_body(node):
             return
         types = self._infer(node)
@@ -167,9 +169,7 @@ class Folder:
             self._nodes.append(node)
             return
         for name, array in values.items():
-            self._known[name] = array
-            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-            self._types[name] = onnx.helper.make_tensor_type_proto(kind, array.shape)
+            self._keep(name, array)
 
     def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Infer the types of a node's results."""
@@ -253,7 +253,7 @@ class Folder:
         types = [self._types.get(name) for name in node.input]
         if any(name and kind is None for name, kind in zip(node.input, types, strict=True)):
             return False
-        body = expansions.find_body(node, self._versions[""], types)
+        body = expansions.find_body(node, self._versions, types)
         if body is None:
             return False
         given = [*node.input, *([""] * len(body.input))]
@@ -288,11 +288,8 @@ class Folder:
         number = 0
         while going and number < rounds:
             prefix = f"{node_label(node)}/{number}/"
-            self._known[f"{prefix}number"], self._known[f"{prefix}going"] = np.array(number, "int64"), np.array(True)
-            for name in (f"{prefix}number", f"{prefix}going"):
-                kind = onnx.helper.np_dtype_to_tensor_dtype(self._known[name].dtype)
-                self._types[name] = onnx.helper.make_tensor_type_proto(kind, ())
-            given = [f"{prefix}number", f"{prefix}going", *carried]
+            constants = (("number", np.array(number, "int64")), ("going", np.array(True)))
+            given = [*(self._keep(f"{prefix}{name}", array) for name, array in constants), *carried]
             found = self._inline(body, prefix, dict(zip((v.name for v in body.input), given, strict=False)))
             condition = self._known.get(found[0])
             number += 1
@@ -312,19 +309,62 @@ class Folder:
         _, self._known, self._types, self._names, self.fits = before
         return False
 
-    def _stack(self, rows: Iterable[str], name: str) -> None:
-        """Stack the results of a Loop's rounds along a new first dimension."""
+    def _replace_scan(self, node: onnx.NodeProto) -> bool:
+        """Unroll a Scan over dimensions of known size."""
+        given = {each.name: each for each in node.attribute}
+        body, count = given["body"].g, given["num_scan_inputs"].i
+        states, scanned = list(node.input[:-count]), node.input[-count:]
+        shapes = [_sizes(self._types.get(name)) for name in scanned]
+        if self._versions[""] < 9 or not all(shapes):  # opset 8 has a batch, and lengths of each of its sequences
+            return False
+        results = node.output[len(states) :]
+
+        def read(name: str, count: int) -> list[int]:
+            return list(given[name].ints) if name in given else [0] * count
+
+        axes, ways = read("scan_input_axes", count), read("scan_input_directions", count)
+        rounds = (shapes[0] or ())[axes[0]]
+        if not 0 < rounds <= _MOST_ROUNDS or rounds * len(body.node) > _MOST_NODES:
+            return False
+        rows: list[list[str]] = [[] for _ in results]
+        for number in range(rounds):
+            prefix = f"{node_label(node)}/{number}/"
+            parts = []
+            for at, (name, axis, backward) in enumerate(zip(scanned, axes, ways, strict=True)):
+                parts.append(f"{prefix}part{at}")
+                index = self._keep(f"{parts[-1]}/index", np.array(rounds - 1 - number if backward else number))
+                self._visit(onnx.helper.make_node("Gather", [name, index], parts[-1:], parts[-1], axis=axis))
+            bound = dict(zip((value.name for value in body.input), [*states, *parts], strict=True))
+            found = self._inline(body, prefix, bound)
+            states = found[: len(states)]
+            for names, name in zip(rows, found[len(states) :], strict=False):
+                names.append(name)
+        self._names.update(zip(node.output, states, strict=False))
+        axes, ways = read("scan_output_axes", len(results)), read("scan_output_directions", len(results))
+        for name, names, axis, backward in zip(results, rows, axes, ways, strict=True):
+            if name:
+                self._stack(names[::-1] if backward else names, name, axis)
+        return True
+
+    def _keep(self, name: str, array: Array) -> str:
+        """Add a constant; return its name."""
+        self._known[name] = array
+        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        self._types[name] = onnx.helper.make_tensor_type_proto(kind, array.shape)
+        return name
+
+    def _stack(self, rows: Iterable[str], name: str, axis: int = 0) -> None:
+        """Stack the results of a Loop's or a Scan's rounds along a new dimension."""
         parts = []
         for number, row in enumerate(rows):
             part = f"{name}/{number}"
             if self._versions[""] < 13:
-                self._visit(onnx.helper.make_node("Unsqueeze", [row], [part], part, axes=[0]))
+                self._visit(onnx.helper.make_node("Unsqueeze", [row], [part], part, axes=[axis]))
             else:
-                self._known[f"{name}/axes"] = np.zeros(1, "int64")
-                self._types[f"{name}/axes"] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.INT64, (1,))
-                self._visit(onnx.helper.make_node("Unsqueeze", [row, f"{name}/axes"], [part], part))
+                axes = self._keep(f"{name}/axes", np.array([axis]))
+                self._visit(onnx.helper.make_node("Unsqueeze", [row, axes], [part], part))
             parts.append(part)
-        self._visit(onnx.helper.make_node("Concat", parts, [name], name, axis=0))
+        self._visit(onnx.helper.make_node("Concat", parts, [name], name, axis=axis))
 
     def _inline(self, body: onnx.GraphProto, prefix: str, bound: Mapping[str, str]) -> list[str]:
         """Visit the nodes of an inner graph under unique names; return the names of its outputs."""
