@@ -233,7 +233,7 @@ def test_models_that_the_project_did_not_make(name: str, capfd: pytest.CaptureFi
 
 def test_what_cannot_be_imported_is_named() -> None:
     """An ONNX operator without a converter: the error says which, and the first node of it. com.acme's Relu is not
-    ONNX's: name, domain and node are in the error. Both domains have an Attention; TVM knows one of them only.
+    ONNX's: name, domain and node are in the error.
     Inner graphs are looked through as well. A model that takes strings: the error names the inputs.
     """
     model = make_model([node("Relu", "x", "a"), node("Det", "a", "b"), node("Det", "a", "y")], {"x": (2, 3, 3)})
@@ -243,10 +243,6 @@ def test_what_cannot_be_imported_is_named() -> None:
     model = make_model([relu], IMAGE, domains={"com.acme": 1})
     with pytest.raises(UsageError, match=r"com\.acme::Relu \(node 'theirs'\)"):
         importer.import_onnx(model, IMAGE)
-    shape = (1, 2, 4, 8)
-    model = make_model([node("Attention", "q k v", "y")], dict.fromkeys("qkv", shape), opset=23)
-    with pytest.raises(UsageError, match=r"ai\.onnx::Attention"):
-        importer.import_onnx(model, dict.fromkeys("qkv", shape))
     inner = helper.make_node("Relu", ["x"], ["z"], name="inside", domain="com.acme")
     out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])]
     branches = {f"{side}_branch": helper.make_graph([inner], side, [], out) for side in ("then", "else")}

@@ -107,6 +107,18 @@ def _convert_hard_sigmoid(inputs: Any, attributes: dict[str, Any]) -> Any:
     return _clamp(relax.op.add(relax.op.multiply(data, slope), offset), dtype, 0.0, 1.0)
 
 
+def _convert_gather(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Gather with constant indices, whose signs TVM would look at in the graph; None for others."""
+    data, indices = inputs[0], inputs[1]
+    if not isinstance(indices, GenericConst) or isinstance(data, relax.ShapeExpr | GenericConst):
+        return None
+    axis = int(attributes.get("axis", 0))
+    numbers = indices.value.numpy()
+    size = int(data.ty.shape[axis])
+    inside = np.where(numbers < 0, numbers + size, numbers).astype(numbers.dtype)
+    return relax.op.take(data, relax.const(inside, str(numbers.dtype)), axis, mode="clip")
+
+
 def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Convert a constant Pad to an operator that later passes understand; None for other pads."""
     data, pads, fill, axes = (inputs[at] for at in range(4))
@@ -199,6 +211,7 @@ def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "AveragePool": pooling.convert_average_pool,
     "Clip": _convert_clip,
+    "Gather": _convert_gather,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
