@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 
@@ -23,7 +24,7 @@ def find_body(
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     opset = opsets[""]
     try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         return None
     versions = schema.context_dependent_function_opset_versions or schema.function_opset_versions
