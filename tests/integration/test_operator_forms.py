@@ -129,6 +129,23 @@ def pool(op: str, **attributes: Any) -> Any:
     return form(op, image(1, 2, 7, 8), **({"kernel_shape": [3, 2], "strides": [3, 2]} | attributes))
 
 
+EDGES = np.array([-7.5, -3, -0.0, 0, 2.5, np.inf, -np.inf, np.nan, 5], "float32")
+DIVISORS = np.array([2, -2, np.inf, -np.inf, 3, -0.5, 0], "float32")
+SHIFTED, SHIFTS = np.array([[1], [5], [100], [-3]]), np.array([0, 1, 7, 31, 32, 63, 64, -1])
+ARITHMETIC = [
+    *(form("Mod", EDGES[:, None].astype(kind), DIVISORS.astype(kind)) for kind in ("float32", "float64", "float16")),
+    form("Mod", EDGES[:, None], DIVISORS, fmod=1),
+    *(form(name, EDGES, np.roll(EDGES, 3), np.roll(EDGES, 4)) for name in ("Max", "Min")),
+    *(
+        form("BitShift", SHIFTED.astype(kind), SHIFTS.astype(kind), direction=direction)
+        for kind in ("int8", "uint8", "int32", "int64")
+        for direction in ("LEFT", "RIGHT")
+    ),
+    form("LpNormalization", np.concatenate([abs(SMALL), np.zeros((1, 5, 6), "float32")]), p=1),
+    form("LpNormalization", SMALL, p=2, axis=0),
+]
+
+
 REGIONS = np.array([[1, 2, 30, 33], [0, 0, 12, 8]], "float32")
 POOLS = [
     *(pool(op, auto_pad="SAME_LOWER") for op in ("MaxPool", "AveragePool", "LpPool")),
@@ -141,6 +158,7 @@ POOLS = [
     form("MaxPool", image(1, 2, 5, 6, 7), outputs=2, kernel_shape=[3, 2, 2], strides=[2, 2, 1], ceil_mode=1),
     form("MaxPool", RNG.integers(0, 3, (1, 2, 6, 6)).astype("uint8"), outputs=2, kernel_shape=[3, 3], pads=[1] * 4),
     form("AveragePool", image(1, 2, 9), kernel_shape=[4], strides=[3], ceil_mode=1),
+    form("MeanVarianceNormalization", image(1, 2, 5, 8) + np.float32(32)),
     *(
         form(
             "RoiAlign",
@@ -159,8 +177,8 @@ POOLS = [
 
 @pytest.mark.parametrize(
     ("forms", "opset"),
-    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21)],
-    ids=["resizing", "unusual functions", "without elements"],
+    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21)],
+    ids=["resizing", "unusual functions", "without elements", "arithmetic"],
 )
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""
@@ -168,7 +186,7 @@ def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int)
     assert (verdict.kind, verdict.reason) == ("right", "")
 
 
-@pytest.mark.parametrize(("forms", "opset"), [(POOLS, 21)], ids=["pooling"])
+@pytest.mark.parametrize(("forms", "opset"), [(POOLS, 21)], ids=["pooling and normalising"])
 def test_forms_compute_what_onnx_runtime_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""
     verdict = judging.judge(make_case(forms, opset, by_runtime=True))

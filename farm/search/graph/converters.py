@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import bindings, pooling, recurrent, resizing
+from farm.search.graph import arithmetic, bindings, pooling, recurrent, resizing
 
 
 @functools.cache
@@ -210,17 +210,21 @@ def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...
 
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "AveragePool": pooling.convert_average_pool,
+    "BitShift": arithmetic.convert_bit_shift,
     "Clip": _convert_clip,
     "Gather": _convert_gather,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
     "LayerNormalization": _convert_layer_norm,
+    "LpNormalization": arithmetic.convert_lp_normalization,
     "LpPool": pooling.convert_lp_pool,
-    "Max": functools.partial(_convert_variadic, "maximum"),
+    "Max": functools.partial(arithmetic.convert_extremum, "maximum"),
     "MaxPool": pooling.convert_max_pool,
+    "MeanVarianceNormalization": arithmetic.convert_mean_variance_normalization,
+    "Mod": arithmetic.convert_mod,
     "Mean": _convert_mean,
-    "Min": functools.partial(_convert_variadic, "minimum"),
+    "Min": functools.partial(arithmetic.convert_extremum, "minimum"),
     "Pad": _convert_pad,
     "RMSNormalization": _convert_rms_norm,
     "RoiAlign": pooling.convert_roi_align,

@@ -1,0 +1,82 @@
+"""Element-wise operators and normalisations at the edges of their ranges: NaN, infinities, wide shifts, zero norms."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+
+
+def _bind(call: Any) -> Any:
+    return relax.BlockBuilder.current().normalize(call)
+
+
+def _is_float(data: Any) -> bool:
+    return "float" in str(data.ty.dtype)
+
+
+def convert_extremum(name: str, inputs: Any, _: dict[str, Any]) -> Any:
+    """Chain maxima or minima, with ONNX's broadcasting; NaN of a computed operand stays.
+
+    TVM compares, and returns the second operand where either is NaN. A constant is a bound as those of Clip, which
+    drop NaN for the speed of fused kernels.
+    """
+
+    def choose(first: Any, second: Any) -> Any:
+        chosen = _bind(getattr(relax.op, name)(first, second))
+        if not _is_float(first) or isinstance(first, GenericConst) or isinstance(second, GenericConst):
+            return chosen
+        return _bind(relax.op.where(relax.op.isnan(first), first, chosen))
+
+    return functools.reduce(choose, list(inputs))
+
+
+def convert_mod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Mod of floats with the divisor's sign, also by infinity; None where TVM's converter is right."""
+    numbers, divisors = inputs[0], inputs[1]
+    if attributes.get("fmod") or not _is_float(numbers):
+        return None
+    rest = _bind(relax.op.mod(numbers, divisors))
+    zero = relax.const(0.0, numbers.ty.dtype)
+    differ = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisors, zero))
+    moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differ)
+    return relax.op.where(moves, relax.op.add(rest, divisors), rest)
+
+
+def convert_bit_shift(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert BitShift: by a negative amount, or by all bits or more, only the sign is left."""
+    numbers, amounts = inputs[0], inputs[1]
+    dtype = str(numbers.ty.dtype)
+    bits = np.iinfo(dtype).bits
+    last, zero = relax.const(bits - 1, dtype), relax.const(0, dtype)
+    outside = _bind(relax.op.logical_or(relax.op.less(amounts, zero), relax.op.greater(amounts, last)))
+    inside = relax.op.where(outside, last, amounts)
+    if attributes["direction"] == b"RIGHT":
+        shifted = relax.op.right_shift(numbers, inside)
+        return shifted if dtype.startswith("int") else relax.op.where(outside, zero, shifted)
+    return relax.op.where(outside, zero, relax.op.left_shift(numbers, inside))
+
+
+def convert_mean_variance_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert MeanVarianceNormalization by differences from the mean, which a large offset does not cancel."""
+    data, axes = inputs[0], list(attributes.get("axes", (0, 2, 3)))
+    apart = data
+    for _ in range(2):  # the second removes the rounding error of the first mean
+        apart = _bind(relax.op.subtract(apart, relax.op.mean(apart, axes, keepdims=True)))
+    deviation = relax.op.sqrt(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
+    return relax.op.divide(apart, relax.op.add(deviation, relax.const(1e-9, data.ty.dtype)))
+
+
+def convert_lp_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert LpNormalization; zeros stay zeros."""
+    data, axis = inputs[0], [int(attributes.get("axis", -1))]
+    if int(attributes.get("p", 2)) == 1:
+        norm = relax.op.sum(relax.op.abs(data), axis, keepdims=True)
+    else:
+        norm = relax.op.sqrt(relax.op.sum(relax.op.multiply(data, data), axis, keepdims=True))
+    norm = _bind(norm)
+    zero, one = (relax.const(number, data.ty.dtype) for number in (0.0, 1.0))
+    return relax.op.divide(data, relax.op.where(relax.op.equal(norm, zero), one, norm))
