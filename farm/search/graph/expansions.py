@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from farm.search.graph import microsoft
 from farm.search.graph.folding import STANDARD_DOMAINS, bodies
 
 
@@ -21,6 +22,8 @@ def find_body(
     `opsets` are the model's by domain, "" for ONNX's own. Names of the graph's inputs and outputs are the operator's;
     inputs that the node does not give are left out.
     """
+    if microsoft.is_known(node):
+        return microsoft.make_body(node, [kind or onnx.TypeProto() for kind in types])
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     opset = opsets[""]
     try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from farm.processes import confined
+from farm.search.graph import microsoft
 
 # TVM looks converters up by operator name alone, so an operator of another domain would be mistaken for its namesake.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -39,6 +40,8 @@ _REPLACED_FOR_MORE = frozenset({"LayerNormalization"})
 
 def is_replaced(node: onnx.NodeProto) -> bool:
     """Say whether a node stands for its body (`expansions`)."""
+    if microsoft.is_known(node):
+        return True
     if node.domain not in STANDARD_DOMAINS:
         return (node.domain, node.op_type) == ("ai.onnx.preview", "FlexAttention")
     return node.op_type in _REPLACED or (node.op_type in _REPLACED_FOR_MORE and any(node.output[1:]))
