@@ -62,8 +62,24 @@ OPERATORS: dict[str, tuple[str, list[Any], dict[str, Any], tuple[int, ...]]] = {
     ),
     "gemm_8": (
         "QGemm",
-        [bytes_(4, 16), SCALE, ZERO, bytes_(16, 8), OTHER, MIDDLE, np.arange(8, dtype="int32") * 50, np.float32(0.2), ZERO],
+        [
+            bytes_(4, 16),
+            SCALE,
+            ZERO,
+            bytes_(16, 8),
+            OTHER,
+            MIDDLE,
+            np.arange(8, dtype="int32") * 50,
+            np.float32(0.2),
+            ZERO,
+        ],
         {},
+        (0,),
+    ),
+    "few_bits": (
+        "MatMulNBits",
+        [floats(3, 40), bytes_(6, 3, 8), np.abs(floats(6, 3)), bytes_(6, 2)],
+        {"K": 40, "N": 6, "bits": 4, "block_size": 16},
         (0,),
     ),
     "to_float": ("MatMulIntegerToFloat", [bytes_(4, 16), bytes_(16, 8), SCALE, OTHER, ZERO, MIDDLE], {}, (0,)),
@@ -84,7 +100,11 @@ def test_it_gives_what_onnx_runtime_gives(name: str) -> None:
         "one",
         [helper.make_tensor_value_info(names[first], kinds[first], inputs[first].shape)],
         [onnx.ValueInfoProto(name=each) for each in outputs if each],
-        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in zip(names, inputs, strict=True) if n != names[first]],
+        [
+            onnx.numpy_helper.from_array(np.asarray(a), n)
+            for n, a in zip(names, inputs, strict=True)
+            if n != names[first]
+        ],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)

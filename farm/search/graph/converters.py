@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import arithmetic, bindings, pooling, recurrent, resizing
+from farm.search.graph import arithmetic, bindings, microsoft, pooling, recurrent, resizing
 
 
 @functools.cache
@@ -119,6 +119,16 @@ def _convert_gather(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.op.take(data, relax.const(inside, str(numbers.dtype)), axis, mode="clip")
 
 
+def _convert_matmul_nbits(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert a product with constant weights of a few bits, which are widened here; the last input is a bias."""
+    if inputs[4] is not None:
+        raise ValueError("weights in another order (g_idx) are not supported")
+    packed, scales, zeros = (each and each.value.numpy() for each in (inputs[at] for at in (1, 2, 3)))
+    weights = microsoft.widen_blocks(packed, scales, zeros, int(attributes["K"]), int(attributes.get("bits", 4)))
+    product = relax.op.matmul(inputs[0], relax.const(np.ascontiguousarray(weights.T), str(scales.dtype)))
+    return product if inputs[5] is None else relax.op.add(product, inputs[5])
+
+
 def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     """Convert a constant Pad to an operator that later passes understand; None for other pads."""
     data, pads, fill, axes = (inputs[at] for at in range(4))
@@ -213,6 +223,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "BitShift": arithmetic.convert_bit_shift,
     "Clip": _convert_clip,
     "Gather": _convert_gather,
+    "MatMulNBits": _convert_matmul_nbits,
     "HardSwish": _convert_hard_swish,
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,

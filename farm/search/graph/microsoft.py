@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 DOMAIN = "com.microsoft"
@@ -169,6 +170,28 @@ BODIES: Mapping[str, Callable[[_Body, list[onnx.TypeProto]], list[str]]] = {
 }
 # Attributes with these values change what a body computes.
 _REFUSED = {"channels_last": 1, "transBatchA": 1, "transBatchB": 1}
+
+
+def widen_blocks(
+    packed: npt.NDArray[np.uint8], scales: npt.NDArray[Any], zeros: npt.NDArray[Any] | None, columns: int, bits: int
+) -> npt.NDArray[Any]:
+    """Return the weights [rows, columns] of MatMulNBits from `packed` [rows, blocks, bytes], low bits first.
+
+    A zero point is packed likewise by row, or of the scales' type; without them it is the middle.
+    """
+    rows, blocks = packed.shape[:2]
+
+    def spread(data: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        parts = [(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+        return np.stack(parts, -1).reshape(*data.shape[:-1], -1)
+
+    middle: Any = 2 ** (bits - 1)
+    if zeros is not None:
+        own = spread(zeros.reshape(rows, -1))[:, :blocks] if zeros.dtype == np.uint8 else zeros.reshape(rows, blocks)
+        middle = own[..., None].astype("float32")
+    steps = spread(packed).astype("float32") - middle
+    wide: npt.NDArray[Any] = steps * scales.reshape(rows, blocks, 1).astype("float32")
+    return wide.reshape(rows, -1)[:, :columns].astype(scales.dtype, copy=False)
 
 
 def is_known(node: onnx.NodeProto) -> bool:

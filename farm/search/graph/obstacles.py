@@ -20,6 +20,7 @@ _MICROSOFT_OPERATORS = frozenset(
         "FastGelu",
         "Gelu",
         "MatMulInteger16",
+        "MatMulNBits",
         "SkipLayerNormalization",
     }
 )
