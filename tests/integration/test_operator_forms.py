@@ -175,6 +175,44 @@ POOLS = [
 ]
 
 
+def quantised(kind: str, *shape: int) -> Array:
+    limits = np.iinfo(kind)
+    return RNG.integers(limits.min, limits.max, shape).astype(kind)
+
+
+def level(*values: float) -> Array:
+    return np.array(values if len(values) > 1 else values[0], "float32")
+
+
+# Operators on bytes, with constant weights, scales and zero points.
+ZERO, OTHER_ZERO = np.array(120, "uint8"), np.array(3, "int8")
+BYTES = quantised("uint8", 1, 4, 7, 7)
+KERNELS, KERNEL_ZEROS = quantised("int8", 6, 2, 3, 3), np.zeros(6, "int8")
+INTEGERS = [
+    form(
+        "QLinearConv",
+        *(BYTES, level(0.02), ZERO, KERNELS, level(*(0.01 + 0.001 * np.arange(6))), KERNEL_ZEROS, level(0.6), ZERO),
+        RNG.integers(-9999, 9999, 6).astype("int32"),
+        held=tuple(range(1, 9)),
+        group=2,
+        pads=[1, 1, 1, 1],
+        strides=[2, 2],
+    ),
+    form(
+        "QLinearMatMul",
+        *(quantised("uint8", 2, 5, 8), level(0.02), ZERO, quantised("int8", 8, 3), level(0.01), OTHER_ZERO),
+        *(level(0.9), ZERO),
+        held=tuple(range(1, 8)),
+    ),
+    form(
+        "ConvInteger", BYTES, quantised("uint8", 3, 4, 3, 3), ZERO, np.array(5, "uint8"), held=(1, 2, 3), pads=[1] * 4
+    ),
+    form("DynamicQuantizeLinear", np.zeros((2, 3), "float32"), outputs=3),
+    form("DequantizeLinear", quantised("int8", 5, 6), abs(image(3, 6)), held=(1,), axis=0, block_size=2),
+    form("MatMulInteger", quantised("uint8", 2, 3, 7), quantised("int8", 7, 5), ZERO, OTHER_ZERO, held=(1, 2, 3)),
+]
+
+
 @pytest.mark.parametrize(
     ("forms", "opset"),
     [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21)],
@@ -186,7 +224,7 @@ def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int)
     assert (verdict.kind, verdict.reason) == ("right", "")
 
 
-@pytest.mark.parametrize(("forms", "opset"), [(POOLS, 21)], ids=["pooling and normalising"])
+@pytest.mark.parametrize(("forms", "opset"), [(POOLS, 21), (INTEGERS, 21)], ids=["pooling and normalising", "integers"])
 def test_forms_compute_what_onnx_runtime_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""
     verdict = judging.judge(make_case(forms, opset, by_runtime=True))

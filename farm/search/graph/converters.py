@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import arithmetic, bindings, microsoft, pooling, recurrent, resizing
+from farm.search.graph import arithmetic, bindings, microsoft, pooling, quantisation, recurrent, resizing
 
 
 @functools.cache
@@ -228,6 +228,9 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
     "LayerNormalization": _convert_layer_norm,
+    "ConvInteger": quantisation.convert_conv_integer,
+    "DequantizeLinear": quantisation.convert_dequantize_linear,
+    "DynamicQuantizeLinear": quantisation.convert_dynamic_quantize_linear,
     "LpNormalization": arithmetic.convert_lp_normalization,
     "LpPool": pooling.convert_lp_pool,
     "Max": functools.partial(arithmetic.convert_extremum, "maximum"),
@@ -237,6 +240,9 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Mean": _convert_mean,
     "Min": functools.partial(arithmetic.convert_extremum, "minimum"),
     "Pad": _convert_pad,
+    "QuantizeLinear": quantisation.convert_quantize_linear,
+    "QLinearConv": quantisation.convert_qlinear_conv,
+    "QLinearMatMul": quantisation.convert_qlinear_matmul,
     "RMSNormalization": _convert_rms_norm,
     "RoiAlign": pooling.convert_roi_align,
     "Resize": resizing.convert_resize,

@@ -217,7 +217,8 @@ class _Lowering:
         moved = self._move(data, scales, zeros, dtype)
         if moved is not None:
             return moved
-        # Round by adding a half and truncating non-negative values; only exact halves differ from round-to-even.
+        # Behind a product, round by adding a half and truncating non-negative values; only exact halves differ from
+        # round-to-even.
         low = 0.0 if dtype == "uint8" else -128.0
         factor, offset = 1.0 / float(scales.flat[0]), float(zeros.flat[0]) - low + 0.5
         linear = self._linear(data)
@@ -230,7 +231,8 @@ class _Lowering:
             ones = [1] * len(bindings.static_shape(data.ty) or ())
             steps = [
                 lambda _: relax.op.multiply(data, _number(np.full(ones, factor))),
-                lambda x: relax.op.add(x, _number(np.full(ones, offset))),
+                relax.op.round,
+                lambda x: relax.op.add(x, _number(np.full(ones, offset - 0.5))),
             ]
         steps += [
             lambda x: relax.op.maximum(x, relax.const(0.0, "float32")),
