@@ -15,7 +15,7 @@ from farm.search.graph import bindings
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class PooledAxis:
     """One pooled axis: `before` and `after` are pads, `results` the windows."""
 
     size: int
@@ -52,7 +52,7 @@ class Side:
         return counted
 
 
-def plan_sides(shape: tuple[int, ...], attributes: dict[str, Any]) -> list[Side]:
+def plan_sides(shape: tuple[int, ...], attributes: dict[str, Any]) -> list[PooledAxis]:
     """Return the pooled axes as ONNX's attributes define them."""
     kernels = [int(size) for size in attributes["kernel_shape"]]
     rank = len(kernels)
@@ -70,7 +70,7 @@ def plan_sides(shape: tuple[int, ...], attributes: dict[str, Any]) -> list[Side]
         results = (math.ceil(steps) if attributes.get("ceil_mode") else math.floor(steps)) + 1
         if (results - 1) * stride >= size + before:  # no window starts past the data
             results -= 1
-        sides.append(Side(size, kernel, stride, dilation, before, after, results))
+        sides.append(PooledAxis(size, kernel, stride, dilation, before, after, results))
     return sides
 
 
@@ -142,28 +142,28 @@ def _is_plain(attributes: dict[str, Any]) -> bool:
     return not attributes.get("auto_pad", b"").startswith(b"SAME")
 
 
-def _ceil_results(side: Side) -> int:
+def _ceil_results(side: PooledAxis) -> int:
     extent = (side.kernel - 1) * side.dilation + 1
     return math.ceil((side.size + side.before + side.after - extent) / side.stride) + 1
 
 
-def _windows(sides: list[Side]) -> tuple[list[int], list[int]]:
+def _windows(sides: list[PooledAxis]) -> tuple[list[int], list[int]]:
     return [side.kernel for side in sides], [side.stride for side in sides]
 
 
-def _pad(data: Any, sides: list[Side], value: float) -> Any:
+def _pad(data: Any, sides: list[PooledAxis], value: float) -> Any:
     """Pad the data to whole windows."""
     width = [0, 0, 0, 0, *(pad for side in sides for pad in (side.before, side.overhang))]
     return relax.BlockBuilder.current().normalize(relax.op.nn.pad(data, width, "constant", value))
 
 
-def _average(data: Any, sides: list[Side]) -> Any:
+def _average(data: Any, sides: list[PooledAxis]) -> Any:
     """Average each window, zeros of pads included."""
     operator = getattr(relax.op.nn, f"avg_pool{len(sides)}d")
     return operator(_pad(data, sides, 0.0), *_windows(sides), dilation=[side.dilation for side in sides])
 
 
-def _find_maxima(data: Any, sides: list[Side], is_column_major: bool) -> Any:
+def _find_maxima(data: Any, sides: list[PooledAxis], is_column_major: bool) -> Any:
     """Return the maxima and their places in the flat data; a column-major image counts its last two axes reversed."""
     builder, dtype = relax.BlockBuilder.current(), data.ty.dtype
     shape = bindings.static_shape(data.ty) or ()

@@ -42,7 +42,7 @@ class Method:
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class ResizedAxis:
     """One resized axis; `roi` is the part that is cropped, as fractions of its size."""
 
     axis: int
@@ -78,7 +78,7 @@ class Side:
         return places * self.size / self.results if exact else places / self.scale
 
 
-def find_taps(side: Side, method: Method) -> tuple[Integers, Floats]:
+def find_taps(side: ResizedAxis, method: Method) -> tuple[Integers, Floats]:
     """Return the elements that each result reads, and their weights: [results, taps]."""
     places = side.places(method.coordinates)
     if method.mode == "nearest":
@@ -160,7 +160,7 @@ def _numbers(value: Any) -> Floats:
 
 def _plan(
     shape: Sequence[int], axes: Sequence[int], scales: Floats, sizes: Floats, crop: Floats, policy: str
-) -> list[Side]:
+) -> list[ResizedAxis]:
     """Return the axes that change."""
     lengths = np.array([shape[axis] for axis in axes], "float64")
     if sizes.size:
@@ -173,13 +173,13 @@ def _plan(
         sizes = np.floor(scales.astype("float32") * lengths.astype("float32"))
     starts, ends = crop.reshape(2, -1) if crop.size else (np.zeros(len(axes)), np.ones(len(axes)))
     sides = [
-        Side(axis, shape[axis], int(size), float(scale), (float(start), float(end)))
+        ResizedAxis(axis, shape[axis], int(size), float(scale), (float(start), float(end)))
         for axis, size, scale, start, end in zip(axes, sizes, scales, starts, ends, strict=True)
     ]
     return [side for side in sides if not side.is_whole]
 
 
-def _resize(data: Any, sides: Sequence[Side], method: Method) -> Any:
+def _resize(data: Any, sides: Sequence[ResizedAxis], method: Method) -> Any:
     kind = str(data.ty.dtype)
     if not sides:
         return data
@@ -198,7 +198,7 @@ def _resize(data: Any, sides: Sequence[Side], method: Method) -> Any:
     return relax.op.astype(result, kind)
 
 
-def _resize_axis(data: Any, side: Side, method: Method) -> Any:
+def _resize_axis(data: Any, side: ResizedAxis, method: Method) -> Any:
     indices, weights = find_taps(side, method)
     rank, dtype, taps = len(data.ty.shape), str(data.ty.dtype), indices.shape[1]
     trailing = (1,) * (rank - side.axis - 1)
@@ -216,7 +216,7 @@ def _resize_axis(data: Any, side: Side, method: Method) -> Any:
     return relax.op.where(relax.const(outside.reshape(-1, *trailing)), fill, result)
 
 
-def _call_resize2d(data: Any, sides: Sequence[Side], method: Method) -> Any | None:
+def _call_resize2d(data: Any, sides: Sequence[ResizedAxis], method: Method) -> Any | None:
     """Return TVM's own operator for an image, where it computes the same; else None."""
     shape = list(bindings.static_shape(data.ty) or ())
     if len(shape) != 4 or any(side.axis < 2 for side in sides):
@@ -243,7 +243,7 @@ def _call_resize2d(data: Any, sides: Sequence[Side], method: Method) -> Any | No
     )
 
 
-def _suits_resize2d(side: Side, method: Method) -> bool:
+def _suits_resize2d(side: ResizedAxis, method: Method) -> bool:
     """Say whether TVM finds the same places: it divides sizes, and rounds in float32."""
     if method.coordinates in ("half_pixel_symmetric", "tf_crop_and_resize"):
         return False
