@@ -142,7 +142,8 @@ def extract(module: Any, target: Any, target_config: Mapping[str, Any], pipeline
             continue
         name = str(task.task_name).replace(half_precision.PREFIX, "", 1)
         computed = known is not None and half_precision.is_computed(known.weights, arguments)
-        name = readable_name(name, [shape for shape, _ in arguments], kernel_layout, casts=not computed)
+        casts = not computed and all(dtype != "float16" for _, dtype in arguments)
+        name = readable_name(name, [shape for shape, _ in arguments], kernel_layout, casts=casts)
         halved = half_precision.is_halved(arguments)
         prefix = half_precision.PREFIX if halved else COMPUTED_PREFIX if computed else ""
         found.append(

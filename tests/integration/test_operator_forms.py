@@ -124,6 +124,28 @@ EMPTY = [
     form("Split", SMALL, whole(2, 0, 3), held=(1,), axis=1, outputs=3),
 ]
 
+HALVES = [
+    form(name, (5 + image(1, 2, 128, 128)).astype("float16"), **more)
+    for name, more in (
+        ("GlobalAveragePool", {}), ("AveragePool", {"kernel_shape": [128, 128]}),
+    )
+] + [
+    form("Erf", image(9).astype("float16")),
+    form("Gelu", image(9).astype("float16")),
+    form("Softmax", image(2, 4096).astype("float16")),
+    form("MatMul", image(2, 4096).astype("float16"), np.full((4096, 2), 0.01, "float16"), held=(1,)),
+]  # fmt: skip
+NUMBERS = whole(-3, 0, 2, 7)
+MOVED = [
+    *(form("Tile", image(2, 3, 4, 5), whole(*counts), held=(1,)) for counts in ((1, 6, 4, 2), (2, 1, 1, 3))),
+    form("Pad", SMALL, whole(0, 2, 1, 0), reals(3)[0], whole(0, 2), held=(1, 2, 3)),
+    form("OneHot", NUMBERS[1:3].astype("int32"), whole(4)[0], reals(2, 5), held=(1,), axis=0),
+    form("Pow", NUMBERS, whole(2)),
+    form("Pow", image(4) ** 2, NUMBERS.astype("int32")),
+    form("PRelu", MAPS, image(8, 1, 1), held=(1,)),
+    form("Constant", value_floats=[0.5, 2.0]),
+]
+
 
 def pool(op: str, **attributes: Any) -> Any:
     return form(op, image(1, 2, 7, 8), **({"kernel_shape": [3, 2], "strides": [3, 2]} | attributes))
@@ -215,8 +237,8 @@ INTEGERS = [
 
 @pytest.mark.parametrize(
     ("forms", "opset"),
-    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21)],
-    ids=["resizing", "unusual functions", "without elements", "arithmetic"],
+    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21), (HALVES, 21), (MOVED, 21)],
+    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved"],
 )
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""

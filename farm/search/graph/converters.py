@@ -9,7 +9,6 @@ several dimensions without its weights, which gives wrong results.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,17 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from farm.search.graph import arithmetic, bindings, microsoft, pooling, quantisation, recurrent, resizing
+from farm.search.graph import (
+    algebra,
+    arithmetic,
+    bindings,
+    microsoft,
+    pooling,
+    quantisation,
+    recurrent,
+    resizing,
+    shaping,
+)
 
 
 @functools.cache
@@ -36,12 +45,9 @@ def importer_class() -> Any:
             converted = convert(inputs, attrs | {"opset": opset}) if convert else None
             if converted is None:
                 converted = super()._convert_operator(op_name, inputs, attrs, opset)
-                if op_name == "Gather":
-                    return self.bb.normalize(_stay_inside(converted))
-                if op_name != "OneHot":
+                if op_name != "Gather":
                     return converted
-                # TVM's result is 64-bit, independent of the type of the two values.
-                converted = relax.op.astype(converted, inputs[2].ty.dtype)
+                converted = _stay_inside(converted)
             return self.bb.normalize(converted)
 
     return Importer
@@ -129,40 +135,6 @@ def _convert_matmul_nbits(inputs: Any, attributes: dict[str, Any]) -> Any:
     return product if inputs[5] is None else relax.op.add(product, inputs[5])
 
 
-def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Convert a constant Pad to an operator that later passes understand; None for other pads."""
-    data, pads, fill, axes = (inputs[at] for at in range(4))
-    mode = attributes.get("mode", b"constant")
-    if mode not in (b"constant", "constant") or axes is not None or "float" not in str(data.ty.dtype):
-        return None
-    if pads is not None and not isinstance(pads, GenericConst):
-        return None
-    widths = [int(w) for w in (attributes["pads"] if pads is None else pads.value.numpy())]
-    number = _constant_bound(fill, attributes.get("value", 0.0))
-    if number is None or min(widths, default=0) < 0:
-        return None
-    before, after = widths[: len(widths) // 2], widths[len(widths) // 2 :]
-    pairs = [width for pair in zip(before, after, strict=True) for width in pair]
-    return relax.op.nn.pad(data, pairs, "constant", number)
-
-
-def _convert_split(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Convert Split into parts of which one is empty or the last is smaller; None for others, which TVM handles."""
-    data, sizes = inputs[0], inputs[1]
-    shape, axis = bindings.static_shape(data.ty), int(attributes.get("axis", 0))
-    if shape is None or not (sizes is None or isinstance(sizes, GenericConst)):
-        return None
-    count, given = attributes["tvm_custom"]["num_outputs"], attributes.get("split")
-    size = -(-shape[axis] // count)
-    parts = [size] * (count - 1) + [shape[axis] - size * (count - 1)] if sizes is None else sizes.value.numpy().tolist()
-    parts = parts if given is None else list(given)
-    if min(parts) > 0 and (sizes is not None or given is not None or len(set(parts)) == 1):
-        return None
-    ends = list(itertools.accumulate(parts))
-    bounds = zip([0, *ends[:-1]], ends, strict=True)
-    return relax.Tuple([relax.op.strided_slice(data, [axis], [begin], [end]) for begin, end in bounds])
-
-
 def _convert_variadic(name: str, inputs: Any, _: dict[str, Any]) -> Any:
     """Chain a binary operator, with ONNX's broadcasting."""
     return functools.reduce(getattr(relax.op, name), list(inputs))
@@ -239,15 +211,15 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Mod": arithmetic.convert_mod,
     "Mean": _convert_mean,
     "Min": functools.partial(arithmetic.convert_extremum, "minimum"),
-    "Pad": _convert_pad,
     "QuantizeLinear": quantisation.convert_quantize_linear,
     "QLinearConv": quantisation.convert_qlinear_conv,
     "QLinearMatMul": quantisation.convert_qlinear_matmul,
     "RMSNormalization": _convert_rms_norm,
     "RoiAlign": pooling.convert_roi_align,
     "Resize": resizing.convert_resize,
-    "Split": _convert_split,
     "Sum": functools.partial(_convert_variadic, "add"),
     "Upsample": resizing.convert_upsample,
+    **algebra.CONVERTERS,
+    **shaping.CONVERTERS,
     **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},
 }

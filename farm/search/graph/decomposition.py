@@ -221,6 +221,48 @@ def _respell(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
     return others
 
 
+# Operators that add many numbers, or have no code for float16.
+_WIDE = frozenset(
+    {
+        "relax.erf", "relax.cumsum", "relax.mean", "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d",
+        "relax.nn.adaptive_avg_pool1d", "relax.nn.adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool3d", "relax.nn.gelu",
+        "relax.nn.gelu_tanh", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm",
+        "relax.nn.log_softmax", "relax.nn.rms_norm", "relax.nn.softmax", "relax.std", "relax.sum", "relax.variance",
+    }
+)  # fmt: skip
+
+
+def widen_sums() -> Any:
+    """Make a pass that computes sums of float16 in float32, as ONNX Runtime does: 65,504 is soon exceeded."""
+    return bindings.rewriting_pass(_widen_sums, "WidenSums")
+
+
+def _widen_sums(builder: Any, function: Any) -> Mapping[Any, Sequence[Any]]:
+    others: dict[Any, Sequence[Any]] = {}
+    for binding in bindings.list_bindings(function):
+        value, variable = binding.value, binding.var
+        product = bindings.is_call(value, "relax.matmul")
+        if not (product or getattr(getattr(value, "op", None), "name", "") in _WIDE) or not _is_half(variable):
+            continue
+        made, arguments = [], []
+        for argument in value.args:
+            if _is_half(argument) and not product:
+                wide = builder.normalize(relax.op.astype(argument, "float32"))
+                made.append(bindings.bind_before(binding, "wide", wide, wide.ty))
+                argument = made[-1].var
+            arguments.append(argument)
+        total = relax.Call(value.op, arguments, value.attrs, value.ty_args)
+        result = builder.normalize(relax.op.matmul(*arguments, out_dtype="float32") if product else total)
+        made.append(bindings.bind_before(binding, "sum", result, result.ty))
+        narrow = builder.normalize(relax.op.astype(made[-1].var, "float16"))
+        others[variable] = [*made, relax.VarBinding(variable, narrow)]
+    return others
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype.dtype) == "float16"
+
+
 def _number(bound: Any) -> float:
     """Return the value of a number in a Relax call."""
     return float(getattr(getattr(bound, "value", bound), "value", getattr(bound, "value", bound)))

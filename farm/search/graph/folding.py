@@ -23,8 +23,8 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
     "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
     "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
-# Operators whose result size depends on values. For NonMaxSuppression TVM uses the maximum size.
-SIZED_BY_VALUES = frozenset({"Compress", "If", "NonZero", "Unique"})
+# Operators whose result size depends on values.
+SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "Unique"})
 
 
 # Operators without a converter of TVM's, whose bodies replace them; of others TVM computes the first result alone.

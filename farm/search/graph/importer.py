@@ -81,6 +81,7 @@ def _rewrite_for_tvm(
     copy = onnx.ModelProto()
     # Exporters wrap parts of a model in functions of their own domain, whose bodies are ordinary operators.
     copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    _respell_constants(copy.graph)
     # ONNX IR < 4 lists initializers among the inputs; TVM would make them parameters of the function.
     weights = {i.name for i in copy.graph.initializer}
     inputs = [value for value in copy.graph.input if value.name not in weights]
@@ -95,6 +96,16 @@ def _rewrite_for_tvm(
     bindings.fold_batch_norm(graph)
     _fold_constant_of_shape(graph)
     return copy, sized_by_values
+
+
+def _respell_constants(graph: onnx.GraphProto) -> None:
+    """Give each Constant its number or numbers as a tensor, the only form that TVM reads."""
+    for node in folding.list_nodes(graph):
+        name = node.attribute[0].name if node.op_type == "Constant" and len(node.attribute) == 1 else ""
+        if name in ("value_float", "value_floats", "value_int", "value_ints"):
+            numbers = np.array(onnx.helper.get_attribute_value(node.attribute[0]))
+            tensor = onnx.numpy_helper.from_array(numbers.astype("float32" if "float" in name else "int64"))
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", tensor))
 
 
 def _drop_dropout(graph: onnx.GraphProto) -> None:

@@ -117,5 +117,4 @@ def _find_misread(node: onnx.NodeProto, read: set[str]) -> str:
         "ConvTranspose": "the attribute output_shape" if "output_shape" in attributes else "",
         "LayerNormalization": "a second output" if read.intersection(node.output[1:]) else "",
         "RoiAlign": "mode max" if attributes.get("mode") == b"max" else "",
-        "SpaceToDepth": "mode CRD" if attributes.get("mode") == b"CRD" else "",
     }.get(node.op_type, "")

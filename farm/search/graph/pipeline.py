@@ -245,6 +245,7 @@ def _run(module: Any, target: Any, pipeline: GraphPipeline) -> Any:
     passes = [quantised.lower(dots.data_type(target))] if pipeline.canonical else []
     passes += [
         bindings.fold_empty(),
+        decomposition.widen_sums(),
         transform.FoldBatchnormToConv2D(),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),

@@ -1,0 +1,96 @@
+"""Powers, products, slopes and extremes of all types and ranks, where TVM 0.27's are wrong or lack a form."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+
+from farm.search.graph import bindings
+
+
+def _dtype(value: Any) -> str:
+    return str(value.ty.dtype.dtype)
+
+
+def _convert_pow(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert Pow of integers or of two types; None for floats of one type. The result has the type of the base."""
+    base, exponent = inputs[0], inputs[1]
+    dtype = _dtype(base)
+    if dtype == _dtype(exponent) and "float" in dtype:
+        return None
+    wide = dtype if "float" in dtype else "float64"
+    powers = relax.op.power(relax.op.astype(base, wide), relax.op.astype(exponent, wide))
+    return powers if wide == dtype else relax.op.astype(relax.op.trunc(powers), dtype)
+
+
+def _convert_prelu(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert PRelu by a product and a choice where TVM would take a vector for the last dimension's.
+
+    None for one slope and for slopes of one dimension, which TVM handles.
+    """
+    data, slope = inputs[0], inputs[1]
+    shape, slopes = bindings.static_shape(data.ty), bindings.static_shape(slope.ty)
+    if shape is None or slopes is None or len(slopes) > 1 or slopes in ((), (1,)) or shape[-1:] == slopes:
+        return None
+    # Models of old converters give one slope per channel without its dimensions.
+    slope = relax.op.reshape(slope, (slopes[0], *[1] * (len(shape) - 2)))
+    zero = relax.const(0, _dtype(data))
+    return relax.op.where(relax.op.less(data, zero), relax.op.multiply(data, slope), data)
+
+
+def _convert_extreme(name: str, inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert ReduceMax and ReduceMin of bytes that stand for bool, and of nothing; None for others."""
+    data, axes = inputs[0], inputs[1]
+    shape, dtype = bindings.static_shape(data.ty), _dtype(data)
+    if shape is None or (dtype != "bool" and 0 not in shape) or not (axes is None or isinstance(axes, GenericConst)):
+        return None
+    chosen = list(attributes.get("axes", ())) if axes is None else axes.value.numpy().tolist()
+    if not chosen and attributes.get("noop_with_empty_axes", 0):
+        return data
+    keep = bool(attributes.get("keepdims", 1))
+    lowest = name == "max"
+    if 0 in shape:
+        least = np.zeros(shape, "uint8" if dtype == "bool" else dtype)
+        reduced = getattr(np, name)(least, tuple(chosen) or None, keepdims=keep, initial=_bound(dtype, lowest))
+        return relax.const(reduced.astype(dtype), dtype)
+    reduced = getattr(relax.op, name)(relax.op.astype(data, "uint8"), chosen or None, keep)
+    return relax.op.astype(reduced, "bool")
+
+
+def _bound(dtype: str, lowest: bool) -> Any:
+    """Return the least or the greatest value of a type, with infinities."""
+    if dtype == "bool":
+        return 0 if lowest else 1
+    if "float" in dtype:
+        return -np.inf if lowest else np.inf
+    return np.iinfo(dtype).min if lowest else np.iinfo(dtype).max
+
+
+def _convert_cum_prod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert CumProd along a constant axis."""
+    data, axis_of = inputs[0], inputs[1]
+    shape = bindings.static_shape(data.ty)
+    if shape is None or not isinstance(axis_of, GenericConst):
+        return None
+    axis, dtype = int(axis_of.value.numpy().item()) % len(shape), _dtype(data)
+    reverse = bool(attributes.get("reverse", 0))
+    data = relax.op.flip(data, axis) if reverse else data
+    products = relax.op.cumprod(data, axis, dtype)
+    if attributes.get("exclusive", 0):
+        ones = relax.const(np.ones((*shape[:axis], 1, *shape[axis + 1 :]), dtype), dtype)
+        products = relax.op.concat([ones, relax.op.strided_slice(products, [axis], [0], [shape[axis] - 1])], axis)
+    return relax.op.flip(products, axis) if reverse else products
+
+
+CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
+    "CumProd": _convert_cum_prod,
+    "Pow": _convert_pow,
+    "PRelu": _convert_prelu,
+    "ReduceMax": functools.partial(_convert_extreme, "max"),
+    "ReduceMin": functools.partial(_convert_extreme, "min"),
+}

@@ -1,0 +1,134 @@
+"""Converters for ONNX operators that move or repeat elements, where TVM 0.27's are wrong or lack a form."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from farm.search.graph import bindings
+
+
+def _convert_split(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Split into parts of which one is empty or the last is smaller; None for others, which TVM handles."""
+    data, sizes = inputs[0], inputs[1]
+    shape, axis = bindings.static_shape(data.ty), int(attributes.get("axis", 0))
+    if shape is None or not (sizes is None or isinstance(sizes, GenericConst)):
+        return None
+    count, given = attributes["tvm_custom"]["num_outputs"], attributes.get("split")
+    size = -(-shape[axis] // count)
+    parts = [size] * (count - 1) + [shape[axis] - size * (count - 1)] if sizes is None else sizes.value.numpy().tolist()
+    parts = parts if given is None else list(given)
+    if min(parts) > 0 and (sizes is not None or given is not None or len(set(parts)) == 1):
+        return None
+    ends = list(itertools.accumulate(parts))
+    bounds = zip([0, *ends[:-1]], ends, strict=True)
+    return relax.Tuple([relax.op.strided_slice(data, [axis], [begin], [end]) for begin, end in bounds])
+
+
+def _convert_tile(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert Tile along several axes to gathers: TVM simplifies its indices wrongly. None along one."""
+    data, repeats = inputs[0], inputs[1]
+    shape = bindings.static_shape(data.ty)
+    if shape is None or not isinstance(repeats, GenericConst):
+        return None
+    counts = repeats.value.numpy().tolist()
+    if sum(count != 1 for count in counts) < 2:
+        return None
+    for axis, (count, size) in enumerate(zip(counts, shape, strict=True)):
+        if count != 1:
+            data = relax.op.take(data, relax.const(np.arange(count * size) % max(1, size)), axis, mode="clip")
+    return data
+
+
+def _convert_reshape(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Reshape to a shape with a size of 0; None for others, which TVM handles."""
+    data, shape = inputs[0], inputs[1]
+    if not attributes.get("allowzero", 0) or not isinstance(shape, GenericConst):
+        return None
+    sizes = shape.value.numpy().tolist()
+    return relax.const(tvm.runtime.empty(sizes, data.ty.dtype.dtype)) if 0 in sizes else None
+
+
+def _convert_space_to_depth(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert SpaceToDepth with the pixels of a block after their channel; None for the other order."""
+    if attributes.get("mode") != b"CRD":
+        return None
+    data, block = inputs[0], int(attributes["blocksize"])
+    batch, channels, height, width = bindings.static_shape(data.ty) or ()
+    apart = relax.op.reshape(data, (batch, channels, height // block, block, width // block, block))
+    moved = relax.op.permute_dims(apart, [0, 1, 3, 5, 2, 4])
+    return relax.op.reshape(moved, (batch, channels * block**2, height // block, width // block))
+
+
+def _convert_eye_like(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert EyeLike to a constant."""
+    data = inputs[0]
+    kind = attributes.get("dtype")
+    dtype = str(data.ty.dtype.dtype) if kind is None else onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    rows, columns = bindings.static_shape(data.ty) or ()
+    return relax.const(np.eye(rows, columns, int(attributes.get("k", 0))), dtype)
+
+
+def _convert_one_hot(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert OneHot by comparing indices with positions; None for a computed depth, which TVM refuses."""
+    indices, depth, values = inputs[0], inputs[1], inputs[2]
+    shape = bindings.static_shape(indices.ty)
+    if shape is None or not isinstance(depth, GenericConst):
+        return None
+    count, axis = int(depth.value.numpy().item()), int(attributes.get("axis", -1)) % (len(shape) + 1)
+    whole = relax.op.expand_dims(relax.op.astype(indices, "int64"), axis)
+    whole = relax.op.where(
+        relax.op.less(whole, relax.const(0, "int64")), relax.op.add(whole, relax.const(count, "int64")), whole
+    )
+    positions = np.arange(count, dtype="int64").reshape(-1, *[1] * (len(shape) - axis))
+    off, on = (relax.op.strided_slice(values, [0], [at], [at + 1]) for at in (0, 1))
+    return relax.op.where(relax.op.equal(whole, relax.const(positions, "int64")), on, off)
+
+
+def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert a constant Pad to an operator that later passes understand; None for other modes and computed widths."""
+    data, pads, fill, axes = (inputs[at] for at in range(4))
+    shape = bindings.static_shape(data.ty)
+    computed = any(each is not None and not isinstance(each, GenericConst) for each in (pads, axes))
+    if attributes.get("mode", b"constant") not in (b"constant", "constant") or shape is None or computed:
+        return None
+    widths = [int(w) for w in (attributes["pads"] if pads is None else pads.value.numpy())]
+    chosen = range(len(shape)) if axes is None else [int(axis) % len(shape) for axis in axes.value.numpy()]
+    before, after = [0] * len(shape), [0] * len(shape)
+    for axis, low, high in zip(chosen, widths[: len(widths) // 2], widths[len(widths) // 2 :], strict=True):
+        before[axis], after[axis] = low, high
+    constant = isinstance(fill, GenericConst) or fill is None
+    negative = min([*before, *after], default=0) < 0
+    if constant and not negative and axes is None and "float" not in str(data.ty.dtype):
+        return None
+    if negative:  # it cuts
+        begins, ends = (
+            [max(0, -low) for low in before],
+            [s - max(0, -high) for s, high in zip(shape, after, strict=True)],
+        )
+        data = relax.op.strided_slice(data, list(range(len(shape))), begins, ends)
+        shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        before, after = [max(0, low) for low in before], [max(0, high) for high in after]
+    pairs = [width for pair in zip(before, after, strict=True) for width in pair]
+    if constant:
+        number = float(attributes.get("value", 0.0)) if fill is None else float(fill.value.numpy().item())
+        return relax.op.nn.pad(data, pairs, "constant", number)
+    inside = np.pad(np.ones(shape, "bool"), list(zip(before, after, strict=True)))
+    return relax.op.where(relax.const(inside), relax.op.nn.pad(data, pairs, "constant", 0.0), fill)
+
+
+CONVERTERS = {
+    "EyeLike": _convert_eye_like,
+    "OneHot": _convert_one_hot,
+    "Pad": _convert_pad,
+    "Reshape": _convert_reshape,
+    "SpaceToDepth": _convert_space_to_depth,
+    "Split": _convert_split,
+    "Tile": _convert_tile,
+}
