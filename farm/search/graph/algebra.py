@@ -71,12 +71,14 @@ def _bound(dtype: str, lowest: bool) -> Any:
     return np.iinfo(dtype).min if lowest else np.iinfo(dtype).max
 
 
-def _convert_celu(inputs: Any, attributes: dict[str, Any]) -> Any:
-    """Convert Celu of any type of floats: TVM's Elu, which ONNX's own body uses, takes float32 only."""
+def _convert_elu(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Elu of other floats than float32, which alone TVM's converter takes; ONNX's body of Celu uses it."""
     data, dtype = inputs[0], _dtype(inputs[0])
+    if dtype == "float32":
+        return None
     zero, one, alpha = (relax.const(v, dtype) for v in (0.0, 1.0, float(attributes.get("alpha", 1.0))))
-    curve = relax.op.multiply(alpha, relax.op.subtract(relax.op.exp(relax.op.divide(data, alpha)), one))
-    return relax.op.add(relax.op.maximum(data, zero), relax.op.minimum(curve, zero))
+    curve = relax.op.multiply(alpha, relax.op.subtract(relax.op.exp(relax.op.minimum(data, zero)), one))
+    return relax.op.add(relax.op.maximum(data, zero), curve)
 
 
 def _convert_cum_prod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -96,8 +98,8 @@ def _convert_cum_prod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
 
 
 CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
-    "Celu": _convert_celu,
     "CumProd": _convert_cum_prod,
+    "Elu": _convert_elu,
     "Pow": _convert_pow,
     "PRelu": _convert_prelu,
     "ReduceMax": functools.partial(_convert_extreme, "max"),
