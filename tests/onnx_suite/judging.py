@@ -32,12 +32,14 @@ _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a case; `seconds` to import and compile it."""
+    """What became of a case: `seconds` to import and compile it, and how many of its functions a family scheduled."""
 
     name: str
     kind: str
     reason: str = ""
     seconds: float = 0.0
+    functions: int = 0
+    by_family: int = 0
 
 
 def judge(case: Case) -> Verdict:
@@ -55,7 +57,8 @@ def judge(case: Case) -> Verdict:
     except Exception as error:
         return Verdict(case.name, "internal", f"run: {_locate(error)}", seconds)
     reason = find_difference(found, case)
-    return Verdict(case.name, "wrong" if reason else "right", reason, seconds)
+    kind = "wrong" if reason else "right"
+    return Verdict(case.name, kind, reason, seconds, compiled.workloads, compiled.by_rule)
 
 
 def run(library: bytes, case: Case) -> list[npt.NDArray[Any]]:

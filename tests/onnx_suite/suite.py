@@ -1,6 +1,7 @@
 """Run ONNX's tests of its operators by several processes; print a table; compare with the verdicts that are expected.
 
-`make test-onnx` runs all of them; `--sample N` every fifth case from the N-th on.
+`make test-onnx` runs all of them; `--sample N` every fifth case from the N-th on. `--save` writes the verdicts, and
+after a whole run the table in `docs/operators.md`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ import statistics
 import subprocess
 import sys
 
-from tests.onnx_suite.cases import list_cases
+import onnx
 
+from farm.search.graph.folding import is_replaced
+from tests.onnx_suite.cases import Case, list_cases
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE, BEGIN, END = ROOT / "docs" / "operators.md", "<!-- table: operators -->\n", "<!-- end -->"
 EXPECTED = pathlib.Path(__file__).with_name("expected.tsv")
 KINDS = ("right", "refused", "internal", "wrong")
 _CASE_S = 120.0
@@ -71,6 +77,37 @@ def read_expected() -> dict[str, str]:
     return dict(line.split("\t")[:2] for line in lines if not line.startswith("#"))  # type: ignore[misc]
 
 
+def tabulate(cases: list[Case], found: dict[str, dict[str, object]]) -> str:
+    """Make the table of all operators: one row for each, from the cases that have one node."""
+    by_operator: dict[str, list[Case]] = collections.defaultdict(list)
+    for case in cases:
+        if len(case.model.graph.node) == 1:
+            by_operator[case.model.graph.node[0].op_type].append(case)
+    rows = ["| operator | right, of cases | computed by | not right, because |", "|---|---|---|---|"]
+    for operator, own in sorted(by_operator.items()):
+        verdicts = [found[case.name] for case in own]
+        right = [each for each in verdicts if each["kind"] == "right"]
+        ways = sorted({_find_way(case.model.graph.node[0], found[case.name]) for case in own} - {""})
+        reasons = {_shorten(str(each["reason"]), operator) for each in verdicts if each["kind"] != "right"}
+        rows.append(f"| {operator} | {len(right)} of {len(own)} | {', '.join(ways)} | {'; '.join(sorted(reasons))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _find_way(node: onnx.NodeProto, verdict: dict[str, object]) -> str:
+    if verdict["kind"] != "right":
+        return ""
+    if is_replaced(node):
+        return "body"
+    functions, by_family = int(str(verdict["functions"])), int(str(verdict["by_family"]))
+    return "no code" if not functions else "family" if by_family == functions else "TVM"
+
+
+def _shorten(reason: str, operator: str) -> str:
+    """Leave the node and the hint out of a refusal."""
+    line = reason.splitlines()[0].partition(": it ")[2] if ": it " in reason else reason.splitlines()[0]
+    return line.replace(f"the operator {operator}", "it").replace("|", "/")[:120]
+
+
 def main() -> int:
     """Run it; 1 where a verdict is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,7 +116,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only cases whose name holds this text")
     parser.add_argument("--save", action="store_true", help="write the verdicts as the expected ones")
     options = parser.parse_args()
-    names = [case.name for case in list_cases() if options.only in case.name]
+    cases = list_cases()
+    names = [case.name for case in cases if options.only in case.name]
     if options.sample is not None:
         names = names[options.sample % _SHARE :: _SHARE]
     found = judge_all(names, options.jobs)
@@ -90,13 +128,16 @@ def main() -> int:
         if kind != expected.get(name, "right"):
             print(f"{name}: {kind}, not {expected.get(name, 'right')}: {reason}")
     seconds = statistics.median(float(str(each["seconds"])) for each in found.values())
-    print(
-        f"{len(names)} cases: " + ", ".join(f"{counts[k]} {k}" for k in KINDS) + f"; median {seconds:.2f} s to compile"
-    )
+    said = f"{len(names)} cases: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    print(f"{said}; median {seconds:.2f} s to compile")
     if options.save:
         expected |= {name: str(found[name]["kind"]) for name in names}
         rows = (f"{name}\t{kind}\n" for name, kind in sorted(expected.items()) if kind != "right")
         EXPECTED.write_text("".join(rows))
+    if options.save and len(names) == len(cases):
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        counted = f"onnx {onnx.__version__}, {said}.\n\n"
+        PAGE.write_text(f"{before}{BEGIN}{counted}{tabulate(cases, found)}{END}{rest.partition(END)[2]}")
     return int(any(found[n]["kind"] != expected.get(n, "right") for n in names))
 
 

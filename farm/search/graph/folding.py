@@ -30,7 +30,7 @@ SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "
 # Operators without a converter of TVM's, whose bodies replace them; of others TVM computes the first result alone.
 _REPLACED = frozenset(
     {
-        "AffineGrid", "Attention", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad", "HammingWindow",
+        "Attention", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad", "HammingWindow",
         "HannWindow", "LinearAttention", "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss",
         "SwiGLU", "Swish",
     }
