@@ -251,7 +251,6 @@ REFUSED = [
     ("Compress", case("Compress", M, held=[np.array([True, False, True, True])], axis=0)),
     ("ConvTranspose", case("ConvTranspose", X, held=[image(4, 3, 3, 3)], output_shape=[9, 9])),
     ("Dropout", case("Dropout", X, held=[np.array(0.5, "float32"), np.array(True)])),
-    ("LayerNormalization", case("LayerNormalization", X, held=[image(6)], outputs=2)),
     ("NonMaxSuppression", case("NonMaxSuppression", BOXES[None], image(1, 1, 2), held=[whole(2)])),
     ("NonZero", case("NonZero", M)),
     ("RoiAlign", case("RoiAlign", X, held=[BOXES, whole(0, 0)], output_height=2, output_width=2, mode="max")),

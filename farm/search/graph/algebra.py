@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
@@ -44,10 +44,12 @@ def _convert_prelu(inputs: Any, _: dict[str, Any]) -> Any | None:
 
 
 def _convert_extreme(name: str, inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Convert ReduceMax and ReduceMin of bytes that stand for bool, and of nothing; None for others."""
+    """Convert ReduceMax and ReduceMin of floats, of bytes that stand for bool, and of nothing; None for others."""
     data, axes = inputs[0], inputs[1]
     shape, dtype = bindings.static_shape(data.ty), _dtype(data)
-    if shape is None or (dtype != "bool" and 0 not in shape) or not (axes is None or isinstance(axes, GenericConst)):
+    if shape is None or not (axes is None or isinstance(axes, GenericConst)):
+        return None
+    if dtype != "bool" and "float" not in dtype and 0 not in shape:
         return None
     chosen = list(attributes.get("axes", ())) if axes is None else axes.value.numpy().tolist()
     if not chosen and attributes.get("noop_with_empty_axes", 0):
@@ -58,8 +60,29 @@ def _convert_extreme(name: str, inputs: Any, attributes: dict[str, Any]) -> Any 
         least = np.zeros(shape, "uint8" if dtype == "bool" else dtype)
         reduced = getattr(np, name)(least, tuple(chosen) or None, keepdims=keep, initial=_bound(dtype, lowest))
         return relax.const(reduced.astype(dtype), dtype)
-    reduced = getattr(relax.op, name)(relax.op.astype(data, "uint8"), chosen or None, keep)
-    return relax.op.astype(reduced, "bool")
+    if dtype == "bool":
+        return relax.op.astype(getattr(relax.op, name)(relax.op.astype(data, "uint8"), chosen or None, keep), "bool")
+    places = {at % len(shape) for at in chosen} or set(range(len(shape)))
+    if not places:
+        return data
+    found = relax.BlockBuilder.current().emit_te(_find_extreme, data, sorted(places), lowest, primfunc_name_hint=name)
+    return found if keep else relax.op.reshape(found, [size for at, size in enumerate(shape) if at not in places])
+
+
+def _find_extreme(data: Any, places: list[int], lowest: bool) -> Any:
+    """Compute the largest or the least element along dimensions, which stay with one element.
+
+    It begins with infinity: TVM's own begins with the largest finite number, and so finds that in a row of -inf.
+    """
+    steps = {at: te.reduce_axis((0, data.shape[at]), f"k{at}") for at in places}
+    choose = tirx.max if lowest else tirx.min
+    reducer = te.comm_reducer(lambda a, b: choose(a, b), lambda dtype: tirx.const(-np.inf if lowest else np.inf, dtype))
+
+    def compute(*indices: Any) -> Any:
+        return reducer(data(*(steps.get(at, index) for at, index in enumerate(indices))), axis=list(steps.values()))
+
+    shape = [1 if at in steps else size for at, size in enumerate(data.shape)]
+    return te.compute(shape, compute, name="extreme")
 
 
 def _bound(dtype: str, lowest: bool) -> Any:
