@@ -144,6 +144,14 @@ MOVED = [
     form("Pow", image(4) ** 2, NUMBERS.astype("int32")),
     form("PRelu", MAPS, image(8, 1, 1), held=(1,)),
     form("Constant", value_floats=[0.5, 2.0]),
+    form("Col2Im", image(2, 18, 12), whole(5, 7), whole(2, 3), held=(1, 2), strides=[2, 3], pads=[0, 1, 3, 1]),
+    form(
+        "Col2Im",
+        RNG.integers(0, 9, (1, 8, 12)).astype("int32"),
+        *(whole(2, 6, 4), whole(2, 2, 2)),
+        held=(1, 2),
+        dilations=[1, 2, 1],
+    ),
 ]
 
 
@@ -196,6 +204,25 @@ POOLS = [
     ),
 ]
 
+WAVES, POLES = image(2, 7, 5, 1), image(2, 7, 5, 2)
+SPECTRA = [
+    *(
+        form("DFT", data, None if length is None else whole(length)[0], whole(axis)[0], held=(1, 2), **more)
+        for data, more in (
+            (WAVES, {}), (WAVES, {"onesided": 1}), (WAVES, {"inverse": 1}), (POLES, {}), (POLES, {"inverse": 1}),
+            (POLES, {"inverse": 1, "onesided": 1}),
+        )
+        for length, axis in ((None, -2), (None, 1), (4, 0), (5, 1), (12, 1))
+    ),
+    *(
+        form("STFT", data, whole(3)[0], window, length, held=held, onesided=onesided)
+        for data, window, length, held, onesided in (
+            (image(2, 30, 1), image(8), None, (1, 2), 1), (image(2, 30, 1), image(8), whole(8)[0], (1, 3), 0),
+            (image(2, 30, 2), None, whole(7)[0], (1, 3), 0), (image(1, 9, 1), None, None, (1,), 1),
+        )
+    ),
+]  # fmt: skip
+
 
 def quantised(kind: str, *shape: int) -> Array:
     limits = np.iinfo(kind)
@@ -237,8 +264,8 @@ INTEGERS = [
 
 @pytest.mark.parametrize(
     ("forms", "opset"),
-    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21), (HALVES, 21), (MOVED, 21)],
-    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved"],
+    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21), (HALVES, 21), (MOVED, 21), (SPECTRA, 21)],
+    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved", "spectra"],
 )
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""

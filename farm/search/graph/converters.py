@@ -29,6 +29,7 @@ from farm.search.graph import (
     recurrent,
     resizing,
     shaping,
+    spectra,
 )
 
 
@@ -221,5 +222,6 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "Upsample": resizing.convert_upsample,
     **algebra.CONVERTERS,
     **shaping.CONVERTERS,
+    **spectra.CONVERTERS,
     **{name: functools.partial(recurrent.convert, name) for name in recurrent.OPERATORS},
 }

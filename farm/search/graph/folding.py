@@ -19,9 +19,10 @@ from farm.search.graph import microsoft
 STANDARD_DOMAINS = ("", "ai.onnx")
 # Inputs that TVM needs as constants, by operator.
 NUMBERS: Mapping[str, tuple[int, ...]] = {
-    "AffineGrid": (1,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "CumSum": (1,), "Expand": (1,), "OneHot": (1,),
-    "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
-    "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
+    "AffineGrid": (1,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,), "CumSum": (1,),
+    "DFT": (1, 2), "Expand": (1,), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
+    "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
+    "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
 # Operators whose result size depends on values.
 SIZED_BY_VALUES = frozenset({"Compress", "If", "NonMaxSuppression", "NonZero", "Unique"})
@@ -110,8 +111,8 @@ _MOST_SHAPE = 4096
 _TIMEOUT_S, _HINT_TIMEOUT_S = 120.0, 15.0
 _MEMORY_BYTES = 6 << 30
 _CHILD = f"{__package__}.folding_child"
-# Operators that read shapes, or may depend on them.
-_ASKING = frozenset({"Loop", "Scan", "Shape", "Size"}) | SIZED_BY_VALUES
+# Operators that read shapes, or may depend on them, and one without a converter, which folding evaluates.
+_ASKING = frozenset({"Loop", "MelWeightMatrix", "Scan", "Shape", "Size"}) | SIZED_BY_VALUES
 
 
 def is_needed(model: onnx.ModelProto) -> bool:

@@ -68,7 +68,7 @@ def plan_sides(shape: tuple[int, ...], attributes: dict[str, Any]) -> list[Poole
             before, after = (both - both // 2, both // 2) if mode == "SAME_LOWER" else (both // 2, both - both // 2)
         steps = (size + before + after - extent) / stride
         results = (math.ceil(steps) if attributes.get("ceil_mode") else math.floor(steps)) + 1
-        if (results - 1) * stride >= size + before:  # no window starts past the data
+        if attributes.get("ceil_mode") and (results - 1) * stride >= size + before:  # no window starts past the data
             results -= 1
         sides.append(PooledAxis(size, kernel, stride, dilation, before, after, results))
     return sides

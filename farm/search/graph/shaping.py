@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from farm.search.graph import bindings
+from farm.search.graph import bindings, pooling
 
 
 def _convert_split(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -123,7 +124,37 @@ def _convert_pad(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.op.where(relax.const(inside), relax.op.nn.pad(data, pairs, "constant", 0.0), fill)
 
 
+def _convert_col2im(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert Col2Im: each pixel gathers the columns' elements that lie on it, and sums them; None for computed sizes.
+
+    The blocks lie as the windows of a pool over the image.
+    """
+    data = inputs[0]
+    if not all(isinstance(value, GenericConst) for value in list(inputs)[1:3]):
+        return None
+    image, block = (inputs[at].value.numpy().tolist() for at in (1, 2))
+    sides = pooling.plan_sides((0, 0, *image), attributes | {"kernel_shape": block})
+    batch, rows, columns = bindings.static_shape(data.ty) or ()
+    channels, taps = rows // math.prod(block), math.prod(block)
+    pixels, inside = np.zeros((1, 1), "int64"), np.ones((1, 1), "bool")
+    for side in sides:
+        at = side.starts() + np.arange(side.kernel)[:, None] * side.dilation
+        pixels = pixels[:, None, :, None] * side.size + at[:, None]
+        pixels = pixels.reshape(pixels.shape[0] * pixels.shape[1], -1)
+        inside = (inside[:, None, :, None] & ((at >= 0) & (at < side.size))[:, None]).reshape(pixels.shape)
+    lying: list[list[int]] = [[] for _ in range(math.prod(image))]
+    for place in np.flatnonzero(inside):
+        lying[pixels.flat[place]].append(int(place))
+    # Pixels with fewer elements gather a zero behind the columns.
+    most = max(1, *map(len, lying))
+    chosen = np.array([[*each, *[taps * columns] * (most - len(each))] for each in lying])
+    flat = relax.op.nn.pad(relax.op.reshape(data, (batch, channels, taps * columns)), [0, 0, 0, 0, 0, 1])
+    sums = relax.op.sum(relax.op.take(flat, relax.const(chosen), 2, mode="clip"), 3)
+    return relax.op.reshape(sums, (batch, channels, *image))
+
+
 CONVERTERS = {
+    "Col2Im": _convert_col2im,
     "EyeLike": _convert_eye_like,
     "OneHot": _convert_one_hot,
     "Pad": _convert_pad,
