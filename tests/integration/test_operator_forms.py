@@ -153,6 +153,26 @@ MOVED = [
         dilations=[1, 2, 1],
     ),
 ]
+ORDER = RNG.permutation(np.arange(30)).reshape(3, 10)
+PLACED = [
+    *(
+        form("TensorScatter", image(2, 3, 4), image(2, *size), whole(2, 5), axis=axis, mode="circular")
+        for axis, size in ((1, (2, 4)), (-1, (3, 3)))
+    ),
+    form("TensorScatter", image(2, 3, 4), image(2, 1, 4)),
+    form("ReverseSequence", image(4, 3, 5), whole(4, 0, 2)),
+    form("BitCast", image(5).astype("float16"), to=onnx.TensorProto.UINT16),
+    form("Det", image(2, 4, 4)),
+    *(
+        form(
+            "TopK", (ORDER.astype(kind) * np.array(scale, kind)), whole(2), held=(1,), outputs=2, axis=0, largest=at % 2
+        )
+        for at, (kind, scale) in enumerate(
+            (("uint64", 1 << 58), ("uint64", 1 << 58), ("uint32", 1 << 27), ("int16", 9))
+        )
+    ),
+    form("TopK", SMALL, whole(6), held=(1,), outputs=2, sorted=0),
+]
 
 
 def pool(op: str, **attributes: Any) -> Any:
@@ -189,6 +209,14 @@ POOLS = [
     form("MaxPool", RNG.integers(0, 3, (1, 2, 6, 6)).astype("uint8"), outputs=2, kernel_shape=[3, 3], pads=[1] * 4),
     form("AveragePool", image(1, 2, 9), kernel_shape=[4], strides=[3], ceil_mode=1),
     form("MeanVarianceNormalization", image(1, 2, 5, 8) + np.float32(32)),
+    *(
+        form("ConvTranspose", image(2, 4, 5, 6), image(4, 3, *window), image(3), held=(1, 2), **more)
+        for window, more in (
+            ((3, 4), {"strides": [2, 3], "output_shape": [9, 17]}),
+            ((3, 4), {"strides": [2, 3], "output_shape": [9, 17], "auto_pad": "SAME_UPPER"}),
+            ((2, 2), {"strides": [3, 4], "output_shape": [15, 24]}),
+        )
+    ),
     *(
         form(
             "RoiAlign",
@@ -264,8 +292,17 @@ INTEGERS = [
 
 @pytest.mark.parametrize(
     ("forms", "opset"),
-    [(RESIZES, 19), (UNUSUAL, 21), (EMPTY, 21), (ARITHMETIC, 21), (HALVES, 21), (MOVED, 21), (SPECTRA, 21)],
-    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved", "spectra"],
+    [
+        (RESIZES, 19),
+        (UNUSUAL, 21),
+        (EMPTY, 21),
+        (ARITHMETIC, 21),
+        (HALVES, 21),
+        (MOVED, 21),
+        (SPECTRA, 21),
+        (PLACED, 26),
+    ],
+    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved", "spectra", "placed"],
 )
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,11 @@ from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from farm.search.graph import bindings
+
+# The sum has 24 terms; six rows have 720.
+_LARGEST_DET = 4
+# Types that TVM's TopK takes.
+_SORTED = frozenset({"float16", "float32", "float64", "int8", "int32", "int64", "uint8"})
 
 
 def _dtype(value: Any) -> str:
@@ -120,11 +126,49 @@ def _convert_cum_prod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.op.flip(products, axis) if reverse else products
 
 
+def _convert_det(inputs: Any, _: dict[str, Any]) -> Any:
+    """Convert Det of small matrices to the sum over all permutations, in float64."""
+    data, dtype = inputs[0], _dtype(inputs[0])
+    *batch, size = (bindings.static_shape(data.ty) or ())[:-1]
+    if not 0 < size <= _LARGEST_DET:
+        raise ValueError(f"matrices of {size}x{size} are not supported; the largest are {_LARGEST_DET}x{_LARGEST_DET}")
+    orders = list(itertools.permutations(range(size)))
+    places = np.array(orders) + size * np.arange(size)
+    signs = np.array([(-1.0) ** sum(a > b for a, b in itertools.combinations(order, 2)) for order in orders])
+    flat = relax.op.reshape(relax.op.astype(data, "float64"), (*batch, size * size))
+    factors = relax.op.take(flat, relax.const(places, "int64"), len(batch), mode="clip")
+    terms = relax.op.multiply(relax.op.prod(factors, [-1]), relax.const(signs, "float64"))
+    return relax.op.astype(relax.op.sum(terms, [-1]), dtype)
+
+
+def _convert_top_k(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert TopK of types that TVM does not sort by wider ones of the same order; None for others.
+
+    Results in any order (`sorted` of 0) are sorted, too.
+    """
+    data, count = inputs[0], inputs[1]
+    dtype = _dtype(data)
+    if (dtype in _SORTED and attributes.get("sorted", 1)) or not isinstance(count, GenericConst):
+        return None
+    # The highest bit tells uint64 from int64.
+    highest = relax.const(np.iinfo("int64").min, "int64")
+    wide = dtype if dtype in _SORTED else "float32" if "float" in dtype else "int64"
+    data = relax.op.astype(data, wide)
+    data = relax.op.bitwise_xor(data, highest) if dtype == "uint64" else data
+    size, axis = int(count.value.numpy().item()), int(attributes.get("axis", -1))
+    largest = bool(attributes.get("largest", 1))
+    found = relax.BlockBuilder.current().emit(relax.op.topk(data, size, axis, "both", largest, "int64"))
+    values = relax.op.bitwise_xor(found[0], highest) if dtype == "uint64" else found[0]
+    return relax.Tuple([relax.op.astype(values, dtype), found[1]])
+
+
 CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "CumProd": _convert_cum_prod,
+    "Det": _convert_det,
     "Elu": _convert_elu,
     "Pow": _convert_pow,
     "PRelu": _convert_prelu,
     "ReduceMax": functools.partial(_convert_extreme, "max"),
     "ReduceMin": functools.partial(_convert_extreme, "min"),
+    "TopK": _convert_top_k,
 }

@@ -191,6 +191,32 @@ def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...
     return rows, shape, size
 
 
+def _convert_conv_transpose(inputs: Any, attributes: dict[str, Any]) -> Any | None:
+    """Convert ConvTranspose to the size that `output_shape` asks for; None without it.
+
+    Elements that the kernel does not reach are zeros at the end, as those of ONNX Runtime.
+    """
+    data, kernel = inputs[0], inputs[1]
+    if "output_shape" not in attributes:
+        return None
+    given, window = (bindings.static_shape(each.ty) or () for each in (data, kernel))
+    rank = len(given) - 2
+    strides, dilations = (list(attributes.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    extra = list(attributes.get("output_padding", [0] * rank))
+    sizes = list(attributes["output_shape"])[-rank:]
+    before, after = [], []
+    for at, size in enumerate(sizes):
+        whole = strides[at] * (given[2 + at] - 1) + extra[at] + (window[2 + at] - 1) * dilations[at] + 1
+        pad = max(0, whole - size)
+        before.append(pad // 2 if attributes.get("auto_pad") == b"SAME_UPPER" else pad - pad // 2)
+        after.append(pad - before[-1])
+        extra[at] += max(0, size - whole)
+    if any(more >= step for more, step in zip(extra, strides, strict=True)):
+        raise ValueError(f"a result of {sizes} is larger than this kernel and these strides can fill")
+    padded = attributes | {"auto_pad": b"NOTSET", "pads": before + after, "output_padding": extra}
+    return onnx_frontend.ConvTranspose._impl_v1(None, inputs, padded, None)
+
+
 _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "AveragePool": pooling.convert_average_pool,
     "BitShift": arithmetic.convert_bit_shift,
@@ -201,6 +227,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "HardSigmoid": _convert_hard_sigmoid,
     "IsInf": _convert_is_inf,
     "LayerNormalization": _convert_layer_norm,
+    "ConvTranspose": _convert_conv_transpose,
     "ConvInteger": quantisation.convert_conv_integer,
     "DequantizeLinear": quantisation.convert_dequantize_linear,
     "DynamicQuantizeLinear": quantisation.convert_dynamic_quantize_linear,

@@ -114,7 +114,6 @@ def _find_misread(node: onnx.NodeProto, read: set[str]) -> str:
         "BatchNormalization": "training mode" if attributes.get("training_mode") else "",
         # Only those in training, or possibly so, are left.
         "Dropout": "training mode",
-        "ConvTranspose": "the attribute output_shape" if "output_shape" in attributes else "",
         "LayerNormalization": "a second output" if read.intersection(node.output[1:]) else "",
         "RoiAlign": "mode max" if attributes.get("mode") == b"max" else "",
     }.get(node.op_type, "")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, topi
 from tvm.ir import GenericConst
 
 from farm.search.graph import bindings, pooling
@@ -153,13 +153,61 @@ def _convert_col2im(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     return relax.op.reshape(sums, (batch, channels, *image))
 
 
+def _convert_reverse_sequence(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert ReverseSequence to TVM's operator."""
+    time, batch = int(attributes.get("time_axis", 0)), int(attributes.get("batch_axis", 1))
+    return relax.op.reverse_sequence(inputs[0], inputs[1], time, batch)
+
+
+def _convert_tensor_scatter(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert TensorScatter by gathers: each position of the cache looks for its place in the update."""
+    cache, update, starts = inputs[0], inputs[1], inputs[2]
+    shape = bindings.static_shape(cache.ty) or ()
+    axis = int(attributes.get("axis", -2)) % len(shape)
+    size, count = shape[axis], (bindings.static_shape(update.ty) or ())[axis]
+    positions = relax.const(np.arange(size).reshape(-1, *[1] * (len(shape) - axis - 1)), "int64")
+    starts = relax.const(np.zeros(shape[0]), "int64") if starts is None else starts
+    places = relax.op.subtract(positions, relax.op.reshape(starts, (shape[0], *[1] * (len(shape) - 1))))
+    if attributes.get("mode") == b"circular":
+        places = relax.op.floor_mod(places, relax.const(size, "int64"))
+    first, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
+    inside = relax.op.logical_and(relax.op.greater_equal(places, first), relax.op.less_equal(places, last))
+    nearest = relax.op.minimum(relax.op.maximum(places, first), last)
+    return relax.op.where(inside, relax.op.gather_elements(update, relax.op.broadcast_to(nearest, shape), axis), cache)
+
+
+def _convert_sequence_insert(inputs: Any, _: dict[str, Any]) -> Any | None:
+    """Convert SequenceInsert at a place counted from the end, where TVM is off by one; None for others."""
+    items, item, position = list(inputs[0]), inputs[1], inputs[2]
+    if not isinstance(position, GenericConst) or (place := int(position.value.numpy().item())) >= 0:
+        return None
+    if place < -len(items):
+        raise ValueError(f"the position {place} is outside of a sequence of {len(items)}")
+    return relax.Tuple([*items[:place], item, *items[place:]])
+
+
+def _convert_bit_cast(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert BitCast to a type of the same width."""
+    data = inputs[0]
+    given, wanted = str(data.ty.dtype.dtype), onnx.helper.tensor_dtype_to_np_dtype(attributes["to"])
+    if wanted.itemsize != np.dtype(given).itemsize:
+        raise ValueError(f"{given} and {wanted.name} differ in width")
+    if "float" not in given + wanted.name:
+        return relax.op.astype(data, wanted.name)
+    return relax.BlockBuilder.current().call_te(topi.reinterpret, data, wanted.name)
+
+
 CONVERTERS = {
+    "BitCast": _convert_bit_cast,
     "Col2Im": _convert_col2im,
     "EyeLike": _convert_eye_like,
     "OneHot": _convert_one_hot,
     "Pad": _convert_pad,
     "Reshape": _convert_reshape,
+    "ReverseSequence": _convert_reverse_sequence,
+    "SequenceInsert": _convert_sequence_insert,
     "SpaceToDepth": _convert_space_to_depth,
     "Split": _convert_split,
+    "TensorScatter": _convert_tensor_scatter,
     "Tile": _convert_tile,
 }
