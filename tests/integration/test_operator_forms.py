@@ -232,6 +232,35 @@ POOLS = [
     ),
 ]
 
+FIELDS = image(2, 4, 6, 7)
+SAMPLES = [
+    form(
+        "DeformConv",
+        *(FIELDS, image(6, 2, 3, 2), 2 * image(2, 24, 3, 4), image(6), image(2, 12, 3, 4)),
+        held=(1, 3),
+        group=2,
+        offset_group=2,
+        strides=[2, 2],
+        dilations=[1, 2],
+        pads=[1, 1, 0, 2],
+    ),
+    form("DeformConv", FIELDS, image(3, 4, 3, 3), 9 * image(2, 18, 4, 5), image(3), held=(1,)),
+    *(
+        form(
+            "RoiAlign",
+            image(2, 3, 9, 10),
+            np.concatenate([REGIONS, 4 * REGIONS - 9]),
+            whole(1, 0, 0, 1),
+            mode="max",
+            output_height=3,
+            output_width=2,
+            sampling_ratio=ratio,
+            spatial_scale=0.25,
+            coordinate_transformation_mode=mode,
+        )
+        for ratio, mode in ((2, "half_pixel"), (3, "output_half_pixel"))
+    ),
+]
 WAVES, POLES = image(2, 7, 5, 1), image(2, 7, 5, 2)
 SPECTRA = [
     *(
@@ -301,8 +330,12 @@ INTEGERS = [
         (MOVED, 21),
         (SPECTRA, 21),
         (PLACED, 26),
+        (SAMPLES, 22),
     ],
-    ids=["resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved", "spectra", "placed"],
+    ids=[
+        *("resizing", "unusual functions", "without elements", "arithmetic", "float16", "moved", "spectra"),
+        *("placed", "samples"),
+    ],
 )
 def test_forms_compute_what_the_reference_computes(forms: list[Any], opset: int) -> None:
     """Each output of each node, by the users' pipeline."""

@@ -229,6 +229,7 @@ _CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any | None]] = {
     "LayerNormalization": _convert_layer_norm,
     "ConvTranspose": _convert_conv_transpose,
     "ConvInteger": quantisation.convert_conv_integer,
+    "DeformConv": pooling.convert_deform_conv,
     "DequantizeLinear": quantisation.convert_dequantize_linear,
     "DynamicQuantizeLinear": quantisation.convert_dynamic_quantize_linear,
     "LpNormalization": arithmetic.convert_lp_normalization,

@@ -110,10 +110,12 @@ def _find_misread(node: onnx.NodeProto, read: set[str]) -> str:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type in recurrent.OPERATORS:
         return recurrent.find_unsupported(node.op_type, attributes, node.input)
+    is_adaptive = attributes.get("mode") == b"max" and attributes.get("sampling_ratio", 0) <= 0
     return {
         "BatchNormalization": "training mode" if attributes.get("training_mode") else "",
         # Only those in training, or possibly so, are left.
         "Dropout": "training mode",
         "LayerNormalization": "a second output" if read.intersection(node.output[1:]) else "",
-        "RoiAlign": "mode max" if attributes.get("mode") == b"max" else "",
+        # The size of a region decides how many samples it has.
+        "RoiAlign": "mode max without sampling_ratio" if is_adaptive else "",
     }.get(node.op_type, "")

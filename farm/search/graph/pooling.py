@@ -1,8 +1,11 @@
-"""Pools that TVM 0.27 computes otherwise than ONNX: dilated SAME pads, windows past the end, indices, regions."""
+"""Pools that TVM 0.27 computes otherwise than ONNX (dilated SAME pads, windows past the end, indices), and samples
+between pixels: of regions, and of windows with computed offsets.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
@@ -123,6 +126,8 @@ def convert_roi_align(inputs: Any, attributes: dict[str, Any]) -> Any:
     scale = float(attributes.get("spatial_scale", 1.0))
     default = b"half_pixel" if attributes["opset"] >= 16 else b"output_half_pixel"
     aligned = attributes.get("coordinate_transformation_mode", default) == b"half_pixel"
+    if attributes.get("mode") == b"max":
+        return _find_region_maxima(data, rois, batch, attributes, 0.5 if aligned else 0.0)
     if aligned:
         rois = relax.op.subtract(rois, relax.const(0.5 / scale, rois.ty.dtype))
     rows = relax.op.astype(relax.op.expand_dims(batch, 1), inputs[1].ty.dtype)
@@ -136,6 +141,115 @@ def convert_roi_align(inputs: Any, attributes: dict[str, Any]) -> Any:
         layout="NCHW",
         mode="avg",
     )
+
+
+def _find_region_maxima(data: Any, rois: Any, batch: Any, attributes: dict[str, Any], offset: float) -> Any:
+    """Return the greatest product of a pixel and its weight in each bin of each region, as ONNX defines mode max."""
+    scale, ratio = float(attributes.get("spatial_scale", 1.0)), int(attributes["sampling_ratio"])
+    _, channels, *sizes = bindings.static_shape(data.ty) or ()
+    count, dtype = int(rois.ty.shape[0]), str(data.ty.dtype)
+    bins = [int(attributes.get(name, 1)) for name in ("output_height", "output_width")]
+    wide = "float64" if dtype == "float64" else "float32"
+
+    def number(value: Any) -> Any:
+        return relax.const(value, wide)
+
+    edges = _bind(relax.op.subtract(relax.op.multiply(relax.op.astype(rois, wide), number(scale)), number(offset)))
+    corners = []
+    for axis, (size, results) in enumerate(zip(sizes, bins, strict=True)):
+        start, end = (_bind(relax.op.strided_slice(edges, [1], [at], [at + 1])) for at in (1 - axis, 3 - axis))
+        extent = relax.op.subtract(end, start)
+        extent = extent if offset else relax.op.maximum(extent, number(1.0))
+        steps = (np.arange(results * ratio) + 0.5) / (results * ratio)
+        places = _bind(relax.op.add(start, relax.op.multiply(extent, number(steps[None]))))
+        outside = relax.op.logical_or(relax.op.less(places, number(-1.0)), relax.op.greater(places, number(size)))
+        inside = _bind(relax.op.astype(relax.op.logical_not(outside), wide))
+        shape = (count, results * ratio, 1) if axis == 0 else (count, 1, results * ratio)
+        near = [
+            (relax.op.reshape(index, shape), relax.op.reshape(relax.op.multiply(weight, inside), shape))
+            for index, weight in _find_neighbours(relax.op.clip(places, 0.0, size - 1.0), size)
+        ]
+        corners.append(near)
+    image = relax.op.reshape(batch, (count, 1, 1))
+    samples = _sample(data, image, corners, wide)
+    best = _bind(functools.reduce(relax.op.maximum, samples))
+    grid = relax.op.reshape(best, (count, bins[0], ratio, bins[1], ratio, channels))
+    return relax.op.astype(relax.op.permute_dims(relax.op.max(_bind(grid), [2, 4]), [0, 3, 1, 2]), dtype)
+
+
+def convert_deform_conv(inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Convert DeformConv: sample each window's elements at their offsets, then multiply by the weights."""
+    data, weights, offsets, bias, mask = (inputs[at] for at in range(5))
+    batch, channels, *sizes = bindings.static_shape(data.ty) or ()
+    outputs, _, *kernel = bindings.static_shape(weights.ty) or ()
+    sides = plan_sides((batch, channels, *sizes), attributes | {"kernel_shape": kernel})
+    groups, parts = int(attributes.get("group", 1)), int(attributes.get("offset_group", 1))
+    dtype, rank = str(data.ty.dtype), len(sizes)
+    wide = "float64" if dtype == "float64" else "float32"
+    taps, results = math.prod(kernel), math.prod(side.results for side in sides)
+    moves = relax.op.astype(relax.op.reshape(offsets, (batch * parts, taps, rank, results)), wide)
+    moves = _bind(moves)
+    corners = []
+    for axis, side in enumerate(sides):
+        at = np.arange(side.kernel)[:, None] * side.dilation + side.starts()
+        shape = [1] * (2 * rank)
+        shape[axis], shape[rank + axis] = at.shape
+        base = np.broadcast_to(at.reshape(shape), (*kernel, *(each.results for each in sides))).reshape(taps, results)
+        move = relax.op.reshape(relax.op.strided_slice(moves, [2], [axis], [axis + 1]), (batch * parts, taps, results))
+        places = _bind(relax.op.clip(relax.op.add(move, relax.const(base, wide)), -1.0, float(side.size)))
+        corners.append(_find_neighbours(places, side.size))
+    # Each group of offsets reads its own channels: they count as images of their own.
+    image = relax.const(np.arange(batch * parts)[:, None, None], "int64")
+    apart = _bind(relax.op.reshape(data, (batch * parts, channels // parts, *sizes)))
+    found = _bind(functools.reduce(relax.op.add, _sample(apart, image, corners, wide)))
+    if mask is not None:
+        found = relax.op.multiply(
+            found, relax.op.reshape(relax.op.astype(mask, wide), (batch * parts, taps, results, 1))
+        )
+    columns = relax.op.permute_dims(_bind(found), [0, 3, 1, 2])  # [images, channels, taps, results]
+    columns = relax.op.reshape(columns, (batch, groups, channels // groups * taps, results))
+    matrix = relax.op.reshape(relax.op.astype(weights, wide), (groups, outputs // groups, channels // groups * taps))
+    product = relax.op.reshape(_bind(relax.op.matmul(matrix, columns)), (batch, outputs, *(s.results for s in sides)))
+    if bias is not None:
+        product = relax.op.add(product, relax.op.reshape(relax.op.astype(bias, wide), (outputs, *[1] * rank)))
+    return relax.op.astype(_bind(product), dtype)
+
+
+def _find_neighbours(places: Any, size: int) -> list[tuple[Any, Any]]:
+    """Return the element before each place on an axis and the one after, as indices with weights: 0 outside."""
+    places = _bind(places)
+    dtype = str(places.ty.dtype)
+    low = _bind(relax.op.floor(places))
+    rest = _bind(relax.op.subtract(places, low))
+    one = relax.const(1.0, dtype)
+    found = []
+    for index, weight in ((low, relax.op.subtract(one, rest)), (_bind(relax.op.add(low, one)), rest)):
+        limits = relax.const(0.0, dtype), relax.const(size - 1.0, dtype)
+        inside = relax.op.logical_and(relax.op.greater_equal(index, limits[0]), relax.op.less_equal(index, limits[1]))
+        weight = _bind(relax.op.where(inside, weight, relax.const(0.0, dtype)))
+        found.append((_bind(relax.op.astype(relax.op.clip(index, 0.0, size - 1.0), "int64")), weight))
+    return found
+
+
+def _sample(data: Any, image: Any, corners: list[list[tuple[Any, Any]]], dtype: str) -> list[Any]:
+    """Return the products of pixels and weights for each choice of neighbours: [..., channels]."""
+    images, channels, *sizes = bindings.static_shape(data.ty) or ()
+    order = [0, *range(2, 2 + len(sizes)), 1]
+    rows = relax.op.permute_dims(relax.op.astype(data, dtype), order)
+    rows = _bind(relax.op.reshape(rows, (images * math.prod(sizes), channels)))
+    found = []
+    for chosen in itertools.product(*corners):
+        place, weight = image, None
+        for size, (index, share) in zip(sizes, chosen, strict=True):
+            place = _bind(relax.op.add(relax.op.multiply(place, relax.const(size, "int64")), index))
+            weight = share if weight is None else _bind(relax.op.multiply(weight, share))
+        pixels = _bind(relax.op.take(rows, place, 0, mode="clip"))
+        found.append(_bind(relax.op.multiply(pixels, relax.op.expand_dims(weight, -1))))
+    return found
+
+
+def _bind(call: Any) -> Any:
+    return relax.BlockBuilder.current().normalize(call)
 
 
 def _is_plain(attributes: dict[str, Any]) -> bool:
