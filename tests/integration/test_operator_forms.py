@@ -172,6 +172,7 @@ PLACED = [
         )
     ),
     form("TopK", SMALL, whole(6), held=(1,), outputs=2, sorted=0),
+    form("TopK", SMALL, whole(0), held=(1,), outputs=2, axis=1),
 ]
 
 

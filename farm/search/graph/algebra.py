@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
@@ -142,20 +143,25 @@ def _convert_det(inputs: Any, _: dict[str, Any]) -> Any:
 
 
 def _convert_top_k(inputs: Any, attributes: dict[str, Any]) -> Any | None:
-    """Convert TopK of types that TVM does not sort by wider ones of the same order; None for others.
+    """Convert TopK of types that TVM does not sort by wider ones of the same order, and of none; None for others.
 
     Results in any order (`sorted` of 0) are sorted, too.
     """
     data, count = inputs[0], inputs[1]
-    dtype = _dtype(data)
-    if (dtype in _SORTED and attributes.get("sorted", 1)) or not isinstance(count, GenericConst):
+    shape, dtype = bindings.static_shape(data.ty), _dtype(data)
+    if shape is None or not isinstance(count, GenericConst):
+        return None
+    size, axis = int(count.value.numpy().item()), int(attributes.get("axis", -1)) % len(shape)
+    if not size:  # TVM would return all
+        none = (*shape[:axis], 0, *shape[axis + 1 :])
+        return relax.Tuple([relax.const(tvm.runtime.empty(none, kind)) for kind in (dtype, "int64")])
+    if dtype in _SORTED and attributes.get("sorted", 1):
         return None
     # The highest bit tells uint64 from int64.
     highest = relax.const(np.iinfo("int64").min, "int64")
     wide = dtype if dtype in _SORTED else "float32" if "float" in dtype else "int64"
     data = relax.op.astype(data, wide)
     data = relax.op.bitwise_xor(data, highest) if dtype == "uint64" else data
-    size, axis = int(count.value.numpy().item()), int(attributes.get("axis", -1))
     largest = bool(attributes.get("largest", 1))
     found = relax.BlockBuilder.current().emit(relax.op.topk(data, size, axis, "both", largest, "int64"))
     values = relax.op.bitwise_xor(found[0], highest) if dtype == "uint64" else found[0]
