@@ -34,5 +34,5 @@ def test_a_wrong_import_is_found_before_a_trial_is_spent() -> None:
 
 def test_what_does_not_compile_is_left_to_its_compilation() -> None:
     """A model that TVM has no import for is no wrong import."""
-    source = make_source("Det")
+    source = make_source("Bernoulli")
     assert compare_import(source, read_inputs(source.load()), []) is None
