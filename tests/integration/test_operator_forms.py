@@ -15,6 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from farm.search.graph import importer, pipeline
 from tests.onnx_suite import judging
 from tests.onnx_suite.cases import Case
 
@@ -349,3 +350,16 @@ def test_forms_compute_what_onnx_runtime_computes(forms: list[Any], opset: int) 
     """Each output of each node, by the users' pipeline."""
     verdict = judging.judge(make_case(forms, opset, by_runtime=True))
     assert (verdict.kind, verdict.reason) == ("right", "")
+
+
+def test_attention_is_as_short_as_written_by_hand() -> None:
+    """ONNX's body of Attention without a mask: two products, a softmax, two scalings and a transpose are left."""
+    shape = (1, 12, 16, 8)
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name in "qkv"]
+    graph = helper.make_graph(
+        [helper.make_node("Attention", list("qkv"), ["y"])], "a", inputs, [onnx.ValueInfoProto(name="y")]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    module = importer.import_onnx(model, dict.fromkeys("qkv", shape))
+    names = sorted(call.op.name.rpartition(".")[2] for call in pipeline._list_calls(module))
+    assert names == ["matmul", "matmul", "multiply", "multiply", "permute_dims", "softmax"]

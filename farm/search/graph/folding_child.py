@@ -6,6 +6,7 @@ inferred. `If` and `Loop` are inlined.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,9 @@ _NEVER = frozenset(
         "ConvTranspose", "DFT", "DeformConv", "GRU", "LSTM", "RNN", "STFT", "Scan",
     }
 )  # fmt: skip
+
+# Operators that keep the elements and their order; Expand does where it repeats nothing.
+_RESHAPING = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 Array = npt.NDArray[Any]
 
@@ -96,6 +100,9 @@ class Folder:
         self._types: dict[str, onnx.TypeProto] = {}
         # Renamed values: results of an If or a Loop, by what replaced them.
         self._names: dict[str, str] = {}
+        # Depth of bodies around a node; by reshaped value, the values that it was made of, the oldest first.
+        self._in_body = 0
+        self._sources: dict[str, list[str]] = {}
         for value in model.graph.input:
             self._types[value.name] = value.type
         for tensor in model.graph.initializer:
@@ -166,7 +173,10 @@ class Folder:
         self._types |= types
         values = self._evaluate(node, types)
         if values is None:
-            self._nodes.append(node)
+            if self._in_body and (same := self._find_same(node, types)):
+                self._names[node.output[0]] = same
+            else:
+                self._nodes.append(node)
             return
         for name, array in values.items():
             self._keep(name, array)
@@ -258,9 +268,35 @@ class Folder:
             return False
         given = [*node.input, *([""] * len(body.input))]
         bound = dict(zip((value.name for value in body.input), given, strict=False))
+        self._in_body += 1
         found = self._inline(body, f"{node_label(node)}/", bound)
+        self._in_body -= 1
         self._names.update((name, value) for name, value in zip(node.output, found, strict=False) if name)
         return True
+
+    def _find_same(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> str:
+        """Return a value that equals a node's result, or ""; bodies add zeros, cast to one type, expand by one."""
+        made = types.get(node.output[0])
+        if made is None:
+            return ""
+        candidates = list(node.input[:1])
+        if node.op_type in _RESHAPING:
+            candidates = self._sources.setdefault(
+                node.output[0], [*self._sources.get(node.input[0], ()), node.input[0]]
+            )
+            if node.op_type == "Expand" and _count(self._types.get(node.input[0])) != _count(made):
+                del self._sources[node.output[0]]
+                return ""
+        elif node.op_type == "Add":
+            candidates = [a for a, b in itertools.permutations(node.input) if not self._known.get(b, np.ones(1)).any()]
+        elif node.op_type == "Where":
+            condition = self._known.get(node.input[0])
+            if condition is None or condition.all() != condition.any():
+                return ""
+            candidates = [node.input[1 if condition.all() else 2]]
+        elif node.op_type not in ("Cast", "CastLike", "Identity"):
+            return ""
+        return next((name for name in candidates if self._types.get(name) == made), "")
 
     def _replace_if(self, node: onnx.NodeProto) -> bool:
         """Inline the branch taken, where the condition is known."""
@@ -382,6 +418,12 @@ class Folder:
             self._visit(copy)
         found = [names.get(value.name, value.name) for value in body.output]
         return [self._names.get(name, name) for name in found]
+
+
+def _count(kind: onnx.TypeProto | None) -> int | None:
+    """Return the number of elements of a tensor where it is known."""
+    sizes = _sizes(kind)
+    return None if sizes is None else math.prod(sizes)
 
 
 def _sizes(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
