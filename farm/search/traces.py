@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -73,19 +73,35 @@ def finish(schedule: Any, context: Any) -> None:
 
 
 def _packs_whole(rewrite: Any, schedule: Any, module: Any) -> bool:
-    """Say whether packing keeps all weights; of a partly read one, TVM packs the wrong elements."""
-    if not _cuts(module):
+    """Say whether packing keeps all weights, and can be lifted out of the function.
+
+    TVM packs the wrong elements of a partly read weight, and inside a part of a parted loop where that reads one.
+    """
+    is_parted = any(instruction.kind.name == "LoopPartition" for instruction in schedule.trace.insts)
+    if not _cuts(module) and not is_parted:
         return True  # a trial would double the time
     trial = schedule.copy()
     if not rewrite.apply(trial):
         return True  # the real run fails the same way
     for name in facts.list_blocks(trial):
-        block = trial.get(trial.get_sblock(name))
-        if "meta_schedule.layout_rewrite_preproc" in block.annotations:
-            [read], [written] = block.reads, block.writes
+        block = trial.get_sblock(name)
+        if _packs(trial, block):
+            [read], [written] = trial.get(block).reads, trial.get(block).writes
             if facts.size_of(read.source) != facts.size_of(written.source):
                 return False
+        elif any(_packs(trial, inner) for inner in _list_inner(trial, block)):
+            return False
     return True
+
+
+def _packs(schedule: Any, block: Any) -> bool:
+    return "meta_schedule.layout_rewrite_preproc" in schedule.get(block).annotations
+
+
+def _list_inner(schedule: Any, block: Any) -> Iterator[Any]:
+    for inner in schedule.get_child_blocks(block):
+        yield inner
+        yield from _list_inner(schedule, inner)
 
 
 @functools.lru_cache(maxsize=8)

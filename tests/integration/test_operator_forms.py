@@ -113,6 +113,7 @@ UNUSUAL = [
     form("MatMul", image(7), image(7)),
     form("Einsum", image(7), image(7), equation="i,i->"),
     form("Split", SMALL, num_outputs=3, axis=1, outputs=3),
+    form("Concat", SMALL, image(4, 5, 1), held=(1,), axis=2),
 ]
 EMPTY = [
     form("Relu", image(2, 0, 3)),
