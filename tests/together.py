@@ -21,7 +21,7 @@ import pytest
 # What tests and fixtures may take to stop everything that runs.
 STOP_TIMEOUT_S = 60.0
 # More than so many that pass only at their second try are no accident of the machine.
-MOST_UNSTEADY = 8
+MOST_UNSTEADY = 2
 # So much of its failure is shown.
 _LINES = 30
 # All processes of a run carry it: the folder that they share.
