@@ -83,13 +83,13 @@ def tabulate(cases: list[Case], found: dict[str, dict[str, object]]) -> str:
     for case in cases:
         if len(case.model.graph.node) == 1:
             by_operator[case.model.graph.node[0].op_type].append(case)
-    rows = ["| operator | right, of cases | computed by | not right, because |", "|---|---|---|---|"]
+    rows = ["| operator | right/cases | computed by | not right, because |", "|---|---|---|---|"]
     for operator, own in sorted(by_operator.items()):
         verdicts = [found[case.name] for case in own]
         right = [each for each in verdicts if each["kind"] == "right"]
         ways = sorted({_find_way(case.model.graph.node[0], found[case.name]) for case in own} - {""})
         reasons = {_shorten(str(each["reason"]), operator) for each in verdicts if each["kind"] != "right"}
-        rows.append(f"| {operator} | {len(right)} of {len(own)} | {', '.join(ways)} | {'; '.join(sorted(reasons))} |")
+        rows.append(f"| {operator} | {len(right)}/{len(own)} | {', '.join(ways)} | {'; '.join(sorted(reasons))} |")
     return "\n".join(rows) + "\n"
 
 
