@@ -82,6 +82,40 @@ OPERATORS: dict[str, tuple[str, list[Any], dict[str, Any], tuple[int, ...]]] = {
         {"K": 40, "N": 6, "bits": 4, "block_size": 16},
         (0,),
     ),
+    "groups": (
+        "GroupQueryAttention",
+        [
+            floats(1, 3, 64),
+            floats(1, 3, 32),
+            floats(1, 3, 32),
+            floats(1, 2, 5, 16),
+            floats(1, 2, 5, 16),
+            np.array([7], "int32"),
+            np.array(8, "int32"),
+            floats(16, 8),
+            floats(16, 8),
+        ],
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1},
+        (0, 1, 2),
+    ),
+    "groups_packed": (
+        "GroupQueryAttention",
+        [floats(2, 3, 64), None, None, None, None, np.array([2, 1], "int32"), np.array(3, "int32")],
+        {"num_heads": 4, "kv_num_heads": 2, "scale": 0.5},
+        (0,),
+    ),
+    "heads": (
+        "MultiHeadAttention",
+        [
+            floats(2, 3, 16),
+            floats(2, 5, 16),
+            floats(2, 5, 16),
+            floats(48),
+            np.array([[1, 1, 1, 0, 0], [1] * 5], "int32"),
+        ],
+        {"num_heads": 2},
+        (0,),
+    ),
     "to_float": ("MatMulIntegerToFloat", [bytes_(4, 16), bytes_(16, 8), SCALE, OTHER, ZERO, MIDDLE], {}, (0,)),
 }
 
@@ -90,20 +124,20 @@ OPERATORS: dict[str, tuple[str, list[Any], dict[str, Any], tuple[int, ...]]] = {
 def test_it_gives_what_onnx_runtime_gives(name: str) -> None:
     """Equal floats up to rounding; bytes that differ by one at most, where a sum lies between two."""
     operator, inputs, attributes, wanted = OPERATORS[name]
-    first = next(at for at, each in enumerate(inputs) if each.ndim)
-    names = [f"x{at}" for at in range(len(inputs))]
+    first = next(at for at, each in enumerate(inputs) if each is not None and each.ndim)
+    names = ["" if each is None else f"x{at}" for at, each in enumerate(inputs)]
     outputs = [f"y{at}" if at in wanted else "" for at in range(max(wanted) + 1)]
     node = helper.make_node(operator, names, outputs, domain="com.microsoft", **attributes)
-    kinds = [helper.np_dtype_to_tensor_dtype(np.asarray(each).dtype) for each in inputs]
+    kind = helper.np_dtype_to_tensor_dtype(inputs[first].dtype)
     graph = helper.make_graph(
         [node],
         "one",
-        [helper.make_tensor_value_info(names[first], kinds[first], inputs[first].shape)],
+        [helper.make_tensor_value_info(names[first], kind, inputs[first].shape)],
         [onnx.ValueInfoProto(name=each) for each in outputs if each],
         [
             onnx.numpy_helper.from_array(np.asarray(a), n)
             for n, a in zip(names, inputs, strict=True)
-            if n != names[first]
+            if n and n != names[first]
         ],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]

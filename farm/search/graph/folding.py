@@ -141,6 +141,8 @@ def fold(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     answered = onnx.ModelProto.FromString(answer)
     found = answered.graph
     folded = _frame(model, shapes)
+    del folded.opset_import[:]
+    folded.opset_import.extend(answered.opset_import)
     folded.graph.node.extend(found.node)
     folded.graph.initializer.extend(found.initializer)
     held = {tensor.name for tensor in found.initializer}

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.reference
+import onnx.version_converter
 
-from farm.search.graph import expansions
+from farm.search.graph import expansions, microsoft
 from farm.search.graph.folding import (
     NUMBERS,
     SIZED_BY_VALUES,
@@ -60,6 +61,9 @@ Array = npt.NDArray[Any]
 def fold(data: bytes) -> bytes:
     """Fold the model; `metadata_props` then name the nodes, by first output, whose result sizes depend on values."""
     model = onnx.ModelProto.FromString(data)
+    newer = any(node.op_type in microsoft.NEWER and microsoft.is_known(node) for node in model.graph.node)
+    if newer and _read_opset(model) < microsoft.NEWER_OPSET:
+        model = onnx.version_converter.convert_version(model, microsoft.NEWER_OPSET)
     folder = Folder(model)
     del model.metadata_props[:]
     for name in folder.write(model.graph):
@@ -90,8 +94,7 @@ class Folder:
     def __init__(self, model: onnx.ModelProto, ends_at_misfit: bool = False) -> None:
         self.fits = True
         self._opsets = list(model.opset_import)
-        self._versions = {each.domain or "": each.version for each in self._opsets}
-        self._versions[""] = self._versions.get("", self._versions.get("ai.onnx", 1))
+        self._versions = {each.domain: each.version for each in self._opsets} | {"": _read_opset(model)}
         self._ir_version = model.ir_version
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[str, Array] = {}
@@ -418,6 +421,11 @@ class Folder:
             self._visit(copy)
         found = [names.get(value.name, value.name) for value in body.output]
         return [self._names.get(name, name) for name in found]
+
+
+def _read_opset(model: onnx.ModelProto) -> int:
+    """Return the version of ONNX's own operators."""
+    return next((each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS), 1)
 
 
 def _count(kind: onnx.TypeProto | None) -> int | None:

@@ -30,10 +30,14 @@ class _Body:
         self.graph = onnx.GraphProto()
 
     def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        name = f"n{len(self.graph.node)}"
+        return self.several(1, operator, *inputs, **attributes)[0]
+
+    def several(self, count: int, operator: str, *inputs: str, **attributes: Any) -> list[str]:
+        """Add a node with so many results."""
+        names = [f"n{len(self.graph.node)}.{at}" for at in range(count)]
         given = {key: value for key, value in attributes.items() if value is not None}
-        self.graph.node.append(onnx.helper.make_node(operator, inputs, [name], **given))
-        return name
+        self.graph.node.append(onnx.helper.make_node(operator, inputs, names, **given))
+        return names
 
     def __getitem__(self, at: int) -> str:
         """Return an input, "" where it is not given."""
@@ -68,6 +72,16 @@ class _Body:
         if kind == "Clip":
             return self("Clip", data, *(self.like(named[each], data) for each in ("min", "max")))
         return self(kind, data, **named)
+
+    def split(self, data: str, sizes: list[int], axis: int = -1) -> list[str]:
+        """Split along an axis."""
+        return self.several(len(sizes), "Split", data, self.number(sizes, "int64"), axis=axis)
+
+    def attention(self, inputs: list[str], heads: int, groups: int, causal: int) -> list[str]:
+        """Add ONNX's Attention of query, key, value, mask, past key and past value."""
+        counts = {"q_num_heads": heads, "kv_num_heads": groups, "is_causal": causal}
+        own = {key: self.given.get(key) or None for key in ("scale", "softcap")}
+        return self.several(3, "Attention", *inputs, **counts, **own)
 
     def wide(self, at: int) -> str:
         """Dequantise the input at a place, followed by its scale and zero point."""
@@ -149,11 +163,51 @@ def _integers_to_float(b: _Body, _: list[onnx.TypeProto]) -> list[str]:
     return [b.plus(b("MatMul", left, right), b[6])]
 
 
+def _group_query_attention(b: _Body, types: list[onnx.TypeProto]) -> list[str]:
+    """Attention of grouped queries; the cache grows by the new tokens, whose number all sequences share."""
+    heads, groups = b.given["num_heads"], b.given["kv_num_heads"]
+    batch, tokens, width = (each.dim_value for each in types[0].tensor_type.shape.dim)
+    query, key, value = b[0], b[1], b[2]
+    if not key:
+        each = width // (heads + 2 * groups)
+        query, key, value = b.split(query, [heads * each, groups * each, groups * each])
+    past = types[3].tensor_type.shape.dim[2].dim_value if b[3] else 0
+    if b.given.get("do_rotary"):
+        places = b.number(np.broadcast_to(past + np.arange(tokens), (batch, tokens)), "int64")
+        interleaved = b.given.get("rotary_interleaved", 0)
+        query, key = (
+            b("RotaryEmbedding", data, b[7], b[8], places, num_heads=count, interleaved=interleaved)
+            for data, count in ((query, heads), (key, groups))
+        )
+    ends = b("Reshape", b("Cast", b[5], to=onnx.TensorProto.INT64), b.number([batch, 1, 1, 1], "int64"))
+    mask = b("LessOrEqual", b.number(np.arange(past + tokens), "int64"), ends)
+    return b.attention([query, key, value, mask, b[3], b[4]], heads, groups, causal=1)
+
+
+def _multi_head_attention(b: _Body, types: list[onnx.TypeProto]) -> list[str]:
+    """Attention of several heads, its inputs with three dimensions; a padding mask names keys that count."""
+    heads = b.given["num_heads"]
+    parts = [b[0], b[1], b[2]]
+    if b[3]:
+        widths = [types[at].tensor_type.shape.dim[2].dim_value for at in (0, 1, 2)]
+        biases = b.split(b[3], widths, axis=0)
+        parts = [b("Add", part, bias) for part, bias in zip(parts, biases, strict=True)]
+    mask = b[5]
+    if b[4]:
+        keep = b("Unsqueeze", b("Cast", b[4], to=onnx.TensorProto.BOOL), b.number([1, 2], "int64"))
+        least = b.like(b.given.get("mask_filter_value", -10000.0), b[0])
+        padding = b("Where", keep, b.like(0.0, b[0]), least)
+        mask = b.plus(padding, mask)
+    return b.attention([*parts, mask, b[6], b[7]], heads, heads, causal=b.given.get("unidirectional", 0))
+
+
 BODIES: Mapping[str, Callable[[_Body, list[onnx.TypeProto]], list[str]]] = {
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
+    "GroupQueryAttention": _group_query_attention,
     "MatMulIntegerToFloat": _integers_to_float,
+    "MultiHeadAttention": _multi_head_attention,
     "QGemm": _gemm,
     "QLinearAdd": _binary("Add"),
     "QLinearAveragePool": _unary("AveragePool", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides"),
@@ -168,6 +222,8 @@ BODIES: Mapping[str, Callable[[_Body, list[onnx.TypeProto]], list[str]]] = {
     "SkipLayerNormalization": _skip_norm("LayerNormalization"),
     "SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization"),
 }
+# Bodies with operators of this opset, to which the whole model is then converted.
+NEWER, NEWER_OPSET = frozenset({"GroupQueryAttention", "MultiHeadAttention"}), 23
 # Attributes with these values change what a body computes.
 _REFUSED = {"channels_last": 1, "transBatchA": 1, "transBatchB": 1}
 
