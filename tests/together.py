@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for name in _find_unsteady(terminalreporter):
         terminalreporter.write_line(f"unsteady: {name} failed beside the other tests and passed the second time:")
         first = next(report for report in terminalreporter.stats["rerun"] if report.nodeid == name)
-        terminalreporter.write_line("\n".join(first.longreprtext.splitlines()[-_LINES:]))
+        terminalreporter.write_line("\n".join(_shorten(first.longreprtext)))
 
 
 @pytest.hookimpl(trylast=True)
@@ -101,6 +101,13 @@ def share_what_is_built(home: pathlib.Path) -> None:
 def _find_unsteady(reporter: Any) -> list[str]:
     named = {kind: {report.nodeid for report in reporter.stats.get(kind, ())} for kind in ("rerun", "failed", "error")}
     return sorted(named["rerun"] - named["failed"] - named["error"])
+
+
+def _shorten(failure: str) -> list[str]:
+    """Return the last lines of a failure, after those by which pytest shows a difference."""
+    *before, _ = lines = failure.splitlines()
+    different = [line for line in before[:-_LINES] if line.startswith(("E         -", "E         +"))]
+    return [*different[:_LINES], *lines[-_LINES:]]
 
 
 def _interrupt_once(*_: object) -> None:

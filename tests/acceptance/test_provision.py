@@ -11,7 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.conftest import Home
-from tests.integration.provisioning import SYSTEM_PYTHONS, accounts, find_system_python, list_tree, open_folder
+from tests.integration.provisioning import (
+    SYSTEM_PYTHONS,
+    accounts,
+    find_system_python,
+    has_account,
+    list_tree,
+    open_folder,
+)
 from tests.integration.sshd import Sshd, running_sshd
 from tests.ports import find_free_port
 
@@ -75,6 +82,7 @@ def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: path
     assert [step["status"] for step in board["steps"] if step["name"] == "probe"] == ["ok"]
     (listed,) = home.run("board", "list", "--json").json()
     assert listed["health"] == "good"
+    assert has_account(room / "b1")
 
     again = home.run(*command)
     assert again.code == 0, again.err
@@ -83,6 +91,7 @@ def test_a_board_from_registration_to_removal(home: Home, sshd: Sshd, room: path
     removed = home.run(*command, "--uninstall")
     assert removed.code == 0, removed.err
     assert list_tree(room) == before
+    assert not has_account(room / "b1")
 
 
 @pytest.mark.core

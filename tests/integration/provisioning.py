@@ -28,7 +28,7 @@ from farm.provision.board import ProvisioningJob, ProvisioningTarget
 from farm.provision.boards import FIND_TIMEOUT_S, prove, provision_boards
 from farm.provision.bundle import Bundle, write_bundle
 from farm.provision.bundle_build import BundleCache, BundleRecipe, build_bundle, find_agent_source, pack_agent
-from farm.provision.layout import AgentOptions
+from farm.provision.layout import AgentOptions, Layout
 from farm.provision.plan import BoardReport, StepStatus
 from farm.search.build import golden
 from tests.integration.conftest import wait_until
@@ -155,9 +155,17 @@ def find_failed(report: BoardReport) -> str:
     return next((f"{step.name}: {step.detail}" for step in report.steps if step.status is StepStatus.FAILED), "")
 
 
+def has_account(prefix: pathlib.Path) -> bool:
+    """Whether there is a user for the agent of an installation that root made."""
+    return any(entry.pw_name == Layout(str(prefix), True, True).user for entry in pwd.getpwall())
+
+
 def list_tree(*folders: pathlib.Path, contents: bool = True) -> dict[str, str]:
-    """Every path below folders with mode, owner and contents; and all accounts, which provisioning adds to."""
-    found = {f"account {entry.pw_name}": str(entry) for entry in pwd.getpwall()}
+    """Every path below folders with mode, owner and contents; and all accounts but those of installations.
+
+    Other tests provision boards at the same time; `has_account` tells of one.
+    """
+    found = {f"account {e.pw_name}": str(e) for e in pwd.getpwall() if not e.pw_name.startswith("tvm-farm-")}
     for folder in folders:
         for path in (folder, *sorted(folder.rglob("*"))):
             status = path.lstat()

@@ -35,6 +35,7 @@ from tests.integration.provisioning import (
     changed_steps,
     find_failed,
     find_system_python,
+    has_account,
     list_tree,
     made_user,
     make_bundle,
@@ -173,6 +174,7 @@ def test_the_life_of_an_installation(
     assert removed.outcome is ProvisioningOutcome.REMOVED
     assert (list_tree(room), list_tree(ETC, contents=False)) == before
     assert not find_agents(target)
+    assert not has_account(prefix)
     assert (
         provision(target, bundles["2"], dataclasses.replace(job, uninstall=True)).outcome
         is ProvisioningOutcome.UNCHANGED
