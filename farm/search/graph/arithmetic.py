@@ -9,9 +9,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
-
-def _bind(call: Any) -> Any:
-    return relax.BlockBuilder.current().normalize(call)
+from farm.search.graph import bindings
 
 
 def _is_float(data: Any) -> bool:
@@ -26,10 +24,10 @@ def convert_extremum(name: str, inputs: Any, _: dict[str, Any]) -> Any:
     """
 
     def choose(first: Any, second: Any) -> Any:
-        chosen = _bind(getattr(relax.op, name)(first, second))
+        chosen = bindings.bind(getattr(relax.op, name)(first, second))
         if not _is_float(first) or isinstance(first, GenericConst) or isinstance(second, GenericConst):
             return chosen
-        return _bind(relax.op.where(relax.op.isnan(first), first, chosen))
+        return bindings.bind(relax.op.where(relax.op.isnan(first), first, chosen))
 
     return functools.reduce(choose, list(inputs))
 
@@ -39,7 +37,7 @@ def convert_mod(inputs: Any, attributes: dict[str, Any]) -> Any | None:
     numbers, divisors = inputs[0], inputs[1]
     if attributes.get("fmod") or not _is_float(numbers):
         return None
-    rest = _bind(relax.op.mod(numbers, divisors))
+    rest = bindings.bind(relax.op.mod(numbers, divisors))
     zero = relax.const(0.0, numbers.ty.dtype)
     differ = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisors, zero))
     moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differ)
@@ -52,7 +50,7 @@ def convert_bit_shift(inputs: Any, attributes: dict[str, Any]) -> Any:
     dtype = str(numbers.ty.dtype)
     bits = np.iinfo(dtype).bits
     last, zero = relax.const(bits - 1, dtype), relax.const(0, dtype)
-    outside = _bind(relax.op.logical_or(relax.op.less(amounts, zero), relax.op.greater(amounts, last)))
+    outside = bindings.bind(relax.op.logical_or(relax.op.less(amounts, zero), relax.op.greater(amounts, last)))
     inside = relax.op.where(outside, last, amounts)
     if attributes["direction"] == b"RIGHT":
         shifted = relax.op.right_shift(numbers, inside)
@@ -65,7 +63,7 @@ def convert_mean_variance_normalization(inputs: Any, attributes: dict[str, Any])
     data, axes = inputs[0], list(attributes.get("axes", (0, 2, 3)))
     apart = data
     for _ in range(2):  # the second removes the rounding error of the first mean
-        apart = _bind(relax.op.subtract(apart, relax.op.mean(apart, axes, keepdims=True)))
+        apart = bindings.bind(relax.op.subtract(apart, relax.op.mean(apart, axes, keepdims=True)))
     deviation = relax.op.sqrt(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
     return relax.op.divide(apart, relax.op.add(deviation, relax.const(1e-9, data.ty.dtype)))
 
@@ -77,6 +75,6 @@ def convert_lp_normalization(inputs: Any, attributes: dict[str, Any]) -> Any:
         norm = relax.op.sum(relax.op.abs(data), axis, keepdims=True)
     else:
         norm = relax.op.sqrt(relax.op.sum(relax.op.multiply(data, data), axis, keepdims=True))
-    norm = _bind(norm)
+    norm = bindings.bind(norm)
     zero, one = (relax.const(number, data.ty.dtype) for number in (0.0, 1.0))
     return relax.op.divide(data, relax.op.where(relax.op.equal(norm, zero), one, norm))

@@ -249,6 +249,11 @@ def called_function(module: Any, value: Any) -> Any | None:
     return module[value.args[0]] if is_call(value, "relax.call_tir") else None
 
 
+def bind(call: Any) -> Any:
+    """Bind a call to a variable of the block that is being built, so that its type is known."""
+    return relax.BlockBuilder.current().normalize(call)
+
+
 def static_shape(type_: Any) -> tuple[int, ...] | None:
     """Return the shape of a tensor type; None where it has none or it is not static."""
     shape = getattr(type_, "shape", None)

@@ -187,7 +187,7 @@ def _flatten(data: Any, attributes: dict[str, Any]) -> tuple[Any, tuple[int, ...
     if axis == len(shape) - 1 or str(data.ty.dtype) != "float32":
         return None
     size = math.prod(shape[axis:])
-    rows = relax.BlockBuilder.current().normalize(relax.op.reshape(data, (math.prod(shape[:axis]), size)))
+    rows = bindings.bind(relax.op.reshape(data, (math.prod(shape[:axis]), size)))
     return rows, shape, size
 
 

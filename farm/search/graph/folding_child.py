@@ -1,7 +1,7 @@
 """The confined process of `folding`: compute what follows from a graph's input shapes.
 
 One walk visits the nodes in execution order. A node with known inputs is evaluated, any other has its result shapes
-inferred. `If` and `Loop` are inlined.
+inferred. `If`, `Loop`, `Scan` and operators with a body are inlined; they share the walk's state, so one module.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def convert_lp_pool(inputs: Any, attributes: dict[str, Any]) -> Any:
     data, order = inputs[0], float(attributes.get("p", 2))
     dtype = data.ty.dtype
     sides = plan_sides(bindings.static_shape(data.ty) or (), attributes)
-    powers = relax.BlockBuilder.current().normalize(relax.op.power(relax.op.abs(data), relax.const(order, dtype)))
+    powers = bindings.bind(relax.op.power(relax.op.abs(data), relax.const(order, dtype)))
     taps = math.prod(side.kernel for side in sides)
     sums = relax.op.multiply(_average(powers, sides), relax.const(float(taps), dtype))
     return relax.op.power(sums, relax.const(1 / order, dtype))
@@ -154,16 +154,18 @@ def _find_region_maxima(data: Any, rois: Any, batch: Any, attributes: dict[str, 
     def number(value: Any) -> Any:
         return relax.const(value, wide)
 
-    edges = _bind(relax.op.subtract(relax.op.multiply(relax.op.astype(rois, wide), number(scale)), number(offset)))
+    edges = bindings.bind(
+        relax.op.subtract(relax.op.multiply(relax.op.astype(rois, wide), number(scale)), number(offset))
+    )
     corners = []
     for axis, (size, results) in enumerate(zip(sizes, bins, strict=True)):
-        start, end = (_bind(relax.op.strided_slice(edges, [1], [at], [at + 1])) for at in (1 - axis, 3 - axis))
+        start, end = (bindings.bind(relax.op.strided_slice(edges, [1], [at], [at + 1])) for at in (1 - axis, 3 - axis))
         extent = relax.op.subtract(end, start)
         extent = extent if offset else relax.op.maximum(extent, number(1.0))
         steps = (np.arange(results * ratio) + 0.5) / (results * ratio)
-        places = _bind(relax.op.add(start, relax.op.multiply(extent, number(steps[None]))))
+        places = bindings.bind(relax.op.add(start, relax.op.multiply(extent, number(steps[None]))))
         outside = relax.op.logical_or(relax.op.less(places, number(-1.0)), relax.op.greater(places, number(size)))
-        inside = _bind(relax.op.astype(relax.op.logical_not(outside), wide))
+        inside = bindings.bind(relax.op.astype(relax.op.logical_not(outside), wide))
         shape = (count, results * ratio, 1) if axis == 0 else (count, 1, results * ratio)
         near = [
             (relax.op.reshape(index, shape), relax.op.reshape(relax.op.multiply(weight, inside), shape))
@@ -172,9 +174,9 @@ def _find_region_maxima(data: Any, rois: Any, batch: Any, attributes: dict[str, 
         corners.append(near)
     image = relax.op.reshape(batch, (count, 1, 1))
     samples = _sample(data, image, corners, wide)
-    best = _bind(functools.reduce(relax.op.maximum, samples))
+    best = bindings.bind(functools.reduce(relax.op.maximum, samples))
     grid = relax.op.reshape(best, (count, bins[0], ratio, bins[1], ratio, channels))
-    return relax.op.astype(relax.op.permute_dims(relax.op.max(_bind(grid), [2, 4]), [0, 3, 1, 2]), dtype)
+    return relax.op.astype(relax.op.permute_dims(relax.op.max(bindings.bind(grid), [2, 4]), [0, 3, 1, 2]), dtype)
 
 
 def convert_deform_conv(inputs: Any, attributes: dict[str, Any]) -> Any:
@@ -188,7 +190,7 @@ def convert_deform_conv(inputs: Any, attributes: dict[str, Any]) -> Any:
     wide = "float64" if dtype == "float64" else "float32"
     taps, results = math.prod(kernel), math.prod(side.results for side in sides)
     moves = relax.op.astype(relax.op.reshape(offsets, (batch * parts, taps, rank, results)), wide)
-    moves = _bind(moves)
+    moves = bindings.bind(moves)
     corners = []
     for axis, side in enumerate(sides):
         at = np.arange(side.kernel)[:, None] * side.dilation + side.starts()
@@ -196,38 +198,40 @@ def convert_deform_conv(inputs: Any, attributes: dict[str, Any]) -> Any:
         shape[axis], shape[rank + axis] = at.shape
         base = np.broadcast_to(at.reshape(shape), (*kernel, *(each.results for each in sides))).reshape(taps, results)
         move = relax.op.reshape(relax.op.strided_slice(moves, [2], [axis], [axis + 1]), (batch * parts, taps, results))
-        places = _bind(relax.op.clip(relax.op.add(move, relax.const(base, wide)), -1.0, float(side.size)))
+        places = bindings.bind(relax.op.clip(relax.op.add(move, relax.const(base, wide)), -1.0, float(side.size)))
         corners.append(_find_neighbours(places, side.size))
     # Each group of offsets reads its own channels: they count as images of their own.
     image = relax.const(np.arange(batch * parts)[:, None, None], "int64")
-    apart = _bind(relax.op.reshape(data, (batch * parts, channels // parts, *sizes)))
-    found = _bind(functools.reduce(relax.op.add, _sample(apart, image, corners, wide)))
+    apart = bindings.bind(relax.op.reshape(data, (batch * parts, channels // parts, *sizes)))
+    found = bindings.bind(functools.reduce(relax.op.add, _sample(apart, image, corners, wide)))
     if mask is not None:
         found = relax.op.multiply(
             found, relax.op.reshape(relax.op.astype(mask, wide), (batch * parts, taps, results, 1))
         )
-    columns = relax.op.permute_dims(_bind(found), [0, 3, 1, 2])  # [images, channels, taps, results]
+    columns = relax.op.permute_dims(bindings.bind(found), [0, 3, 1, 2])  # [images, channels, taps, results]
     columns = relax.op.reshape(columns, (batch, groups, channels // groups * taps, results))
     matrix = relax.op.reshape(relax.op.astype(weights, wide), (groups, outputs // groups, channels // groups * taps))
-    product = relax.op.reshape(_bind(relax.op.matmul(matrix, columns)), (batch, outputs, *(s.results for s in sides)))
+    product = relax.op.reshape(
+        bindings.bind(relax.op.matmul(matrix, columns)), (batch, outputs, *(s.results for s in sides))
+    )
     if bias is not None:
         product = relax.op.add(product, relax.op.reshape(relax.op.astype(bias, wide), (outputs, *[1] * rank)))
-    return relax.op.astype(_bind(product), dtype)
+    return relax.op.astype(bindings.bind(product), dtype)
 
 
 def _find_neighbours(places: Any, size: int) -> list[tuple[Any, Any]]:
     """Return the element before each place on an axis and the one after, as indices with weights: 0 outside."""
-    places = _bind(places)
+    places = bindings.bind(places)
     dtype = str(places.ty.dtype)
-    low = _bind(relax.op.floor(places))
-    rest = _bind(relax.op.subtract(places, low))
+    low = bindings.bind(relax.op.floor(places))
+    rest = bindings.bind(relax.op.subtract(places, low))
     one = relax.const(1.0, dtype)
     found = []
-    for index, weight in ((low, relax.op.subtract(one, rest)), (_bind(relax.op.add(low, one)), rest)):
+    for index, weight in ((low, relax.op.subtract(one, rest)), (bindings.bind(relax.op.add(low, one)), rest)):
         limits = relax.const(0.0, dtype), relax.const(size - 1.0, dtype)
         inside = relax.op.logical_and(relax.op.greater_equal(index, limits[0]), relax.op.less_equal(index, limits[1]))
-        weight = _bind(relax.op.where(inside, weight, relax.const(0.0, dtype)))
-        found.append((_bind(relax.op.astype(relax.op.clip(index, 0.0, size - 1.0), "int64")), weight))
+        weight = bindings.bind(relax.op.where(inside, weight, relax.const(0.0, dtype)))
+        found.append((bindings.bind(relax.op.astype(relax.op.clip(index, 0.0, size - 1.0), "int64")), weight))
     return found
 
 
@@ -236,20 +240,16 @@ def _sample(data: Any, image: Any, corners: list[list[tuple[Any, Any]]], dtype: 
     images, channels, *sizes = bindings.static_shape(data.ty) or ()
     order = [0, *range(2, 2 + len(sizes)), 1]
     rows = relax.op.permute_dims(relax.op.astype(data, dtype), order)
-    rows = _bind(relax.op.reshape(rows, (images * math.prod(sizes), channels)))
+    rows = bindings.bind(relax.op.reshape(rows, (images * math.prod(sizes), channels)))
     found = []
     for chosen in itertools.product(*corners):
         place, weight = image, None
         for size, (index, share) in zip(sizes, chosen, strict=True):
-            place = _bind(relax.op.add(relax.op.multiply(place, relax.const(size, "int64")), index))
-            weight = share if weight is None else _bind(relax.op.multiply(weight, share))
-        pixels = _bind(relax.op.take(rows, place, 0, mode="clip"))
-        found.append(_bind(relax.op.multiply(pixels, relax.op.expand_dims(weight, -1))))
+            place = bindings.bind(relax.op.add(relax.op.multiply(place, relax.const(size, "int64")), index))
+            weight = share if weight is None else bindings.bind(relax.op.multiply(weight, share))
+        pixels = bindings.bind(relax.op.take(rows, place, 0, mode="clip"))
+        found.append(bindings.bind(relax.op.multiply(pixels, relax.op.expand_dims(weight, -1))))
     return found
-
-
-def _bind(call: Any) -> Any:
-    return relax.BlockBuilder.current().normalize(call)
 
 
 def _is_plain(attributes: dict[str, Any]) -> bool:
@@ -268,7 +268,7 @@ def _windows(sides: list[PooledAxis]) -> tuple[list[int], list[int]]:
 def _pad(data: Any, sides: list[PooledAxis], value: float) -> Any:
     """Pad the data to whole windows."""
     width = [0, 0, 0, 0, *(pad for side in sides for pad in (side.before, side.overhang))]
-    return relax.BlockBuilder.current().normalize(relax.op.nn.pad(data, width, "constant", value))
+    return bindings.bind(relax.op.nn.pad(data, width, "constant", value))
 
 
 def _average(data: Any, sides: list[PooledAxis]) -> Any:

@@ -12,15 +12,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from farm.search.graph import bindings
 
 
-def _bind(call: Any) -> Any:
-    return relax.BlockBuilder.current().normalize(call)
-
-
 def _as_type(value: Any, dtype: str) -> Any:
     """Cast; a constant stays one."""
     if isinstance(value, GenericConst):
         return relax.const(value.value.numpy().astype(dtype), dtype)
-    return value if str(value.ty.dtype) == dtype else _bind(relax.op.astype(value, dtype))
+    return value if str(value.ty.dtype) == dtype else bindings.bind(relax.op.astype(value, dtype))
 
 
 def _as_scalar(value: Any) -> Any:
@@ -29,7 +25,7 @@ def _as_scalar(value: Any) -> Any:
         return value
     if isinstance(value, GenericConst):
         return relax.const(value.value.numpy().reshape(()), str(value.ty.dtype))
-    return _bind(relax.op.reshape(value, ()))
+    return bindings.bind(relax.op.reshape(value, ()))
 
 
 def _rank(value: Any) -> int:
@@ -39,7 +35,7 @@ def _rank(value: Any) -> int:
 def _convolve(data: Any, weight: Any, bias: Any, attributes: dict[str, Any]) -> Any:
     """Convolve with the attributes of Conv."""
     builder = relax.BlockBuilder.current()
-    return _bind(onnx_frontend.Conv._impl_v11(builder, [data, weight, bias], dict(attributes), [{}, {}]))
+    return bindings.bind(onnx_frontend.Conv._impl_v11(builder, [data, weight, bias], dict(attributes), [{}, {}]))
 
 
 def _shift(data: Any, zero: Any, axis: int) -> Any:
@@ -50,7 +46,7 @@ def _shift(data: Any, zero: Any, axis: int) -> Any:
     zero = _as_type(zero, "int32")
     if _rank(zero) == 1:
         zero = relax.op.reshape(zero, [-1 if at == axis % _rank(data) else 1 for at in range(_rank(data))])
-    return _bind(relax.op.subtract(wide, zero))
+    return bindings.bind(relax.op.subtract(wide, zero))
 
 
 def convert_conv_integer(inputs: Any, attributes: dict[str, Any]) -> Any:
@@ -60,7 +56,7 @@ def convert_conv_integer(inputs: Any, attributes: dict[str, Any]) -> Any:
 
 def _dequantise(data: Any, scale: Any, zero: Any, axis: int) -> Any:
     scale, zero = _as_type(_as_scalar(scale), "float32"), _as_scalar(zero)
-    return _bind(relax.op.dequantize(data, scale, zero, axis % _rank(data), "float32"))
+    return bindings.bind(relax.op.dequantize(data, scale, zero, axis % _rank(data), "float32"))
 
 
 def convert_qlinear_matmul(inputs: Any, _: dict[str, Any]) -> Any:
@@ -84,12 +80,12 @@ def _dequantise_bias(bias: Any, *scales: Any) -> Any:
     if all(isinstance(each, GenericConst) for each in (bias, *scales)):
         number, *factors = (each.value.numpy().astype("float64") for each in (bias, *scales))
         return relax.const((number * np.prod(np.broadcast_arrays(*factors), axis=0)).astype("float32"), "float32")
-    return _bind(relax.op.multiply(_as_type(bias, "float32"), _bind(relax.op.multiply(*scales))))
+    return bindings.bind(relax.op.multiply(_as_type(bias, "float32"), bindings.bind(relax.op.multiply(*scales))))
 
 
 def _quantise(data: Any, scale: Any, zero: Any) -> Any:
     scale, zero = _as_type(_as_scalar(scale), "float32"), _as_scalar(zero)
-    return relax.op.quantize(_bind(data), scale, zero, 0, str(zero.ty.dtype))
+    return relax.op.quantize(bindings.bind(data), scale, zero, 0, str(zero.ty.dtype))
 
 
 def convert_quantize_linear(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -107,7 +103,7 @@ def convert_quantize_linear(inputs: Any, attributes: dict[str, Any]) -> Any | No
     steps = relax.op.round(relax.op.divide(_as_type(data, "float32"), scale))
     if inputs[2] is not None:
         steps = relax.op.add(steps, _spread(inputs[2], data, axis, block))
-    return relax.op.astype(relax.op.clip(_bind(steps), float(limits.min), float(limits.max)), dtype)
+    return relax.op.astype(relax.op.clip(bindings.bind(steps), float(limits.min), float(limits.max)), dtype)
 
 
 def convert_dequantize_linear(inputs: Any, attributes: dict[str, Any]) -> Any | None:
@@ -118,7 +114,7 @@ def convert_dequantize_linear(inputs: Any, attributes: dict[str, Any]) -> Any | 
     number = _as_type(data, "float32")
     if inputs[2] is not None:
         number = relax.op.subtract(number, _spread(inputs[2], data, axis, block))
-    scaled = _bind(relax.op.multiply(number, _spread(inputs[1], data, axis, block)))
+    scaled = bindings.bind(relax.op.multiply(number, _spread(inputs[1], data, axis, block)))
     return _as_type(scaled, str(inputs[1].ty.dtype))
 
 
@@ -128,17 +124,19 @@ def _spread(value: Any, data: Any, axis: int, block: int) -> Any:
     value = _as_type(value, "float32")
     if isinstance(value, GenericConst):
         return relax.const(np.repeat(value.value.numpy(), block, axis).take(range(size), axis), "float32")
-    return _bind(relax.op.strided_slice(_bind(relax.op.repeat(value, block, axis)), [axis], [0], [size]))
+    return bindings.bind(
+        relax.op.strided_slice(bindings.bind(relax.op.repeat(value, block, axis)), [axis], [0], [size])
+    )
 
 
 def convert_dynamic_quantize_linear(inputs: Any, _: dict[str, Any]) -> Any:
     """Convert DynamicQuantizeLinear; zeros have the scale 1, as in ONNX Runtime."""
     data = inputs[0]
     zero, most = relax.const(0.0, "float32"), relax.const(255.0, "float32")
-    low = _bind(relax.op.minimum(zero, relax.op.min(data)))
-    width = _bind(relax.op.subtract(relax.op.maximum(zero, relax.op.max(data)), low))
+    low = bindings.bind(relax.op.minimum(zero, relax.op.min(data)))
+    width = bindings.bind(relax.op.subtract(relax.op.maximum(zero, relax.op.max(data)), low))
     scale = relax.op.where(relax.op.equal(width, zero), relax.const(1.0, "float32"), relax.op.divide(width, most))
-    scale = _bind(scale)
-    offset = relax.op.round(relax.op.clip(_bind(relax.op.divide(relax.op.negative(low), scale)), 0.0, 255.0))
-    offset = _bind(relax.op.astype(offset, "uint8"))
-    return relax.Tuple([_bind(relax.op.quantize(data, scale, offset, 0, "uint8")), scale, offset])
+    scale = bindings.bind(scale)
+    offset = relax.op.round(relax.op.clip(bindings.bind(relax.op.divide(relax.op.negative(low), scale)), 0.0, 255.0))
+    offset = bindings.bind(relax.op.astype(offset, "uint8"))
+    return relax.Tuple([bindings.bind(relax.op.quantize(data, scale, offset, 0, "uint8")), scale, offset])

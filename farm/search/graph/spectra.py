@@ -50,8 +50,10 @@ def _convert_dft(inputs: Any, attributes: dict[str, Any]) -> Any:
     default = 2 * (shape[axis] - 1) if inverse and onesided else shape[axis]
     matrix = make_matrix(shape[axis], shape[-1], _number(inputs[1], default), inverse, onesided)
     order = [*(at for at in range(rank - 1) if at != axis), axis, rank - 1]
-    moved = relax.op.permute_dims(_bind(relax.op.strided_slice(data, [axis], [0], [len(matrix) // shape[-1]])), order)
-    found = _multiply(_bind(moved), matrix, 1 if inverse and onesided else 2)
+    moved = relax.op.permute_dims(
+        bindings.bind(relax.op.strided_slice(data, [axis], [0], [len(matrix) // shape[-1]])), order
+    )
+    found = _multiply(bindings.bind(moved), matrix, 1 if inverse and onesided else 2)
     return relax.op.permute_dims(found, [order.index(at) for at in range(rank)])
 
 
@@ -63,11 +65,11 @@ def _convert_stft(inputs: Any, attributes: dict[str, Any]) -> Any:
     length = _number(inputs[3], size if window is None else int(window.ty.shape[0]))
     matrix = make_matrix(length, parts, length, False, bool(attributes.get("onesided", 1)))
     starts = np.arange((size - length) // step + 1) * step
-    frames = _bind(relax.op.take(data, relax.const(starts[:, None] + np.arange(length)), 1, mode="clip"))
+    frames = bindings.bind(relax.op.take(data, relax.const(starts[:, None] + np.arange(length)), 1, mode="clip"))
     if isinstance(window, GenericConst):
         matrix *= np.repeat(window.value.numpy().astype("float64"), parts)[:, None]
     elif window is not None:
-        frames = _bind(relax.op.multiply(frames, relax.op.reshape(window, (length, 1))))
+        frames = bindings.bind(relax.op.multiply(frames, relax.op.reshape(window, (length, 1))))
     return _multiply(frames, matrix, 2)
 
 
@@ -76,9 +78,9 @@ def _multiply(data: Any, matrix: Floats, parts: int) -> Any:
     *outer, size, given = bindings.static_shape(data.ty) or ()
     dtype = str(data.ty.dtype)
     wide = dtype if dtype == "float64" else "float32"
-    rows = _bind(relax.op.astype(relax.op.reshape(data, (*outer, size * given)), wide))
-    product = _bind(relax.op.matmul(rows, relax.const(matrix, wide)))
-    return _bind(relax.op.astype(relax.op.reshape(product, (*outer, matrix.shape[1] // parts, parts)), dtype))
+    rows = bindings.bind(relax.op.astype(relax.op.reshape(data, (*outer, size * given)), wide))
+    product = bindings.bind(relax.op.matmul(rows, relax.const(matrix, wide)))
+    return bindings.bind(relax.op.astype(relax.op.reshape(product, (*outer, matrix.shape[1] // parts, parts)), dtype))
 
 
 def _number(value: Any, default: int) -> int:
@@ -88,10 +90,6 @@ def _number(value: Any, default: int) -> int:
     if not isinstance(value, GenericConst):
         raise NotImplementedError("computed lengths, steps and axes are not supported")
     return int(value.value.numpy().item())
-
-
-def _bind(call: Any) -> Any:
-    return relax.BlockBuilder.current().normalize(call)
 
 
 CONVERTERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {"DFT": _convert_dft, "STFT": _convert_stft}
