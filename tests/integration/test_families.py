@@ -192,10 +192,13 @@ def test_skewed_pads_compute_the_same() -> None:
 
 
 def test_pixels_are_padded_only_where_the_core_gains() -> None:
-    """196 have good tiles; a Nano gains where 512 channels of data are loaded, and not where pixels have neighbours."""
+    """196 have good tiles, and a copy of a single pixel shares nothing.
+
+    A Nano gains where 512 channels of data are loaded, and not where pixels have neighbours.
+    """
     cases = (
         (14, 128, 64, 1, AVX2, False), (14, 512, 1000, 1, NANO, False),
-        (13, 512, 1000, 1, NANO, True), (7, 128, 64, 3, NANO, False),
+        (13, 512, 1000, 1, NANO, True), (7, 128, 64, 3, NANO, False), (1, 256, 64, 1, AVX512, False),
     )  # fmt: skip
     for side, inputs, channels, kernel, target, gains in cases:
         function = make_convolution((1, side, side, inputs), channels, (kernel, kernel), padding=(kernel // 2,) * 4)
