@@ -16,7 +16,7 @@ from farm.artifacts import runtime
 from farm.artifacts.given_model import GivenModel
 from farm.artifacts.manifest import Artifact, Manifest, Verified
 from farm.artifacts.on_board import HeldForModels, require_ok
-from farm.artifacts.runtime.inputs import check_inputs
+from farm.artifacts.runtime.lengths import check, fit
 from farm.artifacts.timing import ordered
 from farm.artifacts.verify import compare, find_worst
 from farm.errors import PermanentError, UnavailableError, UsageError
@@ -46,7 +46,17 @@ def make_cases(opened: GivenModel, manifest: Manifest, given: Sequence[tuple[str
     """Return names and inputs of verification: those given, else seeded ones. Raises UsageError for a misfit."""
     if given:
         return [(show_controls(name), take_inputs(manifest, arrays)) for name, arrays in given]
-    return make_seeded(opened.source, opened.inputs, _find_factor(manifest))
+    cases = make_seeded(opened.source, opened.inputs, _find_factor(manifest))
+    if (lengths := opened.lengths) is None:
+        return cases
+    for before, size in zip((lengths.least - 1, *lengths.sizes), lengths.sizes, strict=False):
+        if size != lengths.sizes[-1]:
+            own = make_seeded(opened.source, opened.set_length(size).inputs, _find_factor(manifest))
+            cases += [(f"{size} {lengths.name}, {name}", arrays) for name, arrays in own]
+        if (between := (before + 1 + size) // 2) < size:
+            own = make_unmasked(opened.set_length(between).inputs)
+            cases += [(f"{between} {lengths.name}, {name}", arrays) for name, arrays in own]
+    return cases
 
 
 def make_seeded(
@@ -66,6 +76,16 @@ def make_seeded(
     if any(node.op_type in _ASKING for node in source.load().graph.node):
         cases.append(("NaN and infinities", _break_some(specs)))
     return cases
+
+
+def make_unmasked(specs: Sequence[InputSpec]) -> list[tuple[str, Arrays]]:
+    """Make inputs that mask no position: integers beside other inputs are taken for masks, and are ones.
+
+    With all positions masked, outputs mean nothing and depend on the padding.
+    """
+    others = [spec for spec in specs if is_float(spec) or spec.rows is not None]
+    ones = {spec.name: np.ones(spec.static_shape, spec.dtype) for spec in specs if others and spec not in others}
+    return [(f"seed {seed}", make_inputs(specs, seed) | ones) for seed in (0, 1)]
 
 
 def _scale(specs: Sequence[InputSpec], seed: int, factor: float, offset: float) -> Arrays:
@@ -88,7 +108,7 @@ def _break_some(specs: Sequence[InputSpec]) -> Arrays:
 def take_inputs(manifest: Manifest, arrays: Any) -> Arrays:
     """Return arrays in the model's order. Raises UsageError that says what it takes and what was given."""
     try:
-        return check_inputs([each.model_dump() for each in manifest.inputs], arrays)
+        return check(manifest.to_runtime(), arrays)
     except runtime.InputError as error:
         raise UsageError(str(error)) from error
 
@@ -100,7 +120,7 @@ def find_tolerance_factor(algorithms: Iterable[str]) -> float:
 
 
 def _find_factor(manifest: Manifest) -> float:
-    return find_tolerance_factor(each.algorithm for each in manifest.workloads)
+    return find_tolerance_factor(each.algorithm for each in manifest.list_workloads())
 
 
 def run_reference(source: ModelSource, cases: Sequence[tuple[str, Arrays]]) -> list[list[Any]]:
@@ -122,15 +142,17 @@ def verify_artifact(
     artifact: Artifact, board: HeldForModels, source: ModelSource, cases: Sequence[tuple[str, Arrays]]
 ) -> Verified:
     """Run every case on the board, compare, and store the verdict in the artifact, good or bad."""
-    manifest, library = artifact.manifest, artifact.read_library()
+    manifest = artifact.manifest
+    called = manifest.to_runtime()
     board.require_fit(manifest)
     factor = _find_factor(manifest)
     compared = []
     for (name, arrays), reference in zip(cases, run_reference(source, cases), strict=True):
         spec = RunSpec(Engine.RELAX_VM, device=manifest.device, limits=board.limits(manifest.threads))
-        outcome, outputs = board.run(spec, library, ordered(arrays))
+        fitted = fit(called, arrays)
+        outcome, outputs = board.run(spec, artifact.read_file(fitted.library), ordered(fitted.inputs))
         require_ok(outcome, manifest.name, board.name)
-        one = compare([np.asarray(each) for each in outputs.values()], reference, factor)
+        one = compare(fitted.crop([np.asarray(each) for each in outputs.values()]), reference, factor)
         compared.append(dataclasses.replace(one, reason=one.reason and f"{name}: {one.reason}"))
     worst = find_worst(compared)
     verified = Verified(
@@ -146,7 +168,7 @@ def verify_artifact(
         max_rel_error=_finite(worst.max_rel_error),
         rms_rel_error=_finite(worst.rms_rel_error),
         tolerance_factor=factor,
-        library_sha256=manifest.library.sha256,
+        library_sha256=manifest.code_sha256,
     )
     artifact.update(verified=verified)
     return verified
@@ -155,7 +177,7 @@ def verify_artifact(
 def find_fault(manifest: Manifest) -> PermanentError | None:
     """Return the error for a wrong verdict; None where the library is correct or unverified."""
     verified = manifest.verified
-    if verified is None or verified.matches or verified.library_sha256 != manifest.library.sha256:
+    if verified is None or verified.matches or verified.library_sha256 != manifest.code_sha256:
         return None
     return PermanentError(
         f"{manifest.name} computes something else than {verified.reference}: {verified.reason}",
@@ -176,7 +198,7 @@ def require_verified(artifact: Artifact) -> None:
             f"It is not packaged. `farm model verify {folder} --board NAME` says what to do.",
         )
     artifact.require_whole()
-    if verified.library_sha256 != artifact.manifest.library.sha256:
+    if verified.library_sha256 != artifact.manifest.code_sha256:
         raise PermanentError(f"{folder} was verified with another library", "Verify it again.")
 
 

@@ -62,7 +62,7 @@ def deploy_over_ssh(artifact: Artifact, connection: SshConnection, home: str = "
     package, members = find_name(artifact.manifest.name), list_members(artifact)
     folder = posixpath.join(home, FOLDER)
     versions = posixpath.join(folder, ".versions")
-    version = posixpath.join(versions, f"{package}-{artifact.manifest.library.sha256[:12]}")
+    version = posixpath.join(versions, f"{package}-{artifact.manifest.code_sha256[:12]}")
     _require(connection, f"mkdir -p {shlex.quote(version)}")
     sent = 0
     with tempfile.TemporaryDirectory(prefix="farm-deploy-") as local:

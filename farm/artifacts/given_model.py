@@ -15,6 +15,7 @@ from farm.artifacts.runtime.inputs import InputError, read_array, read_arrays
 from farm.errors import UsageError
 from farm.models.batches import set_batch
 from farm.models.inputs import InputSpec, make_inputs, parse_shapes, read_inputs, resolve_inputs
+from farm.models.lengths import Lengths, split_shapes
 from farm.models.source import ModelSource, find_model, resolve_model
 
 Arrays = Mapping[str, Any]
@@ -66,22 +67,44 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class GivenModel:
-    """`source` is what is compiled: the model of `about`, with another batch size if requested."""
+    """`source` is what is compiled: the model of `about`, with another batch size if requested.
+
+    With `lengths`, `inputs` have the greatest one, and `source` takes any.
+    """
 
     source: ModelSource
     inputs: tuple[InputSpec, ...]
     about: ModelFacts
+    lengths: Lengths | None = None
+
+    def list_sizes(self) -> list[GivenModel]:
+        """List it with each compiled length; itself where it has none."""
+        return [self.set_length(size) for size in self.lengths.sizes] if self.lengths else [self]
+
+    def set_length(self, length: int) -> GivenModel:
+        """Return it with another length of its open dimension."""
+        if self.lengths is None:
+            return self
+        return dataclasses.replace(self, inputs=self.lengths.set_length(self.inputs, length))
 
 
 def open_model(text: str, shapes: Sequence[str] = (), batch: int | None = None, trusted: bool = False) -> GivenModel:
     """Find the model that `text` names and resolve its shapes by `--shape` and `--batch`. Raises UsageError."""
+    plain, lengths = split_shapes(shapes)
     source = resolve_model(text, trusted)
     about = ModelFacts(name=source.name, sha256=source.sha256, origin=source.origin, shapes=tuple(shapes), batch=batch)
+    if lengths is not None:
+        lengths = lengths.bind(read_inputs(source.load()), parse_shapes(plain))
+        if batch is not None and any(0 in axes for axes in lengths.axes.values()):
+            raise UsageError(f"--shape gives a range to {lengths.name!r}, the dimension that --batch {batch} sets")
+        plain = [*plain, f"{lengths.name}={lengths.sizes[-1]}"]
     if batch is None:
         model = source.load()
-        return GivenModel(source, resolve_inputs(read_inputs(model), parse_shapes(shapes), model), about)
-    batched, inputs = set_batch(source, shapes, batch)
-    return GivenModel(source.changed(batched), inputs, about)
+        return GivenModel(source, resolve_inputs(read_inputs(model), parse_shapes(plain), model), about, lengths)
+    batched, inputs = set_batch(source, plain, batch)
+    if lengths is not None:
+        lengths.reopen(batched)
+    return GivenModel(source.changed(batched), inputs, about, lengths)
 
 
 def reopen_model(manifest: Manifest, given: str | None) -> GivenModel:
@@ -115,4 +138,4 @@ def _find_kept(about: ModelFacts) -> GivenModel | None:
         return None
     found = open_model(str(path), about.shapes, about.batch)
     source = dataclasses.replace(found.source, name=about.name, origin=about.origin)
-    return GivenModel(source, found.inputs, about)
+    return dataclasses.replace(found, source=source, about=about)

@@ -17,7 +17,7 @@ from typing import Any
 
 from farm import units
 from farm.artifacts import choice as devices
-from farm.artifacts import compile
+from farm.artifacts import compile, lengths
 from farm.artifacts import manifest as manifests
 from farm.artifacts.catalogue import list_model_options, list_options, note_artifact
 from farm.artifacts.choice import Records, Relative, describe_imported
@@ -146,7 +146,19 @@ def _write(out: Path, manifest: Manifest, files: Mapping[str, bytes], settings: 
 def _compile(
     order: CompileOrder, settings: Settings, store: Store, say: Say | None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """Return an artifact's manifest and files."""
+    """Return an artifact's manifest and files; a library for each compiled length."""
+    given = order.opened.lengths
+    if given is None:
+        return _compile_one(order, settings, store, say)
+    cropped = lengths.find_output_axes(order.opened)
+    sized = [dataclasses.replace(order, opened=each) for each in order.opened.list_sizes()]
+    return lengths.join_sizes(given, cropped, [_compile_one(each, settings, store, say) for each in sized])
+
+
+def _compile_one(
+    order: CompileOrder, settings: Settings, store: Store, say: Say | None
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest and files of one set of input shapes."""
     about = {"model": order.opened.about.model_dump(), "inputs": [each.name for each in order.inputs]}
     manifests.require_plain(about | {"outputs": _list_outputs(order.source)}, order.source.name)
     settings.share_linker_cache()

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import ml_dtypes
 import numpy as np
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from device_agent.protocol import CPU, GPU, ProtocolError, load_json
 from device_agent.protocol.hardware import Name
@@ -239,13 +239,37 @@ class DeviceEstimate(StrictModel):
     measured: Count
 
 
+class CompiledSize(StrictModel):
+    """A compiled length: its `library` is a file of the artifact; the rest as in `Manifest`."""
+
+    size: Count
+    library: str
+    workloads: tuple[WorkloadServed, ...]
+    predicted_latency_s: Seconds | None
+
+
+class SequenceLengths(StrictModel):
+    """The model takes any length of the dimension `name` from `least` to the greatest of the ascending `sizes`.
+
+    Inputs are padded with zeros to a size, outputs are cropped: along the dimensions in `inputs` and `outputs`, by
+    name.
+    """
+
+    name: str
+    least: Count
+    sizes: Annotated[tuple[CompiledSize, ...], Field(min_length=1)]
+    inputs: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
+    outputs: dict[str, tuple[Count, ...]]
+
+
 class Manifest(StrictModel):
     """All that is known about an artifact.
 
     `architecture` is as from `uname -m`. `link_triple` is Zig's name of the system, None for the compiling machine.
     `memory_bytes` estimates a process's need. `predicted_latency_s` sums the workloads, None where one has no time.
     `simulated` artifacts run on virtual boards. `devices` were compared before choosing this one; empty where one was
-    requested. `not_made` says by device why it has no code.
+    requested. `not_made` says by device why it has no code. With `lengths`, shapes and workloads are those of the
+    greatest length.
     """
 
     format: str = FORMAT
@@ -275,6 +299,7 @@ class Manifest(StrictModel):
     not_made: dict[str, str] = Field(default_factory=dict)
     verified: Verified | None = None
     measured: tuple[MeasuredModel, ...] = ()
+    lengths: SequenceLengths | None = None
 
     @field_validator("files")
     @classmethod
@@ -292,6 +317,12 @@ class Manifest(StrictModel):
             raise ValueError(f"{missing[0]} is missing")
         return versions
 
+    @model_validator(mode="after")
+    def _has_libraries(self) -> Manifest:
+        if missing := [each.library for each in self.list_sizes() if each.library not in self.files]:
+            raise ValueError(f"there is no {missing[0]}")
+        return self
+
     @property
     def device(self) -> str:
         """The device that runs it."""
@@ -299,8 +330,29 @@ class Manifest(StrictModel):
 
     @property
     def library(self) -> File:
-        """The linked library."""
+        """The linked library, of the greatest length."""
         return self.files[LIBRARY]
+
+    @property
+    def code_sha256(self) -> str:
+        """The digest of all libraries; of one, its own."""
+        if self.lengths is None:
+            return self.library.sha256
+        return hashlib.sha256(
+            "".join(self.files[each.library].sha256 for each in self.lengths.sizes).encode()
+        ).hexdigest()
+
+    def list_sizes(self) -> tuple[CompiledSize, ...]:
+        """List the compiled lengths; none for a model of fixed shapes."""
+        return self.lengths.sizes if self.lengths else ()
+
+    def list_workloads(self) -> list[WorkloadServed]:
+        """List the workloads of all lengths."""
+        return [each for size in self.list_sizes() for each in size.workloads] or list(self.workloads)
+
+    def to_runtime(self) -> dict[str, Any]:
+        """Return what `runtime.lengths` reads."""
+        return self.model_dump(include={"inputs", "outputs", "lengths"})
 
     def count(self, source: str) -> int:
         """Count the workloads served from `source`."""
@@ -312,7 +364,7 @@ class Manifest(StrictModel):
 
     def to_json(self) -> str:
         """Return the file's text, with a digest that reveals changes by hand."""
-        document = self.model_dump(mode="json")
+        document = self.model_dump(mode="json", exclude=None if self.lengths else {"lengths"})
         return json.dumps({**document, "manifest_sha256": _digest(document)}, indent=2) + "\n"
 
 
@@ -396,6 +448,16 @@ def require_cpu(manifest: Manifest, what: str) -> None:
         raise UsageError(
             f"{manifest.name} is compiled for a GPU, and {what} takes CPU code only",
             "Remove --format: wheels and tars take GPU code.",
+        )
+
+
+def require_fixed(manifest: Manifest, what: str) -> None:
+    """Raise UsageError for an artifact with a range of lengths where only fixed shapes are accepted."""
+    if manifest.lengths is not None:
+        name, size = manifest.lengths.name, manifest.lengths.sizes[-1].size
+        raise UsageError(
+            f"{manifest.name} is compiled for a range of {name}, and {what} takes one length",
+            f"Compile an artifact for each, as in --shape {name}={size}; wheels and tars take a range.",
         )
 
 

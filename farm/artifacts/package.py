@@ -36,7 +36,16 @@ _ARCHIVES = frozenset({".tar", ".whl", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".z
 _MANIFEST, _MOST_MANIFEST = rf"[^/]+/{re.escape(manifests.NAME)}", 16 << 20
 # The code in a wheel that runs the model.
 _RUNTIME = "farm.artifacts.runtime"
-_RUNTIME_FILES = ("__init__.py", "__main__.py", "boxes.py", "images.py", "inputs.py", "runner.py", "tasks.py")
+_RUNTIME_FILES = (
+    "__init__.py",
+    "__main__.py",
+    "boxes.py",
+    "images.py",
+    "inputs.py",
+    "lengths.py",
+    "runner.py",
+    "tasks.py",
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # Optional requirements of a wheel, which may not be installed here.
 _OPTIONAL = frozenset({"pillow"})
@@ -58,6 +67,7 @@ def write_package(
         raise UsageError(f"there is no format {form!r}", f"Known: {', '.join(FORMATS)}.")
     if form == C:
         manifests.require_cpu(artifact.manifest, "a C package")
+        manifests.require_fixed(artifact.manifest, "a C package")
     require_verified(artifact)
     package = require_name(name) if name is not None else find_name(artifact.manifest.name)
     root = _plan_name(package, artifact.manifest, form)
@@ -142,7 +152,7 @@ def _is_name(name: str) -> bool:
 def find_version(manifest: Manifest) -> str:
     """Return a version that identifies a model's package by board type and library."""
     kind = re.sub(r"[^a-z0-9]+", ".", manifest.board_type.lower()).strip(".")
-    return f"1.0+{kind}.{manifest.library.sha256[:8]}"
+    return f"1.0+{kind}.{manifest.code_sha256[:8]}"
 
 
 def find_tag(manifest: Manifest) -> str:
@@ -207,7 +217,7 @@ def _read_kind(text: bytes) -> tuple[str, str]:
 def _plan_name(package: str, manifest: Manifest, form: str) -> str:
     if form == WHEEL:
         return f"{package}-{find_version(manifest)}-{find_tag(manifest)}"
-    return f"{package}-{'c-' if form == C else ''}{manifest.board_type}-{manifest.library.sha256[:8]}"
+    return f"{package}-{'c-' if form == C else ''}{manifest.board_type}-{manifest.code_sha256[:8]}"
 
 
 def _pack_tar(path: Path, root: str, contents: Mapping[str, bytes], at: int) -> None:

@@ -15,6 +15,7 @@ from farm.artifacts.on_board import HeldForModels
 from farm.artifacts.places import new_file
 from farm.artifacts.runtime import InputError, tasks
 from farm.artifacts.runtime.inputs import write_arrays
+from farm.artifacts.runtime.lengths import fit
 from farm.artifacts.timing import Variant, ordered, time_in_turns
 from farm.crew.visits import plan_window
 from farm.errors import PermanentError, UsageError
@@ -49,11 +50,13 @@ def run_artifact(
     artifact: Artifact, board: HeldForModels, inputs: Mapping[str, Any], repeat: int, per_layer: bool = False
 ) -> RunResult:
     """Run it `repeat` times after a warm-up; read energy if there is a sensor. Raises PermanentError, UsageError."""
-    manifest, library = artifact.manifest, artifact.read_library()
+    manifest = artifact.manifest
+    fitted = fit(manifest.to_runtime(), inputs)
+    library = artifact.read_file(fitted.library)
     board.require_fit(manifest)
     window = plan_window(board.description, _WINDOW_S)
     limits = board.limits(manifest.threads)
-    variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(inputs), True, manifest.device)
+    variant = Variant(manifest.name, Engine.RELAX_VM, library, ordered(fitted.inputs), True, manifest.device)
     timed = time_in_turns(
         board.run, [variant], repeat, limits, rounds=1, energy=window.to_energy(), per_layer=per_layer
     )
@@ -78,7 +81,9 @@ def run_artifact(
     names, arrays = [output.name for output in manifest.outputs], timed.outputs[manifest.name]
     if len(names) != len(arrays):
         raise PermanentError(f"{board.name} gave {len(arrays)} outputs; {manifest.name} has {len(names)}")
-    return RunResult(dict(zip(names, arrays, strict=True)), measured, details["layers"], timed.find_doubt())
+    return RunResult(
+        dict(zip(names, fitted.crop(arrays), strict=True)), measured, details["layers"], timed.find_doubt()
+    )
 
 
 def read_energy(outcome: Outcome) -> tuple[float | None, float | None]:

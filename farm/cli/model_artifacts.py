@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ from farm.settings import Settings
 from farm.units import format_bytes, format_latency, format_number
 
 if TYPE_CHECKING:
-    from farm.artifacts.manifest import Artifact, Manifest
+    from farm.artifacts.manifest import Artifact, Manifest, SequenceLengths
     from farm.store import Store
 
 LOCAL = "local"
@@ -100,7 +101,8 @@ def compile_(
     with options.open_store(settings) as store:
         if missing == make.TUNE:
             for order in orders:
-                _tune(order, settings, store, trials, since)
+                for opened in order.opened.list_sizes():
+                    _tune(dataclasses.replace(order, opened=opened), settings, store, trials, since)
         output.note(f"compiling {found.about.name} for {own.name}; big models take minutes")
         if len(orders) > 1:
             artifact = make.make_faster(orders, out, settings, store, output.note)
@@ -293,6 +295,8 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
             f"{' (simulated)' if manifest.simulated else ''}: {gpu.kernels} kernels; at most {gpu.registers} "
             f"registers and {gpu.spilled_bytes} spilled bytes per thread, {gpu.shared_bytes} shared bytes per block"
         )
+    if manifest.lengths is not None:
+        lines.insert(1, _say_lengths(manifest.lengths))
     if estimated:
         lines.insert(1, "~: estimated from facts of the board type's core, not measured")
     if manifest.weights.asked != artifact_manifest.FLOAT32:
@@ -302,6 +306,19 @@ def _show(artifact: Artifact, since: float, board: str = "") -> output.Document:
     for device, why in manifest.not_made.items():
         lines.insert(1, f"taken for the {manifest.device}, since no code was made for the {device}: {why}")
     output.say(*lines)
+
+
+def _say_lengths(lengths: SequenceLengths) -> str:
+    """The range of lengths and the compiled sizes, each with the latency summed over its workloads."""
+    said = []
+    for each in lengths.sizes:
+        mark = "~" if any(one.source != "record" for one in each.workloads) else ""
+        summed = None if each.predicted_latency_s is None else format_latency(each.predicted_latency_s)
+        said.append(f"{each.size} ({mark}{summed})" if summed else str(each.size))
+    return (
+        f"takes {lengths.least} to {lengths.sizes[-1].size} {lengths.name}, padded to {' or '.join(said)}; "
+        "the workloads above are those of the last"
+    )
 
 
 def _say_latency(latency_s: float, source: str) -> str:

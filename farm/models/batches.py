@@ -22,7 +22,9 @@ def set_batch(source: ModelSource, shapes: Sequence[str], batch: int) -> tuple[o
     opened = []
     for spec in read_inputs(model):
         first = spec.shape[0] if spec.shape else None
-        if spec.name in given or first == batch or first is None:
+        # An input may be called like a dimension that is given.
+        is_given = spec.name in given and len(given[spec.name]) == len(spec.shape)
+        if is_given or first == batch or first is None:
             opened.append(spec)
         elif isinstance(first, str) or first == 1:
             opened.append(dataclasses.replace(spec, shape=(batch, *spec.shape[1:])))

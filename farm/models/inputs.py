@@ -176,6 +176,8 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, numbers = text.rpartition("=")
     if not equals or not name.strip():
         raise UsageError(f"--shape {text!r} is not NAME=1,3,224,224")
+    if ".." in numbers:
+        raise UsageError(f"--shape {text!r} is a range of lengths, where one is needed", "Give one, as in tokens=128.")
     shape = []
     for word in filter(None, numbers.strip(" []()").replace("x", ",").split(",")):
         if not word.strip().lstrip("+-").isdecimal():
@@ -201,17 +203,24 @@ def resolve_inputs(
 ) -> tuple[InputSpec, ...]:
     """Return the inputs with all dimensions known: the model's own, and `shapes` for the open ones.
 
-    Equal names of open dimensions get equal numbers. `model` serves the hint about sizes. Raises UsageError that names
+    `shapes` are by input, or have one number by an open dimension's name. Equal names of open dimensions get equal
+    numbers. `model` serves the hint about sizes. Raises UsageError that names
     open inputs, an unknown name, a wrong rank, or a dimension that the model fixes.
     """
     known = {spec.name: spec for spec in inputs}
-    for name in shapes:
-        if name not in known:
+    dimensions = {size for spec in inputs for size in spec.shape if isinstance(size, str)}
+    settled: dict[str, int] = {}
+    for name, shape in shapes.items():
+        # An input may be called like its dimension.
+        is_input = name in known and (len(known[name].shape) == 1 or len(shape) != 1)
+        if not is_input and name in dimensions and len(shape) == 1:
+            settled[name] = shape[0]
+        elif name not in known:
             raise UsageError(
                 f"the model has no input {name!r}", f"Its inputs: {'; '.join(map(str, inputs)) or 'none'}."
             )
-    settled: dict[str, int] = {}
-    resolved = [_apply(spec, shapes[spec.name], settled) if spec.name in shapes else spec for spec in inputs]
+    given, by_dimension = {name: shape for name, shape in shapes.items() if name not in settled}, bool(settled)
+    resolved = [_apply(spec, given[spec.name], settled) if spec.name in given else spec for spec in inputs]
     # A `--shape` fixes a named dimension for all inputs that share it.
     resolved = [
         dataclasses.replace(spec, shape=tuple(settled.get(d, d) if isinstance(d, str) else d for d in spec.shape))
@@ -220,7 +229,7 @@ def resolve_inputs(
     if still_open := [spec for spec in resolved if spec.is_dynamic]:
         raise UsageError(
             f"the model leaves dimensions open: {'; '.join(map(str, still_open))}",
-            shape_hints.describe(resolved, model),
+            shape_hints.describe(resolved, model, by_dimension=by_dimension),
         )
     return tuple(resolved)
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from PIL import Image
@@ -23,6 +25,7 @@ from farm.artifacts.manifest import open_artifact
 from farm.models.onnx_builder import GraphBuilder
 from farm.models.source import resolve_model
 from tests.acceptance.conftest import Home, new_home
+from tests.encoders import make_encoder
 
 # All that a board has: what runs compiled models, and what that needs.
 _BOARD = ("apache-tvm", "numpy")
@@ -296,6 +299,34 @@ def test_a_quantised_model_keeps_its_weights(made: Made, tmp_path: pathlib.Path)
     done = made.home.run("model", "compile", str(path), "--weights", "bf16", "--out", str(tmp_path / "out"))
     assert done.code == 2
     assert "its weights are in 8 bits" in done.err
+
+
+@pytest.mark.timeout(600)
+def test_one_artifact_takes_a_range_of_lengths(made: Made, tmp_path: pathlib.Path) -> None:
+    """Compiled for two sizes it gives ONNX Runtime's outputs for other lengths, on a board and as a package."""
+    home, model, folder = made.home, str(tmp_path / "encoder.onnx"), str(tmp_path / "artifact")
+    onnx.save(make_encoder(), model)
+    words = ("--batch", "1", "--shape", "tokens=1..32@8,32", "--out", folder)
+    manifest = home.run("model", "compile", model, *words, "--json").json()
+    assert [each["size"] for each in manifest["lengths"]["sizes"]] == [8, 32]
+    verified = home.run("model", "verify", folder, "--json").json()
+    assert verified["matches"]
+    assert {"8 tokens, seed 0", "4 tokens, seed 0", "20 tokens, seed 0"} <= set(verified["inputs"])
+    command = home.run("model", "deploy", folder, "--json").json()["command"]
+    x, y, z = (str(tmp_path / name) for name in ("x.npz", "y.npz", "z.npz"))
+    for length in (3, 8, 17):
+        arrays = {"ids": np.arange(length).reshape(1, length), "mask": np.ones((1, length), "int64")}
+        np.savez(x, **arrays)
+        ran = home.run("model", "run", folder, "--input", x, "--repeat", "2", "--out", y, "--json").json()
+        subprocess.run([*shlex.split(command), x, "--out", z], check=True, timeout=_PYTHON_S, capture_output=True)
+        wanted = reference(model, arrays)
+        assert list(ran["outputs"].values()) == [list(each.shape) for each in wanted]
+        for path in (y, z):
+            for given, each in zip(np.load(path).values(), wanted, strict=True):
+                require_close(given, each)
+    np.savez(x, ids=np.zeros((1, 33), "int64"), mask=np.ones((1, 33), "int64"))
+    refused = home.run("model", "run", folder, "--input", x)
+    assert (refused.code, "ids has 33 tokens; the model takes from 1 to 32" in refused.err) == (2, True)
 
 
 @pytest.mark.core

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .inputs import check_inputs
+from .lengths import fit
 
 # TVM's AffinityMode (include/tvm/runtime/threading_backend.h): fast cores first.
 _FAST_CORES_FIRST = 1
@@ -50,24 +50,35 @@ class Model:
         self.threads = count
         os.environ["TVM_NUM_THREADS"] = str(count)
         tvm.get_global_func("runtime.config_threadpool")(_FAST_CORES_FIRST, count)
-        module = tvm.runtime.load_module(str(self.folder / "model.so"))
-        self._function = tvm.runtime.vm.VirtualMachine(module, self._device)["main"]
+        self._tvm = tvm
+        self._functions: dict[str, Any] = {}
+        self._load("model.so")
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """One inference: arrays by input name, or the only input's array; returns arrays by output name.
 
+        A model compiled for a range of lengths takes any of them; the first run of each size loads its library.
+
         Raises InputError where they are not what the model takes. `last_latency_s` is then the time of the model
         alone, without what is done to arrays before and after.
         """
-        arrays = check_inputs(self.inputs, inputs)
-        tensors = [self._tensor(array, self._device) for array in arrays.values()]
+        fitted = fit(self.manifest, inputs)
+        function = self._load(fitted.library)
+        tensors = [self._tensor(array, self._device) for array in fitted.inputs.values()]
         begun = time.perf_counter()
-        result = self._function(*tensors)
+        result = function(*tensors)
         if self._is_on_gpu:
             self._device.sync()  # kernels are queued
         self.last_latency_s = time.perf_counter() - begun
-        found = _collect(result)
+        found = fitted.crop(_collect(result))
         return {each["name"]: array for each, array in zip(self.outputs, found, strict=True)}
+
+    def _load(self, library: str) -> Any:
+        """Return the main function of a library."""
+        if library not in self._functions:
+            module = self._tvm.runtime.load_module(str(self.folder / library))
+            self._functions[library] = self._tvm.runtime.vm.VirtualMachine(module, self._device)["main"]
+        return self._functions[library]
 
 
 def _import_runtime() -> Any:

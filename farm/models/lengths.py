@@ -1,0 +1,103 @@
+"""Lengths of a model's open dimension: the range of `--shape tokens=1..512@32,128,512` and its compiled sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+
+from farm.errors import UsageError
+from farm.models.inputs import InputSpec
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:@(\d+(?:,\d+)*))?")
+# Each default size is a quarter of the next; smaller ones than this save too little.
+_STEP, _LEAST_SIZE, _MOST_SIZES = 4, 8, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """The dimension `name` has from `least` to the greatest of the ascending `sizes`, which are compiled.
+
+    `axes` are its places in the inputs, by the input's name.
+    """
+
+    name: str
+    least: int
+    sizes: tuple[int, ...]
+    axes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    def bind(self, inputs: Sequence[InputSpec], given: Mapping[str, tuple[int, ...]]) -> Lengths:
+        """Find the dimension in a model's inputs. Raises UsageError where none has it, or `given` fixes it."""
+        axes = {
+            spec.name: found
+            for spec in inputs
+            if (found := tuple(at for at, size in enumerate(spec.shape) if size == self.name))
+        }
+        if not axes:
+            names = sorted({size for spec in inputs for size in spec.shape if isinstance(size, str) and size != "?"})
+            raise UsageError(
+                f"the model has no open dimension {self.name!r}", f"Its open dimensions: {', '.join(names) or 'none'}."
+            )
+        if fixed := [name for name in given if name in axes or name == self.name]:
+            raise UsageError(f"--shape gives the dimension {self.name!r} twice: as a range and by {fixed[0]!r}")
+        return dataclasses.replace(self, axes=axes)
+
+    def set_length(self, inputs: Iterable[InputSpec], length: int) -> tuple[InputSpec, ...]:
+        """Return the inputs with another length."""
+        return tuple(
+            dataclasses.replace(
+                spec,
+                shape=tuple(length if at in self.axes.get(spec.name, ()) else d for at, d in enumerate(spec.shape)),
+            )
+            for spec in inputs
+        )
+
+    def find_size(self, length: int) -> int:
+        """Return the smallest size that holds a length."""
+        return next(size for size in self.sizes if size >= length)
+
+    def reopen(self, model: onnx.ModelProto) -> None:
+        """Leave the dimension open in a model whose input shapes were fixed."""
+        for value in model.graph.input:
+            for at in self.axes.get(value.name, ()):
+                value.type.tensor_type.shape.dim[at].dim_param = self.name
+
+
+def split_shapes(texts: Iterable[str]) -> tuple[list[str], Lengths | None]:
+    """Return the `--shape` options without ranges, and the range among them. Raises UsageError."""
+    plain: list[str] = []
+    found: list[Lengths] = []
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        if ".." in numbers:
+            found.append(_parse_range(text, name.strip(), numbers.replace(" ", "")))
+        else:
+            plain.append(text)
+    if len(found) > 1:
+        raise UsageError(f"--shape gives a range to both {found[0].name!r} and {found[1].name!r}; one can have one")
+    return plain, found[0] if found else None
+
+
+def _parse_range(text: str, name: str, numbers: str) -> Lengths:
+    matched = _RANGE.fullmatch(numbers)
+    if matched is None or not name:
+        raise UsageError(f"--shape {text!r} is not NAME=1..512 or NAME=1..512@32,128,512")
+    least, end = int(matched[1]), int(matched[2])
+    if not 1 <= least <= end:
+        raise UsageError(f"--shape {text!r}: a range goes from at least 1 to a greater length, not {least} to {end}")
+    sizes = tuple(map(int, matched[3].split(","))) if matched[3] else _choose_sizes(least, end)
+    if any(size >= after for size, after in itertools.pairwise(sizes)):
+        raise UsageError(f"--shape {text!r}: the sizes after @ do not ascend")
+    if sizes[0] < least or sizes[-1] != end:
+        raise UsageError(f"--shape {text!r}: the sizes after @ lie in the range, and the last one is its end, {end}")
+    return Lengths(name, least, sizes)
+
+
+def _choose_sizes(least: int, end: int) -> tuple[int, ...]:
+    """Return powers of two below the end, and the end."""
+    quarters = [2 ** round(math.log2(end / _STEP**turn)) for turn in range(_MOST_SIZES - 1, 0, -1)]
+    return (*(size for size in quarters if max(least, _LEAST_SIZE) <= size < end), end)
